@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hp_tool import training
+from hp_tool.catalog import models
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange import read_query
 from hp_tool.formats.reading import ImportRefusedError
@@ -19,6 +20,8 @@ from tests.formats.test_megatron_arguments import RELEASES, parser
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 ENDS, STAIRS = "E(t*14|)*3t*10L", "Et*14|t*13|t*15|t*10L"
+
+SCATTERED = {**schema.to_dict(models.model("qwen3-30b-a3b")), "blocks": [{"feed_forward": "dense"}, {}]}
 
 
 def query(
@@ -56,6 +59,18 @@ def figures(mapping: dict[str, Any]) -> tuple[float, float]:
             query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32, version="0.18.2"),
             "/*E",
         ),
+        (query("qwen3.6-27b", version="0.17.1"), "linear-attention-freq ([1]*3+[0]*1)*16"),
+        (
+            query(
+                "qwen3.6-35b-a3b",
+                version="0.19.2",
+                expert_parallel_size=8,
+                pipeline_parallel_size=4,
+                pipeline_layout="Et*12|t*11|t*10|t*7mL",
+            ),
+            "attention-output-gate",
+        ),
+        (query(SCATTERED, expert_parallel_size=4, pipeline_parallel_size=2), "moe-layer-freq ([0]*1+[1]*1)*24"),
     ],
 )
 def test_what_was_written_is_read_and_takes_the_same(case: dict[str, Any], said: str) -> None:
@@ -67,9 +82,10 @@ def test_what_was_written_is_read_and_takes_the_same(case: dict[str, Any], said:
     assert figures(again) == pytest.approx(figures(case), rel=1e-12)
 
 
+@pytest.mark.parametrize("model", ["nemotron-3-nano-30b-a3b", "qwen3.6-35b-a3b"])
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_flag_is_one_of_the_release(release: str) -> None:
-    case = query(expert_parallel_size=4, pipeline_parallel_size=4, version=release)
+def test_every_flag_is_one_of_the_release(release: str, model: str) -> None:
+    case = query(model, expert_parallel_size=4, pipeline_parallel_size=4, version=release)
     words = [w for flag, values in megatron_lm.flags(setup_of(case)).items() for w in (f"--{flag}", *values)]
     parser(release).parse_args(words)
 
@@ -80,7 +96,8 @@ def test_every_flag_is_one_of_the_release(release: str) -> None:
         (query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32), "framework_version"),
         (query(expert_parallel_size=4, pipeline_parallel_size=2, virtual_pipeline_parallel_size=2), "framework_version"),
         (query(pipeline_parallel_size=4, expert_parallel_size=4, pipeline_layout=STAIRS), "framework_version from 0.17"),
-        (query("qwen3.6-27b"), "none for a layer of qwen3.6-27b"),
+        (query("qwen3.6-27b"), "gated delta rules; name a training.framework_version"),
+        (query("llama-4-maverick", expert_parallel_size=32), "no flags for a layer of llama-4-maverick"),
     ],
 )
 def test_what_a_release_lacks_is_refused_by_name(case: dict[str, Any], why: str) -> None:
@@ -114,3 +131,9 @@ def test_an_interleaved_pipeline_of_states_runs_from_the_release_that_says_its_s
     estimate = training.estimate(query=schema.parse_query(interleaved), with_fixes=False)
     assert [reason.code for reason in estimate.reasons] == ["mixer_not_divisible"]
     assert "framework_version" in estimate.reasons[0].message
+
+
+def test_sparse_attention_of_megatron_is_refused_by_name() -> None:
+    script = megatron_lm.command(setup_of(query("qwen3.6-27b", version="0.19.2")))
+    with pytest.raises(ImportRefusedError, match="experimental-attention-variant dsa: its kernels keep all scores"):
+        read_query(script.replace("gated_delta_net", "dsa"), overrides={"cluster.gpu": "h200-sxm-141gb"})

@@ -15,7 +15,7 @@ from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Setting
 from hp_tool.formats.setup import TrainingSetup, Values
-from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm import patterns, words
 
 LETTERS = {("mamba2", "none"): "M", ("attention", "none"): "*", ("none", "dense"): "-", ("none", "experts"): "E"}
 """Letters of Megatron by mixer and feed-forward."""
@@ -32,8 +32,8 @@ STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether the model's layers are not all attention and MLP, so that only these flags can say them."""
-    return not model.is_uniform
+    """Whether the model's mixers and feed-forwards are layers of their own, so that only these flags can say them."""
+    return not model.is_uniform and not patterns.says(model)
 
 
 def program(setup: TrainingSetup) -> str:
