@@ -17,6 +17,7 @@ from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.queries.schema import parse_query
+from hp_tool.serving import prefixes
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 
 HYBRIDS = ("qwen3.6-27b", "qwen3.6-35b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v3.2", "gemma-4-31b", "llama-4-maverick")
@@ -75,6 +76,24 @@ def test_a_prompt_resumes_where_a_state_was_kept() -> None:
     assert state_block(small) == 544
     plain = problem("qwen3-8b", input_length=0, output_length=0, trace=trace)
     assert plain.trace is not None and plain.trace.prefix_tokens.tolist() == trace["prefix_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "resumed", "words"),
+    [
+        ("vllm", None, [0, 800, 1600], "multiples of 800 tokens"),
+        ("trtllm", "1.3", [512, 768, 1792], "multiples of 256 tokens"),
+        ("trtllm", "1.1", [0, 0, 0], "before 1.3: none resumes"),
+        ("sglang", None, [700, 1000, 1999], "taken to end there"),
+    ],
+)
+def test_each_engine_resumes_where_it_keeps_states(engine: str, version: str | None, resumed: list[int], words: str) -> None:
+    trace = {"input_tokens": [2000] * 3, "output_tokens": [100] * 3, "prefix_tokens": [700, 1000, 1999]}
+    case = problem(
+        "qwen3.6-27b", precision="bf16", input_length=0, output_length=0, trace=trace, engine=engine, engine_version=version
+    )
+    assert case.trace is not None and case.trace.prefix_tokens.tolist() == resumed
+    assert case.resumes is not None and words in prefixes.words(case, case.resumes)
 
 
 def test_a_replay_counts_states_in_the_cache() -> None:
