@@ -304,9 +304,17 @@ class ModelSpec(Strict):
     def attention(self) -> AttentionKind:
         return "grouped" if self.kv_lora_rank is None else "latent"
 
-    def layer_kind(self, *, moe: bool) -> LayerKind:
-        """The kind of a layer with experts, or of one without."""
-        return LayerKind(attention=self.attention, mlp="experts" if moe else "dense")
+    @cached_property
+    def layer_kind(self) -> LayerKind:
+        """The kind of its layers, with experts where it has any; `without_experts` has the others."""
+        return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
+
+    @cached_property
+    def without_experts(self) -> ModelSpec:
+        """A model of its dense layers; itself where it has no experts."""
+        if not self.num_experts:
+            return self
+        return replace(self, num_experts=None, num_experts_per_tok=None, num_shared_experts=0, first_k_dense_replace=0)
 
     @cached_property
     def moe_layers(self) -> int:
