@@ -137,3 +137,10 @@ def test_sparse_attention_of_megatron_is_refused_by_name() -> None:
     script = megatron_lm.command(setup_of(query("qwen3.6-27b", version="0.19.2")))
     with pytest.raises(ImportRefusedError, match="experimental-attention-variant dsa: its kernels keep all scores"):
         read_query(script.replace("gated_delta_net", "dsa"), overrides={"cluster.gpu": "h200-sxm-141gb"})
+
+
+@pytest.mark.parametrize("case", [query(version="0.19.2"), query("qwen3.6-27b", version="0.19.2")])
+def test_windows_beside_layers_that_differ_are_refused_by_name(case: dict[str, Any]) -> None:
+    script = megatron_lm.command(setup_of(case)).replace("--bf16", "--bf16 --window-size 127,0")
+    with pytest.raises(ImportRefusedError, match="window-size 127,0: is not read beside layers that differ"):
+        read_query(script, overrides={"cluster.gpu": "h200-sxm-141gb"})

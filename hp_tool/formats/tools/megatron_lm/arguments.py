@@ -135,7 +135,10 @@ class Arguments:
                 "v_head_dim": self.number("v-head-dim", 128),
                 "q_lora_rank": self.optional("q-lora-rank"),
             }
-        return model | self.listed_layers(layers) | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+        unlike = self.listed_layers(layers) | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+        if "blocks" in unlike and "sliding_window" in model:
+            self.refuse("window-size", "is not read beside layers that differ")
+        return model | unlike
 
     def listed_layers(self, layers: int) -> dict[str, Any]:
         """Fields of a model whose layers differ by lists with a number a layer."""
