@@ -264,9 +264,9 @@ def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
     """The stages of all candidates' pipelines; each pair of stages and chunks is laid out once."""
     unique, inverse = unique_rows(c, STAGE_AXES)
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
-    pairs = zip(*(np.ravel(column).tolist() for column in columns), strict=True)
+    pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or ((1, 1),)  # of no candidates
     tables = _tables(
-        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, tuple(pairs), late=late, begins_dense=model.begins_dense
+        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, pairs, late=late, begins_dense=model.begins_dense
     )
     row: Any = 0 if c.is_alone else np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
     return _Laid(model, tables, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hp_tool import anatomy
@@ -105,6 +106,13 @@ def test_rows_and_lone_candidates_are_equal_to_the_bit() -> None:
             name: float(column if not hasattr(column, "shape") or not column.shape else column[place])
             for name, column in rows.items()
         }
+
+
+def test_no_candidates_cost_nothing() -> None:
+    """A part of a space may hold no legal one."""
+    case = case_of(model=NANO, workload=WORKLOAD, cluster=NODES)
+    none = Candidates.from_configs([config()]).take(np.zeros(0, dtype=np.intp))
+    assert training_costs(case=case, candidates=none).step_s.shape == (0,)
 
 
 def test_the_scan_of_a_state_space_runs_at_the_rate_of_its_framework() -> None:
