@@ -26,7 +26,7 @@ from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import PipelineLayout, splits_unevenly
-from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -233,8 +233,9 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over context-parallel ones, where a
     group may be copied, and interleaves its layers since 0.17 (ssm/mamba_mixer.py, mamba_context_parallel.py,
-    mamba_block.py); it splits a gated delta rule's heads and no sequence (ssm/gated_delta_net.py), nor one whose keys an
-    indexer chooses (transformer_config.py). Other frameworks run transformers' layers whole.
+    mamba_block.py); it splits a gated delta rule's heads over tensor-parallel ranks and, since 0.18, over context-parallel
+    ones (ssm/gated_delta_net.py), and no sequence whose keys an indexer chooses (transformer_config.py). Other frameworks run
+    transformers' layers whole.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -246,8 +247,10 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
         whole: Bools = (t > 1) | (context > 1) | (p > 1)
         return whole
     if model.mixer != "mamba2":
-        delta: Bools = (key_heads(model) % t != 0) | (value_heads(model) % t != 0) | (context > 1)
-        return delta
+        exchanges = has_come(workload.framework_version or "", since=DELTA_RULES_EXCHANGE_HEADS)
+        ranks = t * context if exchanges else t
+        delta: Bools = (key_heads(model) % ranks != 0) | (value_heads(model) % ranks != 0)
+        return delta if exchanges else delta | (context > 1)
     heads, groups = model.mamba_num_heads or 1, model.mamba_n_groups
     each = maximum(groups // t, 1)
     over_sequence = (heads // t % context != 0) | ((each % context != 0) & (context % each != 0))

@@ -238,10 +238,13 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
             "rank's heads by the context-parallel ones, of whose number a rank's groups are a divisor or a multiple, and "
             f"virtual_pipeline_parallel_size (here {v}) must be 1 unless training.framework_version is 0.17 or later"
         )
-    else:
-        rule = "choose a context_parallel_size of 1" + (
-            f" and a tensor_parallel_size that divides the {key_heads(kind)} heads of their keys" if kind.is_recurrent else ""
+    elif kind.is_recurrent:
+        rule = (
+            f"their {key_heads(kind)} heads of keys must divide by the tensor-parallel ranks, times the context-parallel ones "
+            "from training.framework_version 0.18 on; choose a context_parallel_size of 1 before"
         )
+    else:
+        rule = "choose a context_parallel_size of 1"
     what = kind.mixer if kind.is_recurrent else "chosen keys (index_topk)"
     return f"layers of {what}: {rule}; {sizes}", max(t * c, v), 1
 

@@ -18,6 +18,8 @@ GRAPHS_BESIDE_MERGED_PASSES = {"container": (26, 6), "core": (1, 0)}
 STAGES_IN_PATTERNS = {"container": (26, 6), "core": (0, 17)}
 """Releases since which Megatron's pattern of a hybrid's layers says its stages, several of a rank too, and multi-token
 prediction; the containers of 26.02 bring core 0.16."""
+DELTA_RULES_EXCHANGE_HEADS = {"container": (26, 6), "core": (0, 18)}
+"""Releases since which context-parallel ranks share out a delta rule's heads (ssm/gated_delta_net.py)."""
 
 
 def release_numbers(text: str) -> tuple[int, ...]:
