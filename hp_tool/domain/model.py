@@ -212,7 +212,9 @@ class ModelSpec(Strict):
     mamba_norms: bool = False
     """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
     left_out: str | None = None
-    """What the file describes beside this language model, such as a vision tower; estimates name it and count none of it."""
+    """What the file describes beside this language model, such as a vision tower; estimates name it and time none of it."""
+    tower_parameters: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
+    """Weights of its towers, about; serving keeps them in 16 bits beside the language model's, training has none of them."""
 
     decoder_layers = _given(lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers)
     """encoder_decoder: layers of the decoder."""

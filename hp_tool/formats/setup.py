@@ -135,6 +135,7 @@ SHAPE = {f.name for f in fields(ModelSpec)}
 ACCOUNTING = {
     "name", "framework", "framework_version", "total_tokens", "reliability", "attention_mask_flops", "expert_imbalance",
     "max_position_embeddings", "data_parallel_size", "left_out",
+    "tower_parameters",
 }  # fmt: skip
 """Fields that no training command needs: they name, predict or follow from others; the headline names what is left out."""
 

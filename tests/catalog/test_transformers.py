@@ -376,3 +376,7 @@ def test_counts_of_a_wrapped_language_model(transformers: Any, model_type: str) 
     assert total_parameters(read) == expected
     assert read.left_out is not None and f"{model_type} but its text_config" in read.left_out
     assert "vision_config" in read.left_out
+    both = [sum(parameter.numel() for parameter in each.parameters()) for each in (built, text)]
+    beside = both[0] - both[1]
+    beside -= 0 if read.tie_word_embeddings else SMALL["vocab_size"] * SMALL["hidden_size"]
+    assert read.tower_parameters == pytest.approx(beside, rel=0.2)

@@ -146,3 +146,13 @@ def test_kernels_that_no_served_run_had_widen_the_interval() -> None:
         return intervals.tpot_s[1] / intervals.tpot_s[0]
 
     assert width("qwen3.6-27b") > 1.02 * width("qwen3-32b")
+
+
+def test_a_tower_takes_room_and_no_time() -> None:
+    """0.46 billion weights of Qwen3.6-27B's, in 16 bits over two ranks."""
+    case = problem("qwen3.6-27b", precision="bf16")
+    alone = replace(case, model=replace(case.model, tower_parameters=0))
+    two = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1.0])
+    both = [serving_costs(case=each, candidates=two) for each in (case, alone)]
+    assert np.ravel(both[0].bytes.weights - both[1].bytes.weights)[0] == pytest.approx(460e6)
+    assert np.ravel(both[0].parts["decode"])[0] == np.ravel(both[1].parts["decode"])[0]
