@@ -52,7 +52,7 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     counts[-1] += depths * np.array(model.mtp_kinds)
     embedding, output = np.eye(kinds + 2)[-2:]
     rows = candidates.take(np.repeat(np.arange(len(candidates)), len(places)))
-    columns = [np.tile(column, len(candidates)) for column in (embedding, output, depths * output, *counts.T)]
+    columns: list[Any] = [np.tile(column, len(candidates)) for column in (embedding, output, depths * output, *counts.T)]
     stage = StageKind(
         ranks=1.0, rank=0.0, layers=1.0, dense_layers=0.0, extra_layers=columns[2], embedding=columns[0],
         embedding_copies=columns[0], output=columns[1], chunk_layers=1.0, kinds=tuple(columns[3:]),
@@ -65,7 +65,7 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     return seconds
 
 
-def split_evenly(seconds: Sequence[float], parts: int) -> list[int]:
+def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
     """Return how many neighbours each part holds, at least one, such that the largest sum is least, then that of squares."""
     before = np.concatenate([[0.0], np.cumsum(seconds)])
     spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers between
@@ -88,13 +88,13 @@ def split_evenly(seconds: Sequence[float], parts: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(reversed(ends))]
 
 
-def _with_own_ends(seconds: Sequence[float], stages: int) -> list[int] | None:
+def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
     """Return the best split whose stages between the ends hold equally many layers."""
     layers, between = len(seconds), stages - 2
 
     def sums(sizes: Sequence[int]) -> list[float]:
         places = list(itertools.accumulate(sizes, initial=0))
-        return [sum(seconds[begin:end]) for begin, end in itertools.pairwise(places)]
+        return [float(seconds[begin:end].sum()) for begin, end in itertools.pairwise(places)]
 
     splits = [
         [first, *[rest // between] * between, layers - first - rest] if between else [first, layers - first]

@@ -32,7 +32,7 @@ def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
     _, firsts, pair = np.unique(pairs[order], axis=0, return_index=True, return_inverse=True)
     fastest = every.candidates.take(order[firsts])
     alone = ends_alone_differ(model, problem.workload)
-    m = micro_batches(fastest, workload=problem.workload)
+    m = np.asarray(micro_batches(fastest, workload=problem.workload))
     for place, seconds in enumerate(layer_seconds(problem, fastest) if len(firsts) else ()):
         p, v = pairs[order[firsts[place]]].tolist()
         sizes = balanced_chunks(seconds, stages=p, chunks=v, ends_alone=alone)
