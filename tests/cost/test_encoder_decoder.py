@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 from hp_tool.catalog import model as catalogue_model
+from hp_tool.cost.attention import core_seconds
+from hp_tool.cost.block import shapes
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate
 from hp_tool.training.problem import resolve_training
+from tests.cost.cases import case_of
 
 SHAPE = catalogue_model("t5-v1.1-xl")
 
@@ -97,3 +102,12 @@ def test_layers_may_differ_between_the_sides() -> None:
     workload = TrainingWorkload(sequence_length=512, decoder_sequence_length=512, global_batch_size=1)
     assert shape.total_layers == SHAPE.total_layers
     assert token_flops(shape, workload).model > token_flops(SHAPE, workload).model
+
+
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_the_work_between_the_sides_grows_with_the_encoders_tokens(attention: Any) -> None:
+    workload = TrainingWorkload(sequence_length=8192, global_batch_size=1, attention=attention)
+    case = case_of(model=SHAPE, workload=workload)
+    s = shapes(case=case, candidates=Candidates.from_configs([ParallelConfig()]))
+    once, fourfold = (core_seconds(case=case, s=s, keys_per_query=keys, causal=False)[0] for keys in (1.0, 4.0))
+    assert fourfold == pytest.approx(4.0 * once, rel=0.05)  # but for the queries, which are read once
