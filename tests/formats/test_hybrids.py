@@ -9,8 +9,10 @@ import pytest
 
 from hp_tool import training
 from hp_tool.catalog import models
+from hp_tool.configuration import Configuration
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange import read_query
+from hp_tool.exchange.export import written
 from hp_tool.formats.reading import ImportRefusedError
 from hp_tool.formats.tools import megatron_lm
 from hp_tool.formats.tools.megatron_lm.hybrid import by_shares
@@ -144,3 +146,20 @@ def test_windows_beside_layers_that_differ_are_refused_by_name(case: dict[str, A
     script = megatron_lm.command(setup_of(case)).replace("--bf16", "--bf16 --window-size 127,0")
     with pytest.raises(ImportRefusedError, match="window-size 127,0: is not read beside layers that differ"):
         read_query(script, overrides={"cluster.gpu": "h200-sxm-141gb"})
+
+
+def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> None:
+    """And says at what price; one that the query itself names is refused."""
+    fixed = {"micro_batch_size": 1, "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 1, "expert_parallel_size": 8,
+             "recompute": "none", "context_parallel_size": 1}  # fmt: skip
+    asked = schema.parse_query(query("qwen3.6-35b-a3b", version="0.18", **fixed))
+    best = training.recommend(query=asked, top=1).recommendations[0]
+    chosen = Configuration.of(best, query=asked)
+    assert best.parallel.pipeline_layout is not None and chosen.lays_out
+    exported = written(chosen, "nemo")
+    assert "pipeline_model_parallel_size=4" in exported.text and best.parallel.pipeline_layout not in exported.text
+    assert any(
+        "the ranking took parallel.pipeline_layout, for which there is no setting here" in note for note in exported.notes
+    )
+    with pytest.raises(UnsupportedError, match=r"parallel\.pipeline_layout"):
+        written(Configuration.of(best, query=chosen.query), "nemo")
