@@ -90,15 +90,15 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
 
 def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
     """Return the best split whose stages between the ends hold equally many layers."""
-    layers, between = len(seconds), stages - 2
+    layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])
 
-    def sums(sizes: Sequence[int]) -> list[float]:
-        places = list(itertools.accumulate(sizes, initial=0))
-        return [float(seconds[begin:end].sum()) for begin, end in itertools.pairwise(places)]
+    def slowest(sizes: Sequence[int]) -> tuple[float, float]:
+        each = np.diff(before[list(itertools.accumulate(sizes, initial=0))])
+        return float(each.max()), float((each**2).sum())
 
     splits = [
         [first, *[rest // between] * between, layers - first - rest] if between else [first, layers - first]
         for first in range(1, layers)
         for rest in (range(between, layers - first, between) if between else (0,))
     ]
-    return min(splits, key=lambda sizes: (max(each := sums(sizes)), sum(one * one for one in each)), default=None)
+    return min(splits, key=slowest, default=None)
