@@ -12,6 +12,7 @@ from hp_tool import api, catalog
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.memory import activation_bytes
 from hp_tool.cost.serving.operations import cached_tokens, state_block
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.blocks import Block
@@ -54,6 +55,18 @@ def test_a_pattern_of_one_kind_keeps_what_its_block_says() -> None:
 
     assert room(windowed) == room(plain.model)
     assert room(wide) < 0.6 * room(plain.model)
+
+
+def test_the_widest_layer_sets_the_working_memory() -> None:
+    """One layer is worked on at a time: a wide one among narrow ones takes as much as a model of wide ones."""
+    plain = problem("qwen3-8b")
+    width = plain.model.intermediate_size
+
+    def working(*blocks: Block) -> float:
+        return float(activation_bytes(replace(plain, model=replace(plain.model, blocks=blocks)), ONE)[0])
+
+    narrow, wide = Block(intermediate_size=width), Block(intermediate_size=3 * width)
+    assert working(narrow, wide, narrow) == working(wide) > working(narrow)
 
 
 def test_states_take_the_cache_of_a_published_run() -> None:
