@@ -165,9 +165,9 @@ def test_a_searched_architecture_has_the_parameters_of_its_published_weights() -
 
 def test_layers_of_a_search_may_say_their_sizes() -> None:
     """The later form of block_configs: heads and widths themselves, not heads of a group and a multiple."""
-    said = {"attention": {"num_key_value_heads": 2, "no_op": False}, "ffn": {"intermediate_size": 160, "no_op": False}}
+    sized = {"attention": {"num_key_value_heads": 2, "no_op": False}, "ffn": {"intermediate_size": 160, "no_op": False}}
     without = {"attention": {"no_op": True}, "ffn": {"intermediate_size": 64}}
-    config = {**SHAPE, "model_type": "nemotron-nas", "block_configs": [said, said, said, without]}
+    config = {**SHAPE, "model_type": "nemotron-nas", "block_configs": [sized, sized, sized, without]}
     read = catalog.model_from_mapping(config)
     assert [
         (str(block.mixer), block.num_key_value_heads, block.intermediate_size, block.count) for block in read.blocks or ()
