@@ -115,6 +115,8 @@ class BestSearch:
         self.rejections: Counter[str] = Counter()
         self.exchanged: list[Open] = []
         """Layouts of which another exchange of the sequence may matter."""
+        self.pipelined: list[Open] = []
+        """Layouts of unlike layers, which another split into stages may make shorter than their bounds say."""
         self._unsharded: list[Open] = []
         self._unrecomputed: list[Open] = []
 
@@ -175,6 +177,8 @@ class BestSearch:
         split = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
         self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
+        if len(self.problem.model.kinds) > 1:
+            self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
         """(n,) combinations of the other axes with each of n layouts, which have `usual` states by default."""
