@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from hp_tool import bounds
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Recommendation, SpaceSummary
 from hp_tool.domain.sensitivity import Sensitivity
@@ -85,6 +86,8 @@ class RecommendAnswer:
     """What the first row depends on: numbers of devices, axes, hardware; None unless asked for."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
     """Separate pools for prefill and decoding; None unless inference.disaggregated asks for them."""
+    not_ranked: tuple[NotRanked, ...] = ()
+    """Of several machines, those without a row, and why."""
     query: dict[str, Any] | None = None
     """As in EstimateAnswer."""
 
@@ -145,6 +148,7 @@ def recommend_answer(
         throughput_front=beside.throughput_front,
         sensitivity=beside.sensitivity,
         disaggregated=beside.disaggregated,
+        not_ranked=beside.not_ranked,
         query=schema.query_mapping(query) if with_query else None,
     )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hp_tool.domain.sizing import SizingAnswer
     from hp_tool.exchange import Exported
     from hp_tool.exchange.explanation import Explanation
+    from hp_tool.exchange.logged import LoggedExplanation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -156,17 +157,17 @@ def explain(
     *traces: Path | str,
     query: Query | Mapping[str, Any] | Path | None = None,
     **keys: Unpack[QueryKeys],
-) -> Explanation:
+) -> Explanation | LoggedExplanation:
     """Where the seconds of recorded steps went, beside the prediction for the configuration that ran.
 
-    `traces`: files of torch.profiler, one for each rank, or reports of Nsight Systems exported to SQLite. `query` and `keys` as
-    of `estimate`; without them ranks and groups are held against each other alone. Raises HpToolError.
+    `traces`: files of torch.profiler, one for each rank, reports of Nsight Systems exported to SQLite, or one log with
+    Megatron's timers, of which less is known. `query` and `keys` as of `estimate`;
+    without them ranks and groups are held against each other alone. Raises HpToolError.
     """
-    from hp_tool.exchange.explanation import explain as explained
-    from hp_tool.traces import read_traces
+    from hp_tool.exchange.recorded import explain_files
 
     parsed = None if query is None and not keys else make_query(query, **keys)
-    return explained(read_traces([Path(each) for each in traces]), query=parsed)
+    return explain_files([Path(each) for each in traces], query=parsed)
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:

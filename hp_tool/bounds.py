@@ -28,6 +28,8 @@ class Bounds:
     """Combinations to be looked at, as far as that is known."""
     counted: int = 0
     """How many of them count against `max_combinations`."""
+    questions: int = 1
+    """How many questions the work answers: it may take the processor time of so many."""
     again: bool = False
     """Whether what is announced was announced before, and counts no more."""
     done: int = 0
@@ -52,7 +54,13 @@ def bounded(bounds: Bounds) -> Iterator[None]:
 def begin_again() -> None:
     """Begin the next of several pieces of work, each of which may cost as much: a line of a batch."""
     if (bounds := _CURRENT.get()) is not None:
-        bounds.planned, bounds.counted, bounds.done, bounds.spent_s = 0, 0, 0, 0.0
+        bounds.planned, bounds.counted, bounds.done, bounds.spent_s, bounds.questions = 0, 0, 0, 0.0, 1
+
+
+def answer_several(questions: int) -> None:
+    """Announce that the work answers so many questions, as of so many machines."""
+    if (bounds := _CURRENT.get()) is not None:
+        bounds.questions = questions
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from hp_tool.domain.serving import RUN_CONFIGS, RunConfig, config_query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 
-NUM_GPUS = "cluster.num_gpus"
+NUM_GPUS, LAYOUT = "cluster.num_gpus", "parallel.pipeline_layout"
 NO_PART = ("search", "id")
 """Fields of a query that do not describe its configuration."""
 
@@ -38,6 +38,8 @@ class Configuration:
     """What its `parallel` resolves to."""
     set: ChosenValues = field(default_factory=dict)
     """Values that a ranking or a fix put in beside `parallel`, by path."""
+    lays_out: bool = False
+    """Whether `parallel` has a pipeline_layout that the query as it was asked does not."""
 
     @staticmethod
     def of(row: Row, *, query: Query) -> Configuration:
@@ -51,6 +53,12 @@ class Configuration:
         """Return the configuration with a value of `set` left open again."""
         values = {name: value for name, value in self.set.items() if name != path}
         return replace(self, query=with_value(self.query, path, None), set=values)
+
+    def without_layout(self) -> Configuration:
+        """Return the configuration with the stages that its framework makes unasked."""
+        assert isinstance(self.parallel, ParallelConfig)  # others have no layout
+        parallel = replace(self.parallel, pipeline_layout=None)
+        return replace(self, query=with_value(self.query, LAYOUT, None), parallel=parallel, lays_out=False)
 
     @staticmethod
     def read(result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]) -> Configuration:
@@ -87,12 +95,14 @@ class Configuration:
 
 def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configuration:
     """The configuration with what the query says of all its layouts, which runs and rows of a search leave to it."""
+    lays_out = False
     if isinstance(config, ParallelConfig):
+        lays_out = config.pipeline_layout is not None and query.parallel.pipeline_layout is None
         whole = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
         dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
         whole["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
         config = replace(config, **{name: value for name, value in whole.items() if getattr(config, name) is None})
-    return Configuration(query=replace(query, parallel=config_query(config)), parallel=config, set=values)
+    return Configuration(query=replace(query, parallel=config_query(config)), parallel=config, set=values, lays_out=lays_out)
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:

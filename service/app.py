@@ -85,7 +85,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened, refit=partial(_refit, opened))
     problems.install(app)
     modules = (estimates, explanations, searches, workers, watches, measurements, catalog, keys, health, *pages.MODULES)
-    others = (estimates.formats, measurements.calibrations, searches.plans)
+    others = (estimates.formats, measurements.calibrations, searches.plans, watches.losses)
     for router in (*(module.router for module in modules), *others):
         # Not include_router, with which FastAPI builds every route again at the first request: a second of processor time.
         app.router.routes.extend(router.routes)

@@ -11,7 +11,8 @@ from hp_tool.errors import StoreError
 from service.api.views import EventView
 from service.client import EventStream, connection
 from service.clients import httpx
-from service.clients.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
+from service.clients.calls import Call, JsonObject, raise_problem, unreachable, with_result
+from service.clients.endpoints import Endpoints
 from service.clients.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")

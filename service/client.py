@@ -19,7 +19,8 @@ from typing import TypeVar
 from hp_tool.errors import HpToolError, InputError, StoreError
 from service.api.views import NDJSON, STREAM_END, EventView
 from service.clients import httpx
-from service.clients.endpoints import Call, Endpoints, JsonObject, parsed, part, raise_problem, unreachable, with_result
+from service.clients.calls import Call, JsonObject, parsed, raise_problem, unreachable, with_result
+from service.clients.endpoints import Endpoints, part
 from service.clients.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 

@@ -27,6 +27,7 @@ AMOUNTS = {
     "max_header_kib": "HP_MAX_HEADER_KIB",
     "max_combinations": "HP_MAX_COMBINATIONS_PER_REQUEST",
     "max_cpu_s": "HP_MAX_CPU_SECONDS_PER_REQUEST",
+    "max_upload_cpu_s": "HP_MAX_CPU_SECONDS_PER_UPLOAD",
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
@@ -88,6 +89,8 @@ class Settings:
     """Longest list of values that one axis of a query may have."""
     max_cpu_s: float = 5.0
     """Processor seconds of one request, or of one line of a batch."""
+    max_upload_cpu_s: float = 60.0
+    """Those of one upload of traces: a gigabyte, unpacked, takes 32."""
     max_requests_at_once: int = 16
     """Requests that one stored key may have open at a time, not counting those that wait for a search."""
     max_waiting_at_once: int = 64

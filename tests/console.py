@@ -22,7 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^ *```console\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```(?:yaml|bash)\n(# (\S+\.(?:yaml|sh))\b.*?)^```", re.DOTALL | re.MULTILINE)
 """A block whose first line names the file that the page's commands read."""
-RUN = ("echo", *(f"hp-tool {name}" for name in ("estimate", "recommend", "size", "import", "export", "calibrate")))
+RUN = ("echo", *(f"hp-tool {name}" for name in ("estimate", "recommend", "size", "import", "export", "calibrate", "watch")))
 """Commands that a test runs: they neither serve nor start real runs, and read nothing that the page does not have."""
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 ELLIPSIS = "..."

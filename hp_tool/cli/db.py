@@ -27,6 +27,7 @@ PRUNE_FLAGS = {
     "folder_days": "--folders-older-than",
     "folders": "--keep-folders",
     "measurement_days": "--measurements-older-than",
+    "watch_days": "--watches-older-than",
 }
 """Flags of `db prune`, by the field of Retention that each gives."""
 
@@ -143,6 +144,9 @@ def prune(
     measurements_older_than: Annotated[
         float | None, typer.Option(metavar="DAYS", help="Measurements, which otherwise stay whatever else goes.")
     ] = None,
+    watches_older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Watched jobs whose last report is older than this.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and delete nothing.")] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
@@ -164,6 +168,7 @@ def prune(
         folder_days=folders_older_than,
         folders=keep_folders,
         measurement_days=measurements_older_than,
+        watch_days=watches_older_than,
     )
     rules = retention.checked(named, names=PRUNE_FLAGS) if named else retention.retention_settings()
     if not rules:

@@ -53,11 +53,10 @@ def explain(
 
     Without a query, ranks and groups are held against each other alone.
     """
-    from hp_tool.exchange.explanation import explain as explained
-    from hp_tool.exchange.logged import explain_log
-    from hp_tool.formats.timers import is_log, read_timers
+    from hp_tool.exchange.logged import LoggedExplanation
+    from hp_tool.exchange.recorded import explain_files
+    from hp_tool.formats.timers import is_log
     from hp_tool.queries import schema
-    from hp_tool.traces import read_traces
 
     if query is not None and script is not None:
         raise InputError("give --query or --import, not both", field="--import")
@@ -70,15 +69,16 @@ def explain(
         parsed = queries.read_query(query, flags, settings)
     if learn and parsed is None:
         raise InputError("--learn needs the configuration that was recorded: give --query or --import", field="--learn")
-    if len(traces) == 1 and is_log(traces[0]):
-        if learn:
-            raise InputError("timers of a log do not tell every part; --learn needs a trace", field="--learn")
-        logged = explain_log(read_timers(traces[0]), query=parsed)
-        typer.echo(schema.to_json(logged)) if as_json else _print_log(logged)
-        return
-    answer = explained(read_traces(traces), query=parsed, tool=tool)
-    typer.echo(schema.to_json(answer)) if as_json else _print(answer)
-    if learn:
+    if learn and is_log(traces[0]):
+        raise InputError("timers of a log do not tell every part; --learn needs a trace", field="--learn")
+    answer = explain_files(traces, query=parsed, tool=tool)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    elif isinstance(answer, LoggedExplanation):
+        _print_log(answer)
+    else:
+        _print(answer)
+    if learn and not isinstance(answer, LoggedExplanation):
         _learn(answer)
 
 

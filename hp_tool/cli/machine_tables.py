@@ -21,12 +21,15 @@ from hp_tool.render.columns import (
     serving_figures,
     training_figures,
 )
+from hp_tool.render.words import machines_heading as heading
 from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_HOUR, decimal
 
 if TYPE_CHECKING:
     from hp_tool.answers import RecommendAnswer
     from hp_tool.domain.query import Query
 
+MOST_NOTES = 12
+"""Reasons why machines have no row, in a table."""
 Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
@@ -35,7 +38,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     console = make_console()
     rows = answer.recommendations
     if rows:
-        print_columns(console, _columns(rows), title=_title(query))
+        print_columns(console, _columns(rows), title=heading(query))
         if days := sorted({row.price_date for row in rows if row.price_date}):
             between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
             console.print(
@@ -46,15 +49,12 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     print_space(console, answer)
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
-
-
-def _title(query: Query) -> str:
-    limits, objective = query.constraints, query.objective
-    if limits.max_days is not None and objective in (None, "cost"):
-        return f"cheapest within {limits.max_days:g} days"
-    if limits.max_cost is not None and objective in (None, "days", "throughput"):
-        return f"fastest within ${limits.max_cost:,.0f}"
-    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(objective or "", "cheapest")
+    messages = dict.fromkeys(each.message for each in answer.not_ranked)
+    for message in list(messages)[:MOST_NOTES]:
+        names = ", ".join(each.cluster for each in answer.not_ranked if each.message == message)
+        console.print(f"no row: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
+    if len(messages) > MOST_NOTES:
+        console.print(f"and {len(messages) - MOST_NOTES} more, which --json names")
 
 
 def _columns(rows: Rows) -> list[Column]:

@@ -236,7 +236,8 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
     """If no configuration is acceptable: those that come nearest, and what each of them lacks."""
     for row in nearest:
         if isinstance(row, Recommendation):
-            console.print(f"nearest: {arithmetic(row.parallel)}")
+            machine = "" if row.cluster is None else f"{row.cluster}: "
+            console.print(f"nearest: {machine}{arithmetic(row.parallel)}", highlight=False)
             print_reasons(console, row.known.reasons, prefix="  ")
         elif isinstance(row, ServingRecommendation):
             reasons = "; ".join(reason.message for reason in row.known.reasons)

@@ -74,7 +74,10 @@ def watch(
     except KeyboardInterrupt:
         pass
     if not watched.sources:
-        raise InputError("no step time in the log: is --format right?", field="LOG")
+        fix = "is --format right?"
+        if any(each.hugging_face for each in steps.values()):
+            fix = "Hugging Face's Trainer prints none; give it HuggingFaceCallback of hp_tool.reporter as a callback"
+        raise InputError(f"no step time in the log: {fix}", field="LOG")
     verdict = watched.verdict()
     _print(verdict, as_json=as_json, number=None)
     if verdict.slow:

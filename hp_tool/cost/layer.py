@@ -27,11 +27,10 @@ def layer_bytes(
     *,
     case: TrainingCase,
     candidates: Candidates,
-    moe: bool = False,
     s: Shapes | None = None,
     attention: BlockBytes | None = None,
 ) -> LayerBytes:
-    """Activation bytes of one layer.
+    """Activation bytes of one layer of the case's kind.
 
     For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte: sbh(34+5as/h) on one device,
     sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective recomputation, 2sbh with full recomputation.
@@ -40,10 +39,10 @@ def layer_bytes(
     """
     s = s or shapes(case=case, candidates=candidates)
     attention = attention or mixer_bytes(case=case, candidates=candidates, s=s)
-    second = _second_bytes(case=case, candidates=candidates, s=s, moe=moe)
+    second = _second_bytes(case=case, candidates=candidates, s=s)
     both = attention + second
     if case.workload.lora is not None:
-        both = with_adapter_bytes(both, case=case, candidates=candidates, s=s, moe=moe)
+        both = with_adapter_bytes(both, case=case, candidates=candidates, s=s)
     if case.workload.records_layers:
         # A graph's output, and the gradients of its output and input, stay where it was captured; its input is the norm's.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
@@ -87,32 +86,31 @@ def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bloc
     return block(case=case, candidates=candidates, s=s)
 
 
-def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
+def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Activation bytes of what follows the mixer."""
     if case.model.feed_forward == "none":
         return NO_BYTES
-    return expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
+    return expert_bytes(case=case, candidates=candidates, s=s) if case.model.num_experts else mlp_bytes(model=case.model, s=s)
 
 
-def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
+def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of what follows the mixer."""
     if case.model.feed_forward == "none":
         return NO_TIME
-    return expert_time(case=case, candidates=candidates, s=s) if moe else mlp_time(case=case, s=s)
+    return expert_time(case=case, candidates=candidates, s=s) if case.model.num_experts else mlp_time(case=case, s=s)
 
 
 def layer_time(
     *,
     case: TrainingCase,
     candidates: Candidates,
-    moe: bool = False,
     split_backward: bool = False,
     merged: bool = False,
     s: Shapes | None = None,
     attention: BlockTime | None = None,
     second: BlockTime | None = None,
 ) -> LayerTime:
-    """Seconds of one layer.
+    """Seconds of one layer of the case's kind.
 
     Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward` reports separately. With
     `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow from the
@@ -122,27 +120,25 @@ def layer_time(
     s = s or shapes(case=case, candidates=candidates)
     attention = attention or mixer_time(case=case, candidates=candidates, s=s)
     if second is None:
-        second = _second_time(case=case, candidates=candidates, s=s, moe=moe)
+        second = _second_time(case=case, candidates=candidates, s=s)
     if merged:
         second = behind_other_pass(second, attention=attention)
     both = attention + second
     if workload.lora is not None:
-        both = with_adapter_time(both, case=case, candidates=candidates, s=s, moe=moe)
+        both = with_adapter_time(both, case=case, candidates=candidates, s=s)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
-    alone = model.feed_forward == "none" or (moe and not model.num_shared_experts)
+    alone = model.feed_forward == "none" or (model.num_experts is not None and not model.num_shared_experts)
     regions = 2.0 - 1.0 * alone - 1.0 * (model.mixer == "none")
     trained = workload.lora is None
-    wide = 0 if trained else wide_gathers(case, candidates, moe=moe)
+    wide = 0 if trained else wide_gathers(case, candidates)
     layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained, wide=wide)
     if candidates.names_modules:
         region = layer.tensor / max(regions, 1.0)
-        again = repeated_seconds(
-            case=case, candidates=candidates, s=s, attention=attention, second=second, region=region, moe=moe
-        )
+        again = repeated_seconds(case=case, candidates=candidates, s=s, attention=attention, second=second, region=region)
         layer = replace(layer, repeated=again)
     if trained:
         return layer
-    beside, beside_backward = adapter_tensor_seconds(case=case, candidates=candidates, s=s, moe=moe)
+    beside, beside_backward = adapter_tensor_seconds(case=case, candidates=candidates, s=s)
     return replace(layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward)
 
 

@@ -26,6 +26,7 @@ from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import PipelineLayout, splits_unevenly
+from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -203,7 +204,7 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
         # Megatron Core's schedules and context parallelism do not support cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
         *strategy_broken(case=case, candidates=c),
-        functools.reduce(operator.or_, [mixer_broken(kind, c, framework=workload.framework) for kind in kinds]),
+        functools.reduce(operator.or_, [mixer_broken(kind, c, workload=workload) for kind in kinds]),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
@@ -227,13 +228,14 @@ def width_broken(model: ModelSpec, t: Ints) -> Bools:
     return broken
 
 
-def mixer_broken(model: ModelSpec, c: Candidates, *, framework: str) -> Bools:
+def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
     """Whether a framework cannot split the mixers of layers that are alike.
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over context-parallel ones, where a
-    group may be copied, and does not interleave its layers (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py); it
-    splits a gated delta rule's heads and no sequence (ssm/gated_delta_net.py), nor one whose keys an indexer chooses
-    (transformer_config.py). Other frameworks run transformers' layers whole.
+    group may be copied, and interleaves its layers since 0.17 (ssm/mamba_mixer.py, mamba_context_parallel.py,
+    mamba_block.py); it splits a gated delta rule's heads over tensor-parallel ranks and, since 0.18, over context-parallel
+    ones (ssm/gated_delta_net.py), and no sequence whose keys an indexer chooses (transformer_config.py). Other frameworks run
+    transformers' layers whole.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -241,16 +243,20 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, framework: str) -> Bools:
         return chosen
     if not model.is_recurrent:
         return False
-    if wrapped(framework) != "megatron-core":
+    if wrapped(workload.framework) != "megatron-core":
         whole: Bools = (t > 1) | (context > 1) | (p > 1)
         return whole
     if model.mixer != "mamba2":
-        delta: Bools = (key_heads(model) % t != 0) | (value_heads(model) % t != 0) | (context > 1)
-        return delta
+        exchanges = has_come(workload.framework_version or "", since=DELTA_RULES_EXCHANGE_HEADS)
+        ranks = t * context if exchanges else t
+        delta: Bools = (key_heads(model) % ranks != 0) | (value_heads(model) % ranks != 0)
+        return delta if exchanges else delta | (context > 1)
     heads, groups = model.mamba_num_heads or 1, model.mamba_n_groups
     each = maximum(groups // t, 1)
     over_sequence = (heads // t % context != 0) | ((each % context != 0) & (context % each != 0))
-    broken: Bools = (heads % t != 0) | (groups % t != 0) | over_sequence | (c.virtual_pipeline_parallel_size > 1)
+    broken: Bools = (heads % t != 0) | (groups % t != 0) | over_sequence
+    if not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS):
+        broken = broken | (c.virtual_pipeline_parallel_size > 1)
     return broken
 
 

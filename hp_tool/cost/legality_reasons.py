@@ -227,7 +227,7 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation
 
 def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     framework, candidate = case.workload.framework, Candidates.alone(config)
-    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, framework=framework))
+    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, workload=case.workload))
     t, c, v = config.tensor_parallel_size, config.context_parallel_size, config.virtual_pipeline_parallel_size
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
     if kind.is_recurrent and wrapped(framework) != "megatron-core":
@@ -236,12 +236,15 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
         rule = (
             f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by the tensor-parallel ranks, a "
             "rank's heads by the context-parallel ones, of whose number a rank's groups are a divisor or a multiple, and "
-            f"virtual_pipeline_parallel_size (here {v}) must be 1"
+            f"virtual_pipeline_parallel_size (here {v}) must be 1 unless training.framework_version is 0.17 or later"
+        )
+    elif kind.is_recurrent:
+        rule = (
+            f"their {key_heads(kind)} heads of keys must divide by the tensor-parallel ranks, times the context-parallel ones "
+            "from training.framework_version 0.18 on; choose a context_parallel_size of 1 before"
         )
     else:
-        rule = "choose a context_parallel_size of 1" + (
-            f" and a tensor_parallel_size that divides the {key_heads(kind)} heads of their keys" if kind.is_recurrent else ""
-        )
+        rule = "choose a context_parallel_size of 1"
     what = kind.mixer if kind.is_recurrent else "chosen keys (index_topk)"
     return f"layers of {what}: {rule}; {sizes}", max(t * c, v), 1
 

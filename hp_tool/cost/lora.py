@@ -78,9 +78,9 @@ def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
             yield Adapter(matrix=matrix, rows=rows, rank=rank)
 
 
-def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[str]:
+def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
     """Every name that a query may give for a matrix of this model."""
-    modules = {matrix.module: matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.module != "router"}
+    modules = {matrix.module: matrix for matrix in rank_matrices(model, candidates) if matrix.module != "router"}
     aliases = {alias for alias, module in ALIASES.items() if module in modules}
     parts = (PARTS[name][-len(matrix.outputs) :] for name, matrix in modules.items() if name in PARTS)
     return set(modules) | aliases | {name for several in parts for names in several for name in names}
@@ -96,14 +96,14 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
         or model.kv_lora_rank is not None
     ):
         return workload
-    known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
+    known = target_names(model, Candidates.alone(ParallelConfig()))
     names = tuple(name for name in UNFUSED_TARGETS if name in known)
     return replace(workload, lora=replace(lora, target_modules=names))
 
 
-def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
+def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool) -> Floats:
     """Adapter parameters of one layer on one rank: of routed experts, or of all other matrices."""
-    matrices = (matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.routed == routed)
+    matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
 
 
@@ -121,14 +121,14 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
     """Adapter parameters of all layers, with those of routed experts so many times."""
     alone = Candidates.alone(ParallelConfig())
 
-    def layer(*, moe: bool, routed: bool) -> float:
-        return float(layer_adapter_parameters(model, lora, alone, moe=moe, routed=routed))
+    def layer(kind: ModelSpec, *, routed: bool) -> float:
+        return float(layer_adapter_parameters(kind, lora, alone, routed=routed))
 
     sparse = model.moe_layers
-    dense = (model.num_hidden_layers - sparse) * layer(moe=False, routed=False)
+    dense = (model.num_hidden_layers - sparse) * layer(model.without_experts, routed=False)
     if not sparse:
         return dense
-    each = layer(moe=True, routed=False) + of_experts * layer(moe=True, routed=True)
+    each = layer(model, routed=False) + of_experts * layer(model, routed=True)
     return dense + sparse * each
 
 
@@ -136,12 +136,12 @@ def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> 
     """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a scaling and an addition,
     and twice as many matmuls in the backward pass; the frozen matrices' weight gradients fall away.
     """
-    matrices = rank_matrices(model, candidates, moe=False)
+    matrices = rank_matrices(model.without_experts, candidates)
     pairs = sum(1 for matrix in matrices for _ in adapters(matrix, lora))
     return 4.0 * pairs, 6.0 * pairs - len(matrices)
 
 
-def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
+def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """The layer's saved bytes if only adapters are trained.
 
     A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight gradient). A matrix with adapters
@@ -151,15 +151,15 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
     """
     workload = case.workload
     assert workload.lora is not None
-    routed = routed_tokens(case, candidates, s) if moe else 0.0
+    routed = routed_tokens(case, candidates, s) if case.model.num_experts else 0.0
     saved = block.saved
     wide: Floats = 0.0
     sources: dict[str, bool] = {}
-    for matrix in rank_matrices(case.model, candidates, moe=moe):
+    for matrix in rank_matrices(case.model, candidates):
         tokens = routed if matrix.routed else s.tokens
         attached = list(adapters(matrix, workload.lora))
         if matrix.source not in sources:
-            saved = saved - _kept_input(matrix, tokens, s, moe=moe)
+            saved = saved - _kept_input(matrix, tokens, s, experts=bool(case.model.num_experts))
         if workload.lora.dropout > 0.0:
             saved = saved + len(attached) * tokens * matrix.inputs * (s.e + 1.0)
         elif attached and not sources.get(matrix.source) and matrix.source != "core":
@@ -176,19 +176,19 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
-def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
+def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
     """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes, mlp_bytes and expert_bytes."""
     whole = tokens * matrix.inputs
-    if matrix.source == "activation" and not moe:
+    if matrix.source == "activation" and not experts:
         return whole * s.product
     if matrix.source in ("activation", "routed_input", "routed_activation"):
         return whole * s.saved_input
     if matrix.source == "core":
         return whole * s.saved_input * (s.saved_input < s.e)
-    return whole * (s.e if moe and matrix.source == "mlp_input" else s.saved_input) / s.shards
+    return whole * (s.e if experts and matrix.source == "mlp_input" else s.saved_input) / s.shards
 
 
-def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
+def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """The layer's seconds if only adapters are trained.
 
     The frozen matrices have no weight gradients, and are read and written wide if they are stored narrower; added are the
@@ -197,10 +197,10 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     """
     workload = case.workload
     assert workload.lora is not None
-    routed = routed_tokens(case, candidates, s) if moe else 0.0
+    routed = routed_tokens(case, candidates, s) if case.model.num_experts else 0.0
     gradient: Floats = 0.0
     matmul, forward, backward = block.matmul, block.elementwise, block.elementwise_backward
-    for matrix in rank_matrices(case.model, candidates, moe=moe):
+    for matrix in rank_matrices(case.model, candidates):
         tokens = routed if matrix.routed else s.tokens
         if workload.frozen_precision is not None and widens_frozen(workload):
             moved = matrix.entries * (FROZEN_BYTES[workload.frozen_precision] + s.e)
@@ -214,17 +214,17 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
 
 
-def wide_gathers(case: TrainingCase, candidates: Candidates, *, moe: bool) -> int:
+def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
     """Gathered inputs of a layer that stay in 16 bits because an adapter multiplies them too (Megatron Bridge's adapters ask
     for return_layernorm_output_gathered, under which Transformer Engine does not quantise before it gathers).
     """
     assert case.workload.lora is not None
-    columns = (matrix for matrix in rank_matrices(case.model, candidates, moe=moe) if matrix.division == "column")
+    columns = (matrix for matrix in rank_matrices(case.model, candidates) if matrix.division == "column")
     gathered = (matrix for matrix in columns if not matrix.routed and matrix.inputs == case.model.hidden_size)
     return sum(any(adapters(matrix, case.workload.lora)) for matrix in gathered)
 
 
-def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Floats, Floats]:
+def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those of routed experts are not
     counted.
 
@@ -236,7 +236,7 @@ def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Sha
     away = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Floats = 0.0
     backward: Floats = 0.0
-    for matrix in rank_matrices(case.model, candidates, moe=moe):
+    for matrix in rank_matrices(case.model, candidates):
         for one in adapters(matrix, workload.lora) if not matrix.routed else ():
             inner = s.tensor.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
             outer = s.tensor.seconds(away * one.rows) if matrix.division == "row" else 0.0

@@ -6,28 +6,25 @@ from hp_tool.cost.arrays import Floats, Ints, maximum
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.matrix import Matrix, column, replicated
 from hp_tool.cost.recurrent import recurrent_matrices
-from hp_tool.domain.model import LayerKind, ModelSpec
+from hp_tool.domain.model import ModelSpec
 
 
-def layer_matrices(
-    model: ModelSpec, kind: LayerKind, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
-) -> list[Matrix]:
-    """All matrices of a layer of this kind, under tensor, expert and expert-tensor parallelism of these sizes."""
+def layer_matrices(model: ModelSpec, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
+    """All matrices of a layer of the model's kind, under tensor, expert and expert-tensor parallelism of these sizes."""
     attention = mixer_matrices(model, tensor=tensor)
     if model.feed_forward == "none":
         return attention
-    if kind.mlp == "dense":
+    if model.layer_kind.mlp == "dense":
         return [*attention, *mlp_matrices(model, tensor=tensor)]
     routed = expert_matrices(model, expert=expert, expert_tensor=expert_tensor)
     return [*attention, router_matrix(model), *latent_matrices(model), *routed, *shared_expert_matrices(model, tensor=tensor)]
 
 
-def rank_matrices(model: ModelSpec, candidates: Candidates, *, moe: bool) -> list[Matrix]:
-    """All matrices of a layer with or without experts, on one rank of each candidate."""
+def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
+    """All matrices of a layer of the model's kind, on one rank of each candidate."""
     c = candidates
     return layer_matrices(
         model,
-        model.layer_kind(moe=moe),
         tensor=c.tensor_parallel_size,
         expert=c.expert_parallel_size,
         expert_tensor=c.expert_tensor_parallel_size,

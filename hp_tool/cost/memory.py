@@ -184,11 +184,10 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
     if model.blocks is not None:
         apart: dict[Any, Matrix] = {}
         for _, kind in model.kinds:
-            whole = layer_matrices(kind, kind.layer_kind(moe=bool(kind.num_experts)))
-            for matrix, undivided in zip(rank_matrices(kind, c, moe=bool(kind.num_experts)), whole, strict=True):
+            for matrix, undivided in zip(rank_matrices(kind, c), layer_matrices(kind), strict=True):
                 apart.setdefault((matrix.module, undivided.shape), matrix)
         return entries([matrix for (module, _), matrix in apart.items() if module != "router"]), 0.0
-    each = rank_matrices(model, c, moe=bool(model.num_experts))
+    each = rank_matrices(model, c)
     dense = mlp_matrices(model, tensor=c.tensor_parallel_size) if model.num_experts else []
     return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
 

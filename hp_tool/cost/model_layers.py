@@ -124,14 +124,15 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
             merged_time=None,
             head=both_heads(case=case, candidates=candidates),
         )
-    experts, s = bool(case.model.num_experts), shapes(case=case, candidates=candidates)
+    s = shapes(case=case, candidates=candidates)
     attention = mixer_time(case=case, candidates=candidates, s=s)
     kept = mixer_bytes(case=case, candidates=candidates, s=s)
 
     timed = functools.partial(layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention)
     head = head_time(case=case, candidates=candidates, s=s)
-    dense, dense_time = layer_bytes(case=case, candidates=candidates, s=s, attention=kept), timed(case=case)
-    if not experts:
+    plain = case.of(case.model.without_experts) if case.model.num_experts else case
+    dense, dense_time = layer_bytes(case=plain, candidates=candidates, s=s, attention=kept), timed(case=plain)
+    if not case.model.num_experts:
         return LayerKinds(dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head)
     kernels = expert_kernels(case=case, candidates=candidates, s=s)
 
@@ -141,13 +142,13 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
             dense=dense,
             time=dense_time,
             sparse=sparse,
-            sparse_time=timed(case=case, moe=True, second=second),
-            merged_time=timed(case=case, moe=True, second=second, merged=True) if merges else None,
+            sparse_time=timed(case=case, second=second),
+            merged_time=timed(case=case, second=second, merged=True) if merges else None,
             head=head,
             recorded=recorded,
         )
 
-    sparse = layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept)
+    sparse = layer_bytes(case=case, candidates=candidates, s=s, attention=kept)
     opens_graphs = candidates.is_alone and case.recorded is not None
     return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
 

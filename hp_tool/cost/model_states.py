@@ -183,8 +183,8 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     model = case.model
 
     def of(kind: ModelSpec) -> tuple[Floats, Floats]:
-        dense = _matrix_entries(kind, candidates, moe=False)
-        return dense, _matrix_entries(kind, candidates, moe=True) - dense if kind.num_experts else 0.0
+        dense = _matrix_entries(kind.without_experts, candidates)
+        return dense, _matrix_entries(kind, candidates) - dense if kind.num_experts else 0.0
 
     layers = _layer_sums(model, candidates, pipeline, of)
     return [
@@ -227,9 +227,7 @@ def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *,
     model, lora = case.model, case.workload.lora
     if lora is None:
         return [None] * len(pipeline.stages)
-    dense, sparse = (
-        layer_adapter_parameters(model, lora, candidates, moe=moe, routed=routed) for moe in (False, bool(model.num_experts))
-    )
+    dense, sparse = (layer_adapter_parameters(kind, lora, candidates, routed=routed) for kind in (model.without_experts, model))
     return [stage.layer_sum(dense=dense, more=sparse - dense) for stage in pipeline.stages]
 
 
@@ -246,9 +244,9 @@ def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> l
     return [stage.embedding * embedding + stage.output * output for stage in pipeline.stages]
 
 
-def _matrix_entries(model: ModelSpec, candidates: Candidates, *, moe: bool) -> Floats:
+def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
     """Entries of one layer's weight matrices, without routed experts, on one rank."""
-    return entries(matrix for matrix in rank_matrices(model, candidates, moe=moe) if not matrix.routed)
+    return entries(matrix for matrix in rank_matrices(model, candidates) if not matrix.routed)
 
 
 def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerParameter) -> Floats:

@@ -200,10 +200,10 @@ def orthogonalize_seconds(
     """
     model = case.model
     count, fraction = layers.count, layers.expert_share
-    dense = rank_matrices(model, candidates, moe=False)
+    dense = rank_matrices(model.without_experts, candidates)
     if not model.num_experts:
         return _dealt(dense, count, shards, machine=case)
-    sparse = rank_matrices(model, candidates, moe=True)
+    sparse = rank_matrices(model, candidates)
     beside = _dealt([matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case)
     experts = _dealt([matrix for matrix in sparse if matrix.routed], count * fraction, expert_shards, machine=case)
     return _dealt(dense, count * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts

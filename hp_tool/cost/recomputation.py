@@ -113,7 +113,7 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
 
 
 def repeated_seconds(
-    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats, moe: bool
+    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
 ) -> Floats:
     """Seconds per layer and micro-batch that selective recomputation runs again.
 
@@ -127,13 +127,13 @@ def repeated_seconds(
     # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks' own traffic.
     around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
-    norms = 2.0 if model.mixer != "none" and model.feed_forward != "none" else 1.0 * moe
+    norms = 2.0 if model.mixer != "none" and model.feed_forward != "none" else 1.0 * bool(model.num_experts)
     again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * norms * norm
     if model.kv_lora_rank is not None and model.mixer == "attention":
         again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
     if model.feed_forward == "none":
         return again
-    if not moe:
+    if not model.num_experts:
         again = again + _has(modules, MLP) * (inside + region)
         if anywhere(modules == PER_OP):
             again = where(

@@ -196,4 +196,6 @@ def simplified(model: ModelSpec) -> dict[str, object]:
         simplifications.append("attention_sinks: counted as parameters alone")
     if model.left_out is not None:
         simplifications.append(f"left out: {model.left_out}")
+    if model.tower_parameters:
+        simplifications.append(f"towers: about {model.tower_parameters / 1e9:.2g}B weights count where served, untimed")
     return {"simplified": simplifications} if simplifications else {}

@@ -89,7 +89,7 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
     kept, times, recorded = [], [], []
     mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
     for _, kind in case.model.kinds:
-        own, moe = case.of(kind), bool(kind.num_experts)
+        own = case.of(kind)
         of_kind = replace(s, attended=windowed_length(kind, case.workload.computed_attention_length))
         alike = replace(kind, num_hidden_layers=1, intermediate_size=None)  # but for the width of their dense MLP
         if alike not in mixers:
@@ -98,12 +98,12 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
                 mixer_time(case=own, candidates=c, s=of_kind),
             )
         of_bytes, of_time = mixers[alike]
-        kept.append(layer_bytes(case=own, candidates=c, moe=moe, s=of_kind, attention=of_bytes))
-        timed = functools.partial(
-            layer_time, candidates=c, moe=moe, split_backward=c.names_schedules, s=of_kind, attention=of_time
-        )
+        kept.append(layer_bytes(case=own, candidates=c, s=of_kind, attention=of_bytes))
+        timed = functools.partial(layer_time, candidates=c, split_backward=c.names_schedules, s=of_kind, attention=of_time)
         times.append(timed(case=own))
-        recorded.append(timed(case=own.with_graphs) if moe and c.is_alone and case.recorded is not None else times[-1])
+        recorded.append(
+            timed(case=own.with_graphs) if kind.num_experts and c.is_alone and case.recorded is not None else times[-1]
+        )
     return Kinds(tuple(kept), tuple(times), tuple(recorded), head_time(case=case, candidates=c, s=s))
 
 
@@ -264,9 +264,9 @@ def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
     """The stages of all candidates' pipelines; each pair of stages and chunks is laid out once."""
     unique, inverse = unique_rows(c, STAGE_AXES)
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
-    pairs = zip(*(np.ravel(column).tolist() for column in columns), strict=True)
+    pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or ((1, 1),)  # of no candidates
     tables = _tables(
-        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, tuple(pairs), late=late, begins_dense=model.begins_dense
+        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, pairs, late=late, begins_dense=model.begins_dense
     )
     row: Any = 0 if c.is_alone else np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
     return _Laid(model, tables, row)

@@ -152,6 +152,9 @@ class AccessStore(Store, WatchStore, Protocol):
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
         """Delete measurements of whatever state that are older; their number."""
 
+    def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
+        """Forget watched jobs that reported, or were begun, longer ago; their number."""
+
     def old_searches(self, *, older_than_days: float | None = None, keep: int | None = None) -> list[str]:
         """Ids of searches that ended longer ago, or that are not among the `keep` that ended last; none that ended within a
         day, or has an open run."""

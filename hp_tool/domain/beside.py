@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
@@ -15,3 +16,4 @@ class Beside:
     throughput_front: tuple[ServingRecommendation, ...] | None = None
     sensitivity: Sensitivity | None = None
     disaggregated: tuple[PoolRecommendation, ...] | None = None
+    not_ranked: tuple[NotRanked, ...] = ()

@@ -212,7 +212,9 @@ class ModelSpec(Strict):
     mamba_norms: bool = False
     """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
     left_out: str | None = None
-    """What the file describes beside this language model, such as a vision tower; estimates name it and count none of it."""
+    """What the file describes beside this language model, such as a vision tower; estimates name it and time none of it."""
+    tower_parameters: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
+    """Weights of its towers, about; serving keeps them in 16 bits beside the language model's, training has none of them."""
 
     decoder_layers = _given(lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers)
     """encoder_decoder: layers of the decoder."""
@@ -304,9 +306,17 @@ class ModelSpec(Strict):
     def attention(self) -> AttentionKind:
         return "grouped" if self.kv_lora_rank is None else "latent"
 
-    def layer_kind(self, *, moe: bool) -> LayerKind:
-        """The kind of a layer with experts, or of one without."""
-        return LayerKind(attention=self.attention, mlp="experts" if moe else "dense")
+    @cached_property
+    def layer_kind(self) -> LayerKind:
+        """The kind of its layers, with experts where it has any; `without_experts` has the others."""
+        return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
+
+    @cached_property
+    def without_experts(self) -> ModelSpec:
+        """A model of its dense layers; itself where it has no experts."""
+        if not self.num_experts:
+            return self
+        return replace(self, num_experts=None, num_experts_per_tok=None, num_shared_experts=0, first_k_dense_replace=0)
 
     @cached_property
     def moe_layers(self) -> int:

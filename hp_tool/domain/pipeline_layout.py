@@ -8,6 +8,7 @@ transformer/pipeline_parallel_layer_layout.py.
 import functools
 import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,8 +186,14 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
 @functools.lru_cache(maxsize=1024)
 def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False) -> str:
     """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
-    sizes = chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
-    first, *between, last = (_layers(count) for count in sizes)
+    return text_of_chunks(
+        chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense), mtp_layers=mtp_layers
+    )
+
+
+def text_of_chunks(sizes: Iterable[int], *, mtp_layers: int) -> str:
+    """Return model chunks of these numbers of layers, two or more, in the same notation; multi-token prediction in the last."""
+    first, *between, last = map(_layers, sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
     middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)
     return f"E{first}|{middle}{last}{'m' * mtp_layers}L"

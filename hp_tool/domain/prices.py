@@ -70,3 +70,12 @@ class Priced:
     """Joules of the whole training, uninterrupted."""
     co2_kg: float | None = None
     """kg of CO2 equivalent of that energy; None where the grid is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRanked:
+    """A machine, or a number of them, that a ranking over several has no row of."""
+
+    cluster: str
+    code: str
+    message: str

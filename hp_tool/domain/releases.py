@@ -15,6 +15,11 @@ FLEX_IS_USUAL = {"container": (26, 2, 1), "core": (0, 16)}
 GRAPHS_BESIDE_MERGED_PASSES = {"container": (26, 6), "core": (1, 0)}
 """Releases since which whole steps are recorded where experts' exchanges run behind other passes: Megatron Bridge's recipes of
 26.06 have both; Megatron Core 0.16 refuses it, and of no later version by itself is it known."""
+STAGES_IN_PATTERNS = {"container": (26, 6), "core": (0, 17)}
+"""Releases since which Megatron's pattern of a hybrid's layers says its stages, several of a rank too, and multi-token
+prediction; the containers of 26.02 bring core 0.16."""
+DELTA_RULES_EXCHANGE_HEADS = {"container": (26, 6), "core": (0, 18)}
+"""Releases since which context-parallel ranks share out a delta rule's heads (ssm/gated_delta_net.py)."""
 
 
 def release_numbers(text: str) -> tuple[int, ...]:

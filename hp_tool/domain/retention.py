@@ -23,6 +23,8 @@ class Retention:
     """Number of such folders, of the runs that ended last."""
     measurement_days: float | None = None
     """Measurements. Calibrations that learnt from them stay, until they are fitted again."""
+    watch_days: float | None = None
+    """Watched jobs that reported last so long ago."""
 
     def __bool__(self) -> bool:
         """Whether anything is ever deleted."""

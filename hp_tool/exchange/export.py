@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hp_tool import training
-from hp_tool.configuration import Configuration
+from hp_tool.configuration import LAYOUT, Configuration
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelQuery, axis_values
@@ -134,18 +134,24 @@ def written(configuration: Configuration, format: str) -> Exported:
 
 
 def _expressed(configuration: Configuration, say: Callable[[Configuration], Said]) -> tuple[Said, Configuration]:
-    """Return what a tool says of a configuration, and the configuration without the free knobs it had no setting for."""
+    """Return what a tool says of a configuration, and the configuration without the free knobs and the layout that a ranking
+    chose and it had no setting for.
+    """
     while True:
         try:
             return say(configuration), configuration
         except UnsupportedError as error:
-            if error.field not in FREE or error.field not in configuration.set:
+            if error.field == LAYOUT and configuration.lays_out:
+                configuration = configuration.without_layout()
+            elif error.field in FREE and error.field in configuration.set:
+                configuration = configuration.without(error.field)
+            else:
                 raise
-            configuration = configuration.without(error.field)
 
 
 def _left_to_the_script(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
-    names = ", ".join(path for path in configuration.set if path not in expressed.set)
+    left = [path for path in configuration.set if path not in expressed.set]
+    names = ", ".join([*left, *([LAYOUT] if configuration.lays_out > expressed.lays_out else [])])
     if not names:
         return ()
     times = (f"{_step_s(each):.4g} s" for each in (configuration, expressed))

@@ -112,8 +112,11 @@ def option_words(values: Values) -> dict[str, list[str]]:
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """`llama-3-70b on 64 x h100-sxm-80gb`, on one line whatever the names hold: it stands in comments of scripts."""
-    text = f"{setup.model.name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}"
+    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb`, on one line whatever the names hold: it
+    stands in comments of scripts.
+    """
+    name = setup.model.name + (f" without {setup.model.left_out[:100]}" if setup.model.left_out else "")
+    text = f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}"
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 
@@ -131,9 +134,10 @@ SHAPE = {f.name for f in fields(ModelSpec)}
 """Fields that a tool expresses as a whole: by a model's name, or in the code of a training script."""
 ACCOUNTING = {
     "name", "framework", "framework_version", "total_tokens", "reliability", "attention_mask_flops", "expert_imbalance",
-    "max_position_embeddings", "data_parallel_size",
+    "max_position_embeddings", "data_parallel_size", "left_out",
+    "tower_parameters",
 }  # fmt: skip
-"""Fields that no training command needs: they name, predict or follow from others."""
+"""Fields that no training command needs: they name, predict or follow from others; the headline names what is left out."""
 
 
 def refuse_unsaid(setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None) -> None:

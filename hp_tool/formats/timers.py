@@ -55,15 +55,18 @@ def is_log(path: Path) -> bool:
         return False  # whoever reads it says what is wrong
 
 
-def read_timers(path: Path) -> list[TimedStep]:
-    """The steps of a log. The first print is left out where there are more: it counts one iteration as many.
+def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
+    """The steps of a log. The first print is left out where there are more: it counts one iteration as many. `name`: what
+    errors call the file, None: its path.
 
     Raises InputError where no step has a timer.
     """
     with path.open(encoding="utf-8", errors="replace") as stream:
         steps = [step for step in _steps(_lines(stream)) if step.longest_s]
     if not steps:
-        message = f"{path} has no timers of steps: run with --timing-log-level 2 --timing-log-option all"
+        message = (
+            f"{path if name is None else name} has no timers of steps: run with --timing-log-level 2 --timing-log-option all"
+        )
         raise InputError(message, field="trace", code="no_trace")
     return steps[1:] or steps
 

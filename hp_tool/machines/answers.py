@@ -14,6 +14,7 @@ from hp_tool import bounds, catalog
 from hp_tool.configuration import NUM_GPUS, Configuration
 from hp_tool.domain.beside import Beside
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Front, Ranking, Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
@@ -21,6 +22,7 @@ from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.machines.deadlines import deadline_probability
 from hp_tool.machines.listed import Machine, counts, machines
 from hp_tool.render import figures
+from hp_tool.training.problem import resolve_training
 
 if TYPE_CHECKING:
     from hp_tool.formats.setup import ServingSetup, TrainingSetup
@@ -31,6 +33,11 @@ CLUSTER = "cluster"
 """Path in a row's `set`: the machine, as the query of it alone has it."""
 SUPERLINEAR = 0.8
 """A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
+BEYOND = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
+MOST_QUESTIONS = 8
+"""Machines that one request may spend processor time on as on a question each."""
+NEAREST = 3
+"""Misses in an answer."""
 FASTER = 4
 """Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice the last."""
 ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
@@ -69,14 +76,17 @@ class Machines:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
         ranked = self._ranked(calibrations)
-        return ranked.first(top), Beside(pareto=ranked.front())
+        return ranked.first(top), Beside(pareto=ranked.front(), not_ranked=tuple(ranked.not_ranked))
 
     def _ranked(self, calibrations: Calibrations | None) -> Ranked:
         start = time.perf_counter()
         ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
-        for machine in machines(self.query):
-            with ranked.noting():
+        listed = machines(self.query)
+        bounds.answer_several(min(len(listed), MOST_QUESTIONS))
+        for number, machine in enumerate(listed):
+            with _among(number, len(listed)), ranked.noting(machine):
                 ranked.add(machine)
+        ranked.end()
         if ranked.errors and not ranked.rows and not ranked.misses:
             raise ranked.errors[0]
         ranked.seconds = time.perf_counter() - start
@@ -98,25 +108,34 @@ class Ranked:
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
+    not_ranked: list[NotRanked] = field(default_factory=list)
+    beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
+    """Machines that cannot keep the limits at any throughput, by how far they are beyond them."""
+    failing: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines that cannot be asked about, perhaps with another number of devices: code and message."""
+    lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines on which nothing is acceptable, alike."""
+    with_rows: set[int] = field(default_factory=set)
+    """Machines that have a row, by identity."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
         """Rank a machine, with each number of devices that is to be tried."""
         query = replace(self.query, cluster=machine.cluster)
         if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
-            self._row(replace(query, objective="min_gpus"), date=machine.date)
+            self._row(replace(query, objective="min_gpus"), machine)
             return
-        numbers = counts(query, listed=machine.date is not None)
+        numbers = counts(query, listed=machine.priced)
         if len(numbers) == 1:
-            self._row(query.with_num_gpus(numbers[0]), date=machine.date)
+            self._row(query.with_num_gpus(numbers[0]), machine)
             return
         before = len(self.rows)
-        self._grow(query, numbers, date=machine.date)
+        self._grow(query, numbers, machine)
         rows = self.rows[before:]
         self.tried += rows
         self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
 
-    def _grow(self, query: Query, numbers: Sequence[int], *, date: str | None) -> None:
+    def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
         """Rank a machine in rising numbers of devices, while more of them may still keep the limits or be worth showing."""
         longest = query.constraints.max_days
         acceptable, fewest, cheapest = 0, 0.0, math.inf
@@ -124,7 +143,7 @@ class Ranked:
             if count < fewest:
                 continue
             misses = len(self.misses)
-            row = self._row(query.with_num_gpus(count), date=date)
+            row = self._row(query.with_num_gpus(count), machine)
             if row is not None and len(self.misses) == misses:
                 acceptable += 1
                 if acceptable == FASTER and longest is not None:
@@ -139,26 +158,51 @@ class Ranked:
                 cheapest = row.cost
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked. A name that is
-        unknown is an error all the same.
+    def noting(self, machine: Machine) -> Iterator[None]:
+        """Within, what a machine cannot do is noted with its name and counted among the rejections, and the other machines are
+        ranked. A name that is unknown is an error all the same.
         """
         try:
             yield
         except (InputError, UnsupportedError) as error:
             if error.code == "request_too_costly":
-                raise type(error)(f"{error}, or list fewer machines", field=error.field, code=error.code) from error
+                raise
             self.errors.append(error)
             self.rejections[error.code] += 1
+            self.failing.append((machine, error.code, error.message))
 
-    def _row(self, query: Query, *, date: str | None) -> Row | None:
-        """The best row of one machine, or what comes nearest."""
+    def _row(self, query: Query, machine: Machine) -> Row | None:
+        """The best row of one machine, or what comes nearest; None where nothing is legal, or none can keep the limits."""
         first: Ranking[Any] = Ranking()
-        with self.noting(), bounds.over_again():
+        with self.noting(machine), bounds.over_again():
+            if (beyond := _beyond(query)) > 1.0:
+                self.beyond.append((beyond, query, machine))
+                return None
             first = self._first(query)
+        return self._kept(first, query, machine)
+
+    def end(self) -> None:
+        """Note the machines without a row. Where nothing was ranked, rank those that are the least beyond the limits, for the
+        nearest misses.
+        """
+        beyond = sorted(self.beyond, key=lambda each: each[0])
+        if not self.rows and not self.misses:
+            for _, query, machine in beyond[:NEAREST]:
+                with self.noting(machine), bounds.over_again():
+                    self._kept(self._first(query), query, machine)
+        lacking = [*self.lacking, *((machine, "target_missed", BEYOND) for _, _, machine in beyond)]
+        named = set(self.with_rows)
+        for machine, code, message in (*self.failing, *(lacking if self.rows else ())):
+            if id(machine) not in named:
+                named.add(id(machine))
+                self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
+
+    def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
+        """The first row of a machine's ranking, among `rows` or `misses`, with what it costs."""
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:
+            self.lacking.append((machine, "no_configuration", "no configuration is legal there"))
             return None
         alone = Configuration.of(row, query=query)
         estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
@@ -170,8 +214,14 @@ class Ranked:
             calibrated_estimate=calibrated,
             group=None,
         )
-        whole = priced(whole, query=query, spec=catalog.cluster(alone.query.cluster), date=date)
-        (self.rows if acceptable else self.misses).append(whole)
+        whole = priced(whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date)
+        if acceptable:
+            self.rows.append(whole)
+            self.with_rows.add(id(machine))
+            return whole
+        self.misses.append(whole)
+        if reason := next(iter(whole.known.reasons), None):
+            self.lacking.append((machine, reason.code, reason.message))
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
@@ -189,7 +239,8 @@ class Ranked:
     def first(self, top: int) -> Ranking[Any]:
         """The ranking of all rows so far, by what the query asks for."""
         rows = [self._whole(row) for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]]
-        misses = sorted(self.misses, key=lambda row: _order(row, self.query))[:3] if not rows else []
+        misses = sorted(self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query)))[:NEAREST]
+        misses = [] if rows else misses
         space = SpaceSummary(
             legal=sum(each.legal for each in self.spaces),
             feasible=sum(each.feasible for each in self.spaces),
@@ -215,6 +266,29 @@ class Ranked:
             if not shown or (_days(row) or 0.0) < (_days(shown[-1]) or 0.0):
                 shown.append(row)
         return tuple(_numbered(shown)) or None
+
+
+@contextmanager
+def _among(number: int, count: int) -> Iterator[None]:
+    """Within, an error about the cost of the request says how many of the machines came before it."""
+    try:
+        yield
+    except InputError as error:
+        if error.code != "request_too_costly":
+            raise
+        message = f"after {number} of {count} machines: {error.message}, or list fewer machines"
+        raise InputError(message, field=CLUSTER, code=error.code) from error
+
+
+def _beyond(query: Query) -> float:
+    """How many times a training's shortest step (`TrainingProblem.least_step_s`) is longer than the longest that keeps the
+    deadline and the budget; 0 without either, of serving, and where the query lists trainings.
+    """
+    limits = query.constraints
+    if query.training is None or query.training.choices or (limits.max_days is None and limits.max_cost is None):
+        return 0.0
+    problem = resolve_training(query)
+    return problem.least_step_s / problem.longest_step_s
 
 
 def _numbered(rows: list[Any]) -> tuple[Any, ...]:
@@ -246,6 +320,13 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
     if query.objective == "min_gpus":
         return (float(row.set[CLUSTER]["num_gpus"]), cost, days)
     return (days, cost) if by_days else (cost, days)
+
+
+def _missed(row: Row, query: Query) -> float:
+    """How many times a training's days or cost are the limit, whichever is more; 0 of serving."""
+    limits = query.constraints
+    both = ((_days(row), limits.max_days), (row.cost, limits.max_cost))
+    return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
 
 
 def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool import catalog
+from hp_tool import bounds, catalog
 from hp_tool.catalog.hardware import names_several
 from hp_tool.catalog.prices import grid, offers
 from hp_tool.domain.hardware import ClusterQuery
@@ -26,8 +26,18 @@ class Machine:
 
     cluster: ClusterQuery
     """As a query of it alone says; num_gpus None: to be found."""
+    priced: bool = False
+    """Whether it stands in the price list."""
     date: str | None = None
-    """Day of its price, of the price list."""
+    """Day of its price, where that is the list's."""
+
+    @property
+    def name(self) -> str:
+        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is open."""
+        cluster = self.cluster
+        gpu = getattr(cluster.gpu, "name", cluster.gpu)
+        name = cluster.name or cluster.node_type or gpu or "a machine"
+        return f"{cluster.num_gpus} x {name}" if cluster.num_gpus else str(name)
 
 
 def several(query: Query) -> bool:
@@ -41,7 +51,9 @@ def machines(query: Query) -> tuple[Machine, ...]:
     Raises InputError where there are none or too many.
     """
     listed: list[Machine] = []
-    for one in query.cluster if isinstance(query.cluster, tuple) else (query.cluster,):
+    clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
+    bounds.check_values(len(clusters), field="cluster")
+    for one in clusters:
         listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
     if len(listed) > MOST_MACHINES:
         raise InputError(f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster")
@@ -54,6 +66,8 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     if isinstance(cluster, str):
         cluster = ClusterQuery(node_type=cluster)
     lists = [value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES]
+    for name, values in zip(PLACES, lists, strict=True):
+        bounds.check_values(len(values), field=f"cluster.{name}")
     for node_type, gpu, num_gpus in itertools.product(*lists):
         one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):
@@ -80,7 +94,9 @@ def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
         if wanted.market == "spot":
             own["interruptions_per_node_day"] = _interruptions(wanted, offer)
         written = {name: value for name in own if name != "market" and (value := getattr(wanted, name)) is not None}
-        yield Machine(cluster=replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written), date=offer.date)
+        date = None if "price_per_gpu_hour" in written else offer.date
+        one = replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written)
+        yield Machine(cluster=one, priced=True, date=date)
 
 
 def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:

@@ -10,6 +10,7 @@ from hp_tool.catalog.traces import request_trace
 from hp_tool.domain.hardware import ClusterQuery, NodeType
 from hp_tool.domain.inference import TraceSpec
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.prices import PRICED
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.domain.sizing import SizingQuery
@@ -56,21 +57,18 @@ def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSp
 
 def names_registered(query: Query | SizingQuery) -> bool:
     """Whether the query names something that the catalogue does not have; only then is it worth asking a database."""
-    return any(name is not None for name in (*_unknown(query), _trace_name(query)))
+    clusters = (_unknown_cluster(each) for each in _clusters(query))
+    return any(name is not None for name in (_unless_known("models", query.model), *clusters, _trace_name(query)))
 
 
 def with_registered(query: Q, *, find: Find) -> Q:
     """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
-    _, cluster = _unknown(query)
     trace = _trace_name(query)
     if isinstance(query, Query) and query.inference and trace is not None and (spec := find("trace", trace)) is not None:
         query = replace(query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec)))
     query = replace(query, model=registered_model(query.model, find=find))
-    if cluster is not None and (spec := find("cluster", cluster)) is not None:
-        node = catalog.node_type_from_mapping({**spec, "name": cluster})
-        wanted = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
-        query = replace(query, cluster=_laid(wanted, node))
-    return query
+    clusters = tuple(_registered_cluster(each, find=find) for each in _clusters(query))
+    return query if clusters == _clusters(query) else replace(query, cluster=_as_listed(query, clusters))
 
 
 def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
@@ -117,10 +115,28 @@ def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     return {**spec, "name": name}
 
 
-def _unknown(query: Query | SizingQuery) -> tuple[str | None, str | None]:
-    """The names of model and cluster, where they could be registered and the catalogue has none of that name."""
-    cluster = query.cluster.node_type if isinstance(query.cluster, ClusterQuery) else query.cluster
-    return _unless_known("models", query.model), _unless_known("clusters", cluster)
+def _clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
+    """The query's cluster, or each of its list."""
+    return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
+
+
+def _as_listed(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
+    return clusters if isinstance(query.cluster, tuple) else clusters[0]
+
+
+def _unknown_cluster(cluster: Any) -> str | None:
+    """The name of a cluster, where it could be registered and the catalogue has none of that name."""
+    name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
+    return None if name == PRICED else _unless_known("clusters", name)
+
+
+def _registered_cluster(cluster: Any, *, find: Find) -> Any:
+    """The cluster that is registered under a name, with what is asked of it; the cluster as it stands where none is."""
+    name = _unknown_cluster(cluster)
+    if name is None or (spec := find("cluster", name)) is None:
+        return cluster
+    node = catalog.node_type_from_mapping({**spec, "name": name})
+    return _laid(cluster if isinstance(cluster, ClusterQuery) else ClusterQuery(), node)
 
 
 def _trace_name(query: Query | SizingQuery) -> str | None:

@@ -88,10 +88,16 @@ def _exchange(config: ParallelConfig) -> str:
 
 
 def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """The values of `training` that the query lists, as each row has them, where the rows differ."""
+    """The values of `training` that the query lists, as each row has them, where the rows differ; and stages of layers that are
+    unlike, where these do not hold equally many.
+    """
+    unlike = ("blocks_by_stage" in row.estimate.provenance for row in rows)
+    layouts = tuple(row.parallel.pipeline_layout or ABSENT if each else ABSENT for row, each in zip(rows, unlike, strict=True))
+    stages = Column(head="stages", meaning="layers (t) of each, as --pipeline-model-parallel-layout", cells=layouts, drop=4)
     assumed: list[Any] = [row.estimate.provenance.get("assumed") or {} for row in rows]
     columns = [(name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed)) for name in CHOICES]
-    return [Column(head=name.replace("_", " "), cells=cells) for name, cells in columns if len(set(cells)) > 1]
+    listed = [Column(head=name.replace("_", " "), cells=cells) for name, cells in columns if len(set(cells)) > 1]
+    return [*listed, *([stages] if set(layouts) - {ABSENT} else [])]
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 
 Config = ParallelConfig | ServingConfig
@@ -154,3 +155,13 @@ def _value(name: str, config: Config) -> str:
     if name == "data_parallel_shard_size" and not value:
         return f"all of DP {config.data_parallel_size}"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def machines_heading(query: Query) -> str:
+    """Return what a ranking of machines is of: `cheapest within 21 days`."""
+    limits, objective = query.constraints, query.objective
+    if limits.max_days is not None and objective in (None, "cost"):
+        return f"cheapest within {limits.max_days:g} days"
+    if limits.max_cost is not None and objective in (None, "days", "throughput"):
+        return f"fastest within ${limits.max_cost:,.0f}"
+    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(objective or "", "cheapest")

@@ -19,6 +19,7 @@ from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingMemory, TokenPrices
 from hp_tool.domain.targets import Targets, share_of
 from hp_tool.serving.intervals import intervals, mixers_doubt
+from hp_tool.serving.prefixes import words
 from hp_tool.serving.problem import CostedRows, ServingProblem
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
@@ -180,6 +181,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
             else {}
         ),
         "kv_element_bytes": problem.kv_element_bytes,
+        **({} if problem.resumes is None else {"prefix_states": words(problem, problem.resumes)}),
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }

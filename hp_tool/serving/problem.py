@@ -28,6 +28,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.serving.prefixes import resumed, resumed_every
 from hp_tool.training.problem import named_model
 
 NETWORK_PROFILE = "megatron-core"
@@ -74,6 +75,8 @@ class ServingProblem(ServingCase):
     """Of an offline load; None: more than run at once."""
     constraints: Constraints
     targets: Targets
+    resumes: int | None = None
+    """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever its prefix ends."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; its answers carry them."""
 
@@ -157,8 +160,10 @@ def resolve_serving(query: Query) -> ServingProblem:
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
-    if trace is not None and not named_rate and (block := state_block(case)) > 1:
-        trace = dataclasses.replace(trace, prefix_tokens=trace.prefix_tokens // block * block)
+    resumes = None
+    if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
+        resumes = resumed_every(case, release=workload.engine_version or engine.version)
+        trace = dataclasses.replace(trace, prefix_tokens=resumed(trace.prefix_tokens, resumes))
         case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
@@ -170,6 +175,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         trace=trace,
         offline=offline,
         num_prompts=load.num_prompts if load is not None else None,
+        resumes=resumes,
         constraints=query.constraints,
         targets=query.targets or Targets(),
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},

@@ -45,6 +45,10 @@ class Forgetting(StoreBase):
         old = MEASUREMENT.created_at < self._before(older_than_days)
         return self._delete(tables.measurements, old, dry_run=dry_run)
 
+    def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
+        old = tables.watches.c.updated_at < self._before(older_than_days)
+        return self._delete(tables.watches, old, dry_run=dry_run)
+
     def old_searches(self, *, older_than_days: float | None = None, keep: int | None = None) -> list[str]:
         yesterday = self._before(SHORTEST_DAYS)
         ended = sa.select(SEARCH.id).where(SEARCH.state.in_(ENDED)).order_by(SEARCH.finished_at.desc(), SEARCH.id)

@@ -32,6 +32,13 @@ class Group:
     """Its members; empty where they were not recorded."""
     name: str = ""
     """As its framework calls it."""
+    size: int = 0
+    """Number of its members, which a trace may say where it abbreviates their list; 0: as many as `ranks`."""
+
+    @property
+    def members(self) -> int:
+        """How many ranks it has; 0 where nothing was recorded."""
+        return len(self.ranks) or self.size
 
 
 def _no_ints() -> IntArray:

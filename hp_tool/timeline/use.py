@@ -55,19 +55,19 @@ def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
     start = np.maximum(events.start_s[columns.event], until[columns.event])
     lengths = events.end_s[columns.event] - start
     inside = (start >= spans[0, 0]) & (start < spans[-1, 1])
-    sums: dict[tuple[str, int, tuple[int, ...]], list[tuple[float, float]]] = defaultdict(list)
+    sums: dict[tuple[str, int, tuple[int, ...], int], list[tuple[float, float]]] = defaultdict(list)
     for each in np.flatnonzero(inside).tolist():
         group = events.groups[columns.group[each]]
-        key = (group.part, int(columns.operation[each]), group.ranks)
+        key = (group.part, int(columns.operation[each]), group.ranks, group.members)
         sums[key].append((float(lengths[each]), float(columns.size_bytes[each])))
     uses = []
-    for (part, operation, ranks), messages in sums.items():
+    for (part, operation, ranks, count), messages in sums.items():
         seconds, size = np.array(messages).sum(axis=0).tolist()
         seconds = max(seconds, 0.0)  # clocks of ranks agree to microseconds
         name = COLLECTIVES[operation]
-        members = max(len(ranks), 2)
+        members = max(count, 2)
         factor = BUS.get(name, 1.0) * ((members - 1) / members if name in BUS else 1.0)
-        known = size == size and seconds > 0 and (bool(ranks) or name == "send_receive")
+        known = size == size and seconds > 0 and (bool(count) or name == "send_receive")
         uses.append(
             LinkUse(
                 part=part,

@@ -123,7 +123,7 @@ class _Rank:
             return
         if name in _SECOND:
             self._count(event, name)
-        elif event.get("cat") == "user_annotation" and (step := self.names.step(name)) is not None:
+        elif self._marks(event, name) and (step := self.names.step(name)) is not None:
             start, end = self._times(event)
             if start == start:
                 self.steps.setdefault(step, (start, end))
@@ -140,6 +140,11 @@ class _Rank:
             raw = event.get("args")
             self.messages.add_host(len(self.start), name, raw if isinstance(raw, dict) else {})
         self._keep(start, end, kind, self._thread(event))
+
+    @staticmethod
+    def _marks(event: Mapping[str, Any], name: str) -> bool:
+        """Whether a span of the host may mark a step: torch 1.8 to 1.11 wrote `ProfilerStep#` as an operator."""
+        return event.get("cat") == "user_annotation" or name.startswith("ProfilerStep#")
 
     def _count(self, event: Mapping[str, Any], name: str) -> None:
         """2 m n k of a matmul whose shapes were recorded."""

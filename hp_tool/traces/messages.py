@@ -55,6 +55,11 @@ def ranks_of(value: Any) -> tuple[int, ...]:
     return tuple(each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < _MAX_RANKS)
 
 
+def _size_of(value: Any) -> int:
+    """The number of a group's members; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 < value < _MAX_RANKS else 0
+
+
 def elements(shape: Any) -> float:
     """The product of a recorded shape; NaN for what is none."""
     if not isinstance(shape, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in shape):
@@ -92,6 +97,7 @@ class Messages:
                 COLLECTIVES[operation],
                 True,
                 False,
+                _size_of(args.get("Group size")),
             ),
         )
 
@@ -104,7 +110,7 @@ class Messages:
         flat = not isinstance(shape, list) or len(shape) < 2
         few = elements(shape) < FEW
         self._add(
-            event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat, few)
+            event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat, few, 0)
         )
 
     def _add(self, event: int, operation: int, size: float, *, label: tuple[Any, ...]) -> None:
@@ -126,12 +132,13 @@ class Messages:
 
     def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
         """The label's group. One that was not recorded is the first listed of its part, as frameworks make it first."""
-        name, description, ranks, operation, flat, few = label
+        name, description, ranks, operation, flat, few, size = label
         listed = groups.get(name) if name else None
         part = self.names.group(description) or (listed.part if listed is not None else None)
         part = part or unnamed_part(operation, flat=flat, groups=list(groups.values()))
         if listed is not None and listed.ranks:
             ranks = listed.ranks
         if not ranks and not few:
-            ranks = next((group.ranks for group in groups.values() if group.part == part and len(group.ranks) > 1), ())
-        return Group(part=part, ranks=ranks, name=description or name)
+            listed_ranks = (group.ranks for group in groups.values() if group.part == part)
+            ranks = next((each for each in listed_ranks if len(each) > 1 and size in (0, len(each))), ())
+        return Group(part=part, ranks=ranks, name=description or name, size=size)

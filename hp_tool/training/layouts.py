@@ -7,6 +7,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, chunk_layers, parse_layout
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.training.rules import first_case
@@ -28,6 +29,14 @@ def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQ
     if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[-1].mtp_layers != model.num_nextn_predict_layers:
         return parallel
     return dataclasses.replace(parallel, pipeline_layout=None, virtual_pipeline_parallel_size=chunks)
+
+
+def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
+    """Whether the ends of a pipeline alone may hold other numbers of layers than the stages between them: of models whose
+    mixers and feed-forwards are layers of their own, before Megatron's pattern of them says stages.
+    """
+    hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
+    return hybrid and not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS)
 
 
 def pipeline_layout(text: str | None, *, model: ModelSpec, workload: TrainingWorkload) -> PipelineLayout | None:

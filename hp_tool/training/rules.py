@@ -228,7 +228,7 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
         )
     field = "training.lora.target_modules"
     _refuse(field, (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"))
-    known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
+    known = target_names(model, Candidates.alone(ParallelConfig()))
     for name in lora.target_modules or ():
         _refuse(field, (name not in known, f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}"))
 

@@ -29,6 +29,7 @@ VARIABLES = {
     "folder_days": "HP_RETENTION_FOLDER_DAYS",
     "folders": "HP_RETENTION_FOLDERS",
     "measurement_days": "HP_RETENTION_MEASUREMENT_DAYS",
+    "watch_days": "HP_RETENTION_WATCH_DAYS",
 }
 """Environment variables of workers, by the field of Retention that each sets."""
 
@@ -72,6 +73,7 @@ def in_words(retention: Retention) -> str:
         "run folders for {:g} days": retention.folder_days,
         "{:g} run folders": retention.folders,
         "measurements for {:g} days": retention.measurement_days,
+        "silent watched jobs for {:g} days": retention.watch_days,
     }
     return "workers keep " + ", ".join(text.format(value) for text, value in limits.items() if value is not None)
 
@@ -117,6 +119,8 @@ def prune(*, store: AccessStore, database_url: str, retention: Retention, dry_ru
     if retention.measurement_days is not None:
         measured = store.prune_measurements(older_than_days=retention.measurement_days, dry_run=dry_run)
         counted["measurements"] = counted.get("measurements", 0) + measured
+    if retention.watch_days is not None:
+        counted["watches"] = store.prune_watches(older_than_days=retention.watch_days, dry_run=dry_run)
     return counted
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats.logs import READERS, LogFacts, read_line
+from hp_tool.formats.logs import MAX_LINE, READERS, LogFacts, read_line
 from hp_tool.watch.job import Job, Source
 from hp_tool.watch.words import sentences
 
 MOST_FILES = 4096
 NEWEST = 8
+_HUGGING_FACE = re.compile(r"\{'loss': '?[\d.e+-]+'?, .*'epoch': ")
+"""What Hugging Face's Trainer prints of a step: no time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class LogSteps:
     in_seconds: bool = True
     """Whether the newest step was a time, and not a rate in a unit of its own."""
     facts: LogFacts = field(default_factory=LogFacts)
+    hugging_face: bool = False
+    """Whether a line was Hugging Face's of a step."""
     seq: int = 0
     printed: dict[int | None, list[int]] = field(default_factory=dict)
     """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed by another rank; any other
@@ -38,6 +42,7 @@ class LogSteps:
 
     def feed(self, line: str) -> tuple[int | None, StepReport] | None:
         """The step that this line completes, and the rank that it names; None for any other line."""
+        self.hugging_face = self.hugging_face or _HUGGING_FACE.search(line[:MAX_LINE]) is not None
         for reader in (self.reader,) if self.reader else READERS:
             read_line(line, self.facts, reader=reader)
             if (step := self._taken()) is not None:

@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import ReliabilitySpec
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.answers import Training
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import resolve_training
@@ -51,6 +51,8 @@ def after_loss(query: Query, *, lost_nodes: int = 1, calibrations: Calibrations 
 
     Raises InputError where nothing is left, or where no configuration of the rest is feasible.
     """
+    if query.kind != "training":
+        raise UnsupportedError("what is left of a service is not advised; give a training query", field="kind")
     cluster = resolve_training(query).cluster
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:

@@ -225,3 +225,55 @@ def _number(value: object) -> bool:
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, [], {}, "")}
+
+
+def explanation(answer: Answer) -> dict[str, Any]:
+    """What recorded steps say, of traces or of a log's timers."""
+    by_part = {each["part"]: each for each in answer.get("differences") or answer.get("parts") or ()}
+    parts_s: list[dict[str, float]] = [
+        each["parts_s"] for each in answer.get("ranks", ()) if each["rank"] == answer.get("critical_rank")
+    ]
+    measured = parts_s[0] if parts_s else {name: each["measured_s"] for name, each in by_part.items()}
+    predicted_s = {name: each["predicted_s"] for name, each in by_part.items() if each.get("predicted_s") is not None}
+    changes = [
+        {
+            "change": each["change"],
+            "seconds": _rounded(each["seconds"]),
+            "seconds_interval": [_rounded(end) for end in each["seconds_interval"]],
+            "flags": each["flags"],
+        }
+        for each in answer.get("suggestions", ())[:MAX_ROWS]
+    ]
+    return _without_empty(
+        {
+            "step_s": _rounded(answer["step_s"]),
+            "steps": answer["steps"],
+            "critical_rank": answer.get("critical_rank"),
+            "findings": bounded(each["words"] for each in answer["findings"]),
+            "measured_s": {name: _rounded(seconds) for name, seconds in measured.items() if seconds},
+            "predicted_s": {name: _rounded(seconds) for name, seconds in predicted_s.items() if seconds},
+            "changes": changes,
+            "query": answer.get("query"),
+        }
+    )
+
+
+def watched(job: Answer) -> dict[str, Any]:
+    """A watched job with its verdict."""
+    verdict = job["verdict"]
+    paces = {
+        name: {"step_s": _rounded(pace["step_s"]), "interval": [_rounded(end) for end in pace["interval"]]}
+        for name in ("now", "was", "expected")
+        if (pace := verdict[name]) is not None
+    }
+    return _without_empty(
+        {
+            "id": job["id"],
+            "name": job["name"],
+            "status": verdict["status"],
+            "text": [line.strip() for line in verdict["text"]],
+            **paces,
+            **{name: verdict[name] for name in ("slowdown", "lag", "loss_per_day", "steps", "ranks", "dropped")},
+            "causes": [{"kind": each["kind"], "text": each["text"]} for each in verdict["causes"][:MAX_ROWS]],
+        }
+    )

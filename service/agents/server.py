@@ -32,7 +32,7 @@ from service.settings import from_environment
 
 CHANGING = {"start_search": ToolAnnotations(destructive_hint=False), "cancel_search": ToolAnnotations(destructive_hint=True)}
 ASKING = ("estimate", "recommend", "why_not", "import_config", "export_config", "size", "follow_search", "search_result",
-          "catalogue", "query_keys")  # fmt: skip
+          "catalogue", "query_keys", "explain_run", "watched_jobs")  # fmt: skip
 INSTRUCTIONS = """How to split a transformer's training or serving over GPUs. recommend ranks all configurations by a cost
 model; estimate predicts one; why_not says why one is infeasible or slow and how to fix it; import_config reads a script and
 says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search spends

@@ -4,10 +4,11 @@ import functools
 import json
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec
+from typing import Annotated, Any, BinaryIO, Literal, ParamSpec
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
@@ -32,6 +33,7 @@ MAX_EXPORT = 60_000
 MAX_QUERY = 8_000
 """Characters of a query that an answer repeats."""
 FOLLOWED_RUNS = 10
+MAX_RECORDINGS = 16
 Options = Annotated[dict[str, Any], Field(max_length=100)]
 Rows = Annotated[int, Field(ge=1, le=figures.MAX_ROWS)]
 WaitS = Annotated[float, Field(ge=0, le=60)]
@@ -230,6 +232,60 @@ class Tools:
         fits."""
         async with self.connect(context) as client:
             return figures.sizing((await client.size(query=query))["sizing"])
+
+    @answering
+    async def explain_run(
+        self,
+        context: Context,
+        recordings: Annotated[
+            list[Text],
+            Field(
+                min_length=1,
+                max_length=MAX_RECORDINGS,
+                description="Traces of torch.profiler, one for each rank, or one log with Megatron's timers: each as its text, "
+                "or under `hp-tool mcp` as a path of this machine.",
+            ),
+        ],
+        query: QueryArgument | None = None,
+    ) -> Answer:
+        """Where the seconds of a recorded training step went, part by part, beside the prediction for `query`'s one
+        configuration where it is given: sentences ordered by seconds, slow ranks and links, and which changes would win how
+        much. Nothing is kept."""
+        with ExitStack() as opened:
+            traces = [opened.enter_context(self.recording(each)) for each in recordings]
+            async with self.connect(context) as client:
+                answer = await client.explain(traces=traces, query=None if query is None else self.request(query))
+        return figures.explanation(answer)
+
+    def recording(self, argument: str) -> BinaryIO:
+        """The argument as an open file, or the file that it names."""
+        path = Path(argument) if self.own_files and "\n" not in argument and len(argument) < 4096 else None
+        return BytesIO(argument.encode()) if path is None or not path.is_file() else path.open("rb")
+
+    @answering
+    async def watched_jobs(
+        self,
+        context: Context,
+        watch_id: Annotated[str | None, Field(description="One job with its verdict; left out: all of them.")] = None,
+        lost_nodes: Annotated[
+            int | None, Field(ge=1, le=10_000, description="Also: what to run without so many nodes, and whether to wait.")
+        ] = None,
+    ) -> Answer:
+        """Running jobs that report their steps: whether one became slower than it was or is slower than it should be, since
+        when, by how much, which ranks or parts explain it, and what it costs a day."""
+        async with self.connect(context) as client:
+            if watch_id is None:
+                jobs = (await client.watches(limit=figures.MAX_ITEMS))["items"]
+                return {"jobs": [{name: each[name] for name in ("id", "name", "status", "updated_at")} for each in jobs]}
+            job = await client.watched(watch_id=watch_id)
+            answer = figures.watched(job)
+            if lost_nodes is None:
+                return answer
+            if job["query"] is None:
+                raise ToolError("this job was begun without a query: nobody knows its nodes")
+            left = await client.after_loss(query=job["query"], lost_nodes=lost_nodes)
+        advice = {"text": left["text"], "idle_gpus": left["idle_gpus"], **figures.recommendation(left["recommendation"])}
+        return answer | {"after_loss": advice, "query": left["query"]}
 
     @answering
     async def start_search(

@@ -1,10 +1,11 @@
-"""POST /v1/explanations: recorded steps split into parts, beside their prediction. The traces are gone before the answer is."""
+"""POST /v1/explanations: recorded steps split into parts, beside their prediction. Uploads are gone before the answer is."""
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -13,15 +14,19 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
 from hp_tool import bounds
+from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange.explanation import Explanation, explain
+from hp_tool.exchange.explanation import Explanation
+from hp_tool.exchange.logged import LoggedExplanation
+from hp_tool.exchange.recorded import explain_files
 from hp_tool.queries.registered import Find
-from hp_tool.traces import read_traces
 from hp_tool.traces.files import MAX_FILES
 from service.api import openapi
 from service.api.bodies import json_response, read_query
 from service.api.dependencies import FindDep, SettingsDep, versioned
+from service.settings import Settings
 
+T = TypeVar("T")
 router = versioned("/explanations", tag="explanations")
 FORM = "multipart/form-data"
 EXAMPLE: dict[str, Any] = {
@@ -33,30 +38,55 @@ _TURN = anyio.CapacityLimiter(1)
 """One trace is read at a time: millions of events take some hundred megabytes."""
 
 
-@router.post("", response_model=Explanation, openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES))
+@router.post("", response_model=Explanation | LoggedExplanation, openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES))
 async def explanations(request: Request, settings: SettingsDep, find: FindDep) -> Response:
     """Split the recorded step of each rank into the parts of a prediction, and say which differ from it, why, and what would
-    win how much: what `hp-tool explain --json` says. Nothing of the upload is kept.
+    win how much: what `hp-tool explain --json` says, of traces or of one log with Megatron's timers. Nothing of the upload is
+    kept.
     """
+
+    def answer(form: FormData) -> Response:
+        check_fields(form, texts=("query",))
+        return json_response(explain_uploads(form, query=read_upload_query(form, find=find)))
+
+    return await with_form(request, answer, settings=settings, texts=1)
+
+
+async def with_form(request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int) -> T:
+    """Return what `answer` makes of the posted form, which has up to `texts` texts; in a thread, one at a time."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise InputError(f"send {FORM}: each trace as a file `trace`, the query as a text `query`", field="body", code="syntax")
+
+    def work(form: FormData) -> T:
+        bounds.check()  # the client may have hung up while it waited for its turn
+        return answer(form)
+
     try:
-        async with request.form(max_files=MAX_FILES, max_fields=1, max_part_size=settings.max_body_bytes) as form:
-            return await to_thread.run_sync(partial(_answer, form, find=find), limiter=_TURN)
+        async with request.form(max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes) as form:
+            return await to_thread.run_sync(partial(work, form), limiter=_TURN)
     except ClientDisconnect:
         raise HpToolError("the client hung up", code="client_gone") from None
 
 
-def _answer(form: FormData, *, find: Find) -> Response:
-    bounds.check()  # the client may have hung up while it waited for its turn
+def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
+    """Raise InputError for a field that is none of `trace` and `texts`, or that is a file where it is a text."""
     for name, value in form.multi_items():
-        if name not in ("trace", "query"):
-            raise InputError(f"unknown field {name[:100]!r}; known: trace, query", field=name[:100], code="unknown_key")
+        if name not in ("trace", *texts):
+            known = ", ".join(("trace", *texts))
+            raise InputError(f"unknown field {name[:100]!r}; known: {known}", field=name[:100], code="unknown_key")
         if isinstance(value, UploadFile) != (name == "trace"):
-            raise InputError("send `trace` as a file, and `query` as a text", field=name)
+            raise InputError(f"send `trace` as a file, and `{texts[0]}` as a text", field=name)
+
+
+def read_upload_query(form: FormData, *, find: Find) -> Query | None:
+    """The form's query, with registered names looked up; None where it has none."""
     text = form.get("query")
-    query = read_query(text.encode(), find=find) if isinstance(text, str) else None
-    uploads = [each for each in form.getlist("trace") if isinstance(each, UploadFile)]
+    return read_query(text.encode(), find=find) if isinstance(text, str) and text.strip() else None
+
+
+def explain_uploads(form: FormData, *, query: Query | None) -> Explanation | LoggedExplanation:
+    """Explain the form's files, which are deleted before this returns."""
+    uploads = [each for each in form.getlist("trace") if isinstance(each, UploadFile) and (each.filename or each.size)]
     with TemporaryDirectory(prefix="hp-explain-") as folder:
         # Files with a path, which SQLite needs; the sender's names only stand in errors, and may tell ranks.
         paths = [Path(folder) / str(place) for place in range(len(uploads))]
@@ -64,6 +94,4 @@ def _answer(form: FormData, *, find: Find) -> Response:
             with path.open("wb") as copy:
                 shutil.copyfileobj(upload.file, copy, 2**20)
             upload.file.close()  # so that no two copies of a large one are left
-        names = [PurePath(upload.filename or "trace").name[:100] for upload in uploads]
-        ranks = read_traces(paths, names=names)
-    return json_response(explain(ranks, query=query))
+        return explain_files(paths, names=[PurePath(upload.filename or "trace").name[:100] for upload in uploads], query=query)

@@ -19,9 +19,10 @@ from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.watch import expected_of
+from hp_tool.watch.loss import AfterLoss, after_loss
 from hp_tool.watch.reports import take_steps, teach, verdict_of
 from service.api import openapi
-from service.api.bodies import json_body, resolve
+from service.api.bodies import QueryBody, json_body, json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, PagingDep, SettingsDep, StoreDep, WatchStoreDep, versioned
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
@@ -29,7 +30,16 @@ from service.api.views import PageView, View
 from service.settings import Settings
 
 router = versioned("/watches", tag="watches")
+losses = versioned("/lost-nodes", tag="watches")
+MOST_LOST = 10_000
 EXAMPLE = {"name": "pretrain", "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"}}
+LOSS_EXAMPLE = {
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+    "training": {"sequence_length": 8192, "global_batch_size": 64},
+    "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1},
+}
 STEPS_EXAMPLE = {"source": "f00d", "rank": 0, "reports": [{"seq": 1, "step": 10, "step_s": 1.25}]}
 
 
@@ -126,6 +136,17 @@ def list_watches(
 ) -> PageView[WatchView]:
     """Watched jobs, newest first, without their verdicts."""
     return PageView.of(store.list_watches(owner=owner, limit=limit, **paging), _view)
+
+
+@losses.post("", response_model=AfterLoss, openapi_extra=openapi.body(Query, example=LOSS_EXAMPLE))
+def lost_nodes(
+    query: QueryBody,
+    calibrations: CalibrationsDep,
+    lost_nodes: Annotated[int, Parameter(ge=1, le=MOST_LOST, description="Nodes of the query's cluster that are gone")] = 1,
+) -> Response:
+    """The best configuration of what lost nodes leave of a query's training, and how long it pays to wait for them: what
+    `hp-tool watch --lost-nodes` says."""
+    return json_response(after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations))
 
 
 @router.get("/{watch_id}")

@@ -1,5 +1,6 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -190,6 +191,16 @@ def dollars(value: float) -> str:
     return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
+def number(value: float) -> str:
+    """Three significant digits: 14.1, 1,234."""
+    return _significant(value)
+
+
+def days(value: float) -> str:
+    """14.1 days."""
+    return UNITS["days"](value)
+
+
 def measured(value: float | None, unit: str) -> str:
     """A figure in its unit."""
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)
@@ -210,6 +221,11 @@ def subject(query: JsonObject) -> str:
     gpu_name = gpu.get("name", "own GPU") if isinstance(gpu, dict) else str(gpu)
     number = cluster.get("num_gpus")
     return f"{name} on {number} x {gpu_name}" if number else f"{name} on {gpu_name}"
+
+
+def query_text(query: JsonObject) -> str:
+    """A stored query for an address."""
+    return json.dumps(query, ensure_ascii=False, separators=(",", ":"))
 
 
 def device_of(query: JsonObject) -> str:

@@ -46,6 +46,8 @@ SECTIONS = (
     ("Ask", "/"),
     ("Searches", "/searches"),
     ("New search", "/searches/new"),
+    ("Explain", "/explain"),
+    ("Watch", "/watches"),
     ("Calibration", "/calibration"),
     ("Workers", "/workers"),
     ("Models", "/models"),

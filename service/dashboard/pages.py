@@ -11,16 +11,19 @@ from service.dashboard import (
     catalogue,
     compare,
     configuration,
+    explain,
     explorer,
     explorer_serving,
     exports,
     labels,
+    machines,
     measurements,
     new_search,
     offline,
     run,
     search,
     searches,
+    watches,
     workers,
 )
 from service.dashboard.page import ASSETS, STATIC
@@ -28,7 +31,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, explorer_serving, run, offline),
+    *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, watches, offline),
 )
 """Modules with a router of pages."""
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
-from service.http.routes import AGENTS_PATH
+from service.http.routes import AGENTS_PATH, UPLOADS
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
@@ -49,7 +49,8 @@ class RequestLimits:
             )
             await problem(error)(scope, receive, send)
             return
-        meter = Meter(max_s=self.settings.max_cpu_s)
+        uploads = scope["path"] in UPLOADS and scope["method"] == "POST"
+        meter = Meter(max_s=self.settings.max_upload_cpu_s if uploads else self.settings.max_cpu_s)
         asker = Asker(receive, hung_up=meter.stop)
         bounds = Bounds(
             max_combinations=self.settings.max_combinations,
@@ -85,14 +86,15 @@ class Meter:
         now_s = time.thread_time()
         bounds.spent_s += now_s - _SEEN_S.get(now_s)
         _SEEN_S.set(now_s)
-        if bounds.spent_s > self._max_s:
+        max_s = self._max_s * bounds.questions
+        if bounds.spent_s > max_s:
             if not bounds.planned:
-                message = f"{self._max_s:g} s of processor time were used up; send less in one request"
+                message = f"{max_s:g} s of processor time were used up; send less in one request"
                 raise InputError(message, code="request_too_costly")
             share = bounds.done / max(bounds.planned, 1)
             needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
             raise InputError(
-                f"{self._max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
+                f"{max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
                 f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} combinations or fewer",
                 field="parallel",
                 code="request_too_costly",

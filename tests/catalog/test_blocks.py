@@ -158,6 +158,23 @@ def test_a_searched_architecture_has_the_parameters_of_its_published_weights() -
     linear = [{**searched(1.0, 8), "ffn": {"ffn_mult": 1.0, "replace_with_linear": True}}] * 80
     with pytest.raises(UnsupportedError, match="replace_with_linear"):
         catalog.model_from_mapping(config | {"block_configs": linear})
+    mixture = [*layers[:-1], {**layers[-1], "ffn": {**layers[-1]["ffn"], "moe": {"num_local_experts": 8}}}]
+    with pytest.raises(UnsupportedError, match="block_configs moe: such layers"):
+        catalog.model_from_mapping(config | {"block_configs": mixture})
+
+
+def test_layers_of_a_search_may_say_their_sizes() -> None:
+    """The later form of block_configs: heads and widths themselves, not heads of a group and a multiple."""
+    sized = {"attention": {"num_key_value_heads": 2, "no_op": False}, "ffn": {"intermediate_size": 160, "no_op": False}}
+    without = {"attention": {"no_op": True}, "ffn": {"intermediate_size": 64}}
+    config = {**SHAPE, "model_type": "nemotron-nas", "block_configs": [sized, sized, sized, without]}
+    read = catalog.model_from_mapping(config)
+    assert [
+        (str(block.mixer), block.num_key_value_heads, block.intermediate_size, block.count) for block in read.blocks or ()
+    ] == [
+        ("attention", 2, 160, 3),
+        ("none", None, 64, 1),
+    ]
 
 
 def test_what_kimi_k3_adds_to_kimi_linear() -> None:

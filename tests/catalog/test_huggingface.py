@@ -313,6 +313,7 @@ def test_a_wrapper_is_its_language_model_and_estimates_say_what_is_left_out() ->
     )  # fmt: skip
     simplified = answer.estimate.provenance["simplified"]
     assert isinstance(simplified, list) and f"left out: {model.left_out}" in simplified
+    assert "towers: about 0.43B weights count where served, untimed" in simplified
 
 
 def test_a_wrapped_model_that_cannot_be_read_is_refused_by_its_own_type() -> None:

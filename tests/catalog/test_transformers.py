@@ -299,10 +299,18 @@ def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:
     assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
 
 
+def test_counts_of_a_model_whose_class_has_no_output_layer(transformers: Any) -> None:
+    config = configured(transformers, "mistral4", ROUTED)
+    built = transformers.AutoModel.from_config(config)
+    read = catalog.model_from_mapping(config.to_diff_dict())
+    head = SMALL["vocab_size"] * SMALL["hidden_size"]
+    assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters()) + head
+
+
 def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
-    counted |= {inner for inner, _ in INNER.values()}
+    counted |= {inner for inner, _ in INNER.values()} | {"mistral4"}
     assert set(FAMILIES) - counted == {
         "gpt-sw3",
         "kimi_k2",
@@ -330,6 +338,8 @@ INNER = {
     "qwen3_vl": ("qwen3_vl_text", {"head_dim": 32}),
     "qwen3_vl_moe": ("qwen3_vl_moe_text", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
     "gemma3": ("gemma3_text", {"head_dim": 32}),
+    "glm4v": ("glm4v_text", {}),
+    "glm4v_moe": ("glm4v_moe_text", {**ROUTED, "head_dim": 32, "attention_bias": True}),
     "llama4": ("llama4_text", {**LOCAL, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size": 160}),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "head_dim": 32}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **SHARED, "head_dim": 32}),
@@ -366,3 +376,7 @@ def test_counts_of_a_wrapped_language_model(transformers: Any, model_type: str) 
     assert total_parameters(read) == expected
     assert read.left_out is not None and f"{model_type} but its text_config" in read.left_out
     assert "vision_config" in read.left_out
+    both = [sum(parameter.numel() for parameter in each.parameters()) for each in (built, text)]
+    beside = both[0] - both[1]
+    beside -= 0 if read.tie_word_embeddings else SMALL["vocab_size"] * SMALL["hidden_size"]
+    assert read.tower_parameters == pytest.approx(beside, rel=0.2)

@@ -145,6 +145,19 @@ def test_measurements_go_only_on_request(kept: Kept) -> None:
     assert run.search_id not in kept.searches()
 
 
+def test_silent_watched_jobs_go_only_on_request(kept: Kept) -> None:
+    old, new = (kept.store.create_watch(name=name, query=None, expected=None).id for name in ("old", "new"))
+    with opened(kept.url) as engine, engine.begin() as connection:
+        aged = sa.text("UPDATE hp_watches SET updated_at = datetime(updated_at, '-40 days') WHERE id = :id")
+        if engine.dialect.name == "postgresql":
+            aged = sa.text("UPDATE hp_watches SET updated_at = updated_at - interval '40 days' WHERE id = :id")
+        connection.execute(aged, {"id": old})
+    assert "watches" not in kept.prune("--older-than", "30")
+    assert kept.prune("--watches-older-than", "50")["watches"] == 0
+    assert kept.prune(HP_RETENTION_WATCH_DAYS="30")["watches"] == 1
+    assert [each.id for each in kept.store.list_watches().items] == [new]
+
+
 def test_settings_stand_for_flags_and_one_is_needed(kept: Kept) -> None:
     kept.search(days=40)
     refused = kept.hp_tool("db", "prune")

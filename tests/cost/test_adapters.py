@@ -66,7 +66,7 @@ def test_tensor_parallel_ranks_share_adapters_evenly(name: str, targets: tuple[s
     lora = LoraSpec(rank=16, target_modules=targets)
     sizes = [
         t * layer_adapter_parameters(
-            model(name), lora, Candidates.alone(ParallelConfig(tensor_parallel_size=t)), moe=False, routed=False
+            model(name), lora, Candidates.alone(ParallelConfig(tensor_parallel_size=t)), routed=False
         )
         for t in (1, 2, 8)
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def test_adapters_of_experts_keep_what_autograd_keeps_of_every_copy_of_a_token(t
     def saved(lora: LoraSpec) -> tuple[float, float]:
         workload = TrainingWorkload(sequence_length=32, global_batch_size=1, task="lora", lora=lora, expert_imbalance=1.0)
         case = case_of(model=sparse, workload=workload)
-        formula = layer_bytes(case=case, candidates=Candidates.alone(ParallelConfig()), moe=True).saved
+        formula = layer_bytes(case=case, candidates=Candidates.alone(ParallelConfig())).saved
         return float(formula), float(autograd_saves(sparse, tokens=32, trained=False, lora=lora))
 
     alone, found = (saved(LoraSpec(rank=4, target_modules=each)) for each in (("linear_proj",), targets))

@@ -158,7 +158,7 @@ def test_saved_activations_of_a_layer_never_rise(feature: str) -> None:
         if problem.model.architecture == "encoder_decoder":
             found = mean_layer_bytes(case=problem, candidates=one)
         else:
-            found = layer_bytes(case=problem, candidates=one, moe=problem.model.num_experts is not None)
+            found = layer_bytes(case=problem, candidates=one)
         return float(found.saved), float(found.saved_selective)
 
     for sharded in (False, True):

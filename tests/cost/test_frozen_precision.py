@@ -17,7 +17,7 @@ from hp_tool.queries import schema
 from hp_tool.training import estimate
 
 BASE = model("llama-2-70b")
-MATRICES = float(entries(rank_matrices(BASE, Candidates.alone(ParallelConfig()), moe=False))) * BASE.num_hidden_layers
+MATRICES = float(entries(rank_matrices(BASE, Candidates.alone(ParallelConfig())))) * BASE.num_hidden_layers
 TOKENS = 4096
 LORA = {"rank": 16, "target_modules": ["linear_qkv", "linear_proj"]}
 

@@ -111,7 +111,7 @@ def test_weights_kept_in_eight_bits_are_as_many_bytes_and_half_the_traffic(
 )  # fmt: skip
 def test_blackwell_needs_one_copy_of_weights_with_one_scale(gpu: str, precision: str, recipe: str | None, width: float) -> None:
     shape = model("llama-3-8b")
-    matrices = shape.num_hidden_layers * float(entries(layer_matrices(shape, shape.layer_kind(moe=False))))
+    matrices = shape.num_hidden_layers * float(entries(layer_matrices(shape)))
     weights = [
         asked(gpu=gpu, precision=precision, fp8_recipe=recipe, parameter_precision=stored).memory.weights_bytes  # type: ignore[union-attr]
         for stored in ("bf16", "fp8")
@@ -122,7 +122,7 @@ def test_blackwell_needs_one_copy_of_weights_with_one_scale(gpu: str, precision:
 def test_only_matrices_are_kept_in_eight_bits() -> None:
     size = bytes_per_parameter(replace(FP8, precision="mxfp8", parameter_precision="fp8"))
     shape = model("llama-3-8b")
-    matrices = float(entries(layer_matrices(shape, shape.layer_kind(moe=False))))
+    matrices = float(entries(layer_matrices(shape)))
     kept = stage_bytes(matrices + 1000.0, matrices=matrices, size=size)
     assert kept.weights == pytest.approx(matrices * 2 * 33 / 32 + 2000)
     assert kept.communicated_weights == pytest.approx(matrices * 33 / 32 + 2000)

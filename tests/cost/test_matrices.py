@@ -63,15 +63,15 @@ def by_hand(model: ModelSpec) -> tuple[float, float]:
     return layers * attention + dense * per_width * ffn + (layers - dense) * experts, routers
 
 
-def layer_counts(model: ModelSpec) -> dict[bool, int]:
-    """Layers without and with experts."""
-    counts = {False: model.num_hidden_layers - model.moe_layers, True: model.moe_layers}
-    return {moe: count for moe, count in counts.items() if count}
+def layer_counts(model: ModelSpec) -> list[tuple[ModelSpec, int]]:
+    """Layers without and with experts, as models of these alone."""
+    counts = ((model.without_experts, model.num_hidden_layers - model.moe_layers), (model, model.moe_layers))
+    return [(kind, count) for kind, count in counts if count]
 
 
 def test_training_and_serving_weigh_the_same_matrices(model: ModelSpec) -> None:
     matrices, routers = by_hand(model)
-    weights = sum(n * entries(layer_matrices(model, model.layer_kind(moe=moe))) for moe, n in layer_counts(model).items())
+    weights = sum(count * entries(layer_matrices(kind)) for kind, count in layer_counts(model))
     assert weights == matrices + routers
 
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
@@ -90,10 +90,9 @@ def test_training_and_serving_weigh_the_same_matrices(model: ModelSpec) -> None:
 
 
 def test_divided_matrices_lie_whole_on_all_ranks_together(model: ModelSpec) -> None:
-    for moe in layer_counts(model):
-        kind = model.layer_kind(moe=moe)
-        whole = layer_matrices(model, kind)
-        divided = layer_matrices(model, kind, tensor=np.array([1, 2, 4]), expert=2, expert_tensor=np.array([1, 5, 2]))
+    for kind, _ in layer_counts(model):
+        whole = layer_matrices(kind)
+        divided = layer_matrices(kind, tensor=np.array([1, 2, 4]), expert=2, expert_tensor=np.array([1, 5, 2]))
         assert [matrix.module for matrix in divided] == [matrix.module for matrix in whole]
         for one, part in zip(whole, divided, strict=True):
             if one.module == "linear_qkv" and model.kv_heads % 4:  # keys and values are copied

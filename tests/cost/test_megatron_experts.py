@@ -77,9 +77,7 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...]) -> None:
         data_parallel_size=max(t, etp) * ep // t, expert_parallel_size=ep, expert_tensor_parallel_size=etp,
         recompute=Recompute(granularity="selective", modules=modules) if modules else recompute,
     )  # fmt: skip
-    found = layer_bytes(
-        case=case_of(model=model, workload=workload(family, "flash")), candidates=Candidates.alone(config), moe=True
-    )
+    found = layer_bytes(case=case_of(model=model, workload=workload(family, "flash")), candidates=Candidates.alone(config))
     saved = {"none": found.saved, "full": found.saved_full}.get(recompute, found.saved_selective)
     tokens, experts, chosen = SEQUENCE * MICRO_BATCH / t, model.num_experts or 0, model.num_experts_per_tok or 0
     held = tokens * (5 * experts + 8 * chosen) + 8 * experts * etp  # and how many tokens each expert gets from each rank

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hp_tool import anatomy
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.legality import REASONS, legality
 from hp_tool.cost.recurrent_block import mixer_kernels
@@ -107,6 +109,13 @@ def test_rows_and_lone_candidates_are_equal_to_the_bit() -> None:
         }
 
 
+def test_no_candidates_cost_nothing() -> None:
+    """A part of a space may hold no legal one."""
+    case = case_of(model=NANO, workload=WORKLOAD, cluster=NODES)
+    none = Candidates.from_configs([config()]).take(np.zeros(0, dtype=np.intp))
+    assert training_costs(case=case, candidates=none).step_s.shape == (0,)
+
+
 def test_the_scan_of_a_state_space_runs_at_the_rate_of_its_framework() -> None:
     (_, layers), *_ = NANO.kinds
     case = case_of(model=layers, workload=WORKLOAD, cluster=NODES)
@@ -151,8 +160,27 @@ def test_flops_are_those_that_megatron_prints() -> None:
 )  # fmt: skip
 def test_mixers_are_split_as_megatron_splits_them(spec: ModelSpec, sizes: dict[str, Any], is_legal: bool) -> None:
     case = case_of(model=spec, workload=WORKLOAD, cluster=NODES)
+    assert is_split(case, sizes) == is_legal
+
+
+def is_split(case: TrainingCase, sizes: dict[str, Any]) -> bool:
     code = int(legality(case=case, candidates=Candidates.alone(config(**sizes))))
-    assert (code >> REASONS.index("mixer_not_divisible") & 1 == 0) == is_legal
+    return code >> REASONS.index("mixer_not_divisible") & 1 == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "since"),
+    [
+        (NANO, {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}, "0.17"),
+        (QWEN, {"tensor_parallel_size": 2, "context_parallel_size": 8}, "0.18"),
+        (QWEN, {"tensor_parallel_size": 2, "context_parallel_size": 16}, None),  # 16 heads of keys
+    ],
+)
+def test_what_later_releases_split(spec: ModelSpec, sizes: dict[str, Any], since: str | None) -> None:
+    releases = ["0.16", "0.17", "0.18", "26.02", "26.06"]
+    cases = [case_of(model=spec, workload=replace(WORKLOAD, framework_version=each), cluster=NODES) for each in releases]
+    splitting = [each for each, case in zip(releases, cases, strict=True) if is_split(case, sizes)]
+    assert splitting == ([] if since is None else [each for each in releases[:3] if each >= since] + ["26.06"])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 import hp_tool
 from hp_tool.answers import RecommendAnswer
+from hp_tool.bounds import Bounds, bounded
 from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.queries import schema
@@ -157,8 +158,47 @@ def test_other_questions_are_of_one_machine() -> None:
         ranked([OWN, {"gpu": "h1000", "num_gpus": 8}])
     with pytest.raises(NotFoundError, match="nosuch"):
         ranked(["nosuch", OWN])
-    answer = ranked([OWN, {**OWN, "num_gpus": 12}, OWN])
+    answer = ranked([OWN, {**OWN, "num_gpus": 12, "name": "odd"}, OWN])
     assert len(answer.recommendations) == 1 and answer.rejections["invalid_input"] == 1
+    (note,) = answer.not_ranked
+    assert (note.cluster, note.code) == ("12 x odd", "invalid_input") and "12" in note.message
+
+
+def test_what_no_throughput_lets_keep_the_limits_is_not_ranked() -> None:
+    """1e11 tokens of 8e9 parameters are 4.8e21 FLOPs or more: at twice 989 TFLOP/s 674 hours of one device, so $1,348 at $2."""
+    cheap, dear = OWN | {"name": "cheap"}, DEAR | {"name": "dear"}
+    answer = ranked([cheap, dear], constraints={"max_cost": 100.0})
+    assert answer.recommendations == () and len(answer.nearest_misses) == 2
+    assert answer.nearest_misses[0].cluster == "cheap" and answer.not_ranked == ()
+    alone = ranked([cheap], constraints={"max_cost": 100.0})
+    assert alone.nearest_misses[0].parallel == answer.nearest_misses[0].parallel
+    free = ranked([cheap])
+    within = ranked([cheap, dear | {"price_per_gpu_hour": 50.0}], constraints={"max_cost": 1.1 * free.recommendations[0].cost})
+    assert within.recommendations[0].estimate == free.recommendations[0].estimate
+    assert [(each.cluster, each.code) for each in within.not_ranked] == [("16 x dear", "target_missed")]
+    assert within.space.legal < 2 * free.space.legal
+
+
+def test_a_request_that_costs_too_much_says_after_how_many_machines() -> None:
+    def spent(bounds: Bounds) -> None:
+        raise InputError("1 s of processor time were used up", code="request_too_costly")
+
+    limits = Bounds(max_combinations=10**9, max_values=128, max_yaml_bytes=1, check=spent)
+    message = r"^after 0 of 2 machines: 1 s of processor time were used up, or list fewer machines$"
+    with bounded(limits), pytest.raises(InputError, match=message) as refused:
+        ranked([OWN, SLOW])
+    assert (refused.value.code, refused.value.field, limits.questions) == ("request_too_costly", "cluster", 2)
+    with bounded(limits), pytest.raises(InputError, match=r"cluster\.num_gpus lists 129 values"):
+        ranked([{"gpu": H100, "num_gpus": list(range(1, 130))}])
+
+
+def test_a_budget_that_nothing_keeps_costs_less_work_and_changes_no_miss() -> None:
+    """What takes longer than the longest step in time is not acceptable, so that bounds may rule it out."""
+    free = hp_tool.recommend(query(OWN), top=1)
+    cost, step_s = free.recommendations[0].known.cost, free.recommendations[0].known.time.step_s
+    missed = hp_tool.recommend(query(OWN, constraints={"max_cost": 0.9 * cost}), top=1)
+    assert missed.recommendations == () and missed.nearest_misses[0].known.time.step_s <= step_s
+    assert missed.space.legal <= 2 * free.space.legal
 
 
 def test_a_market_of_a_machine_that_the_list_does_not_name_needs_its_figures() -> None:

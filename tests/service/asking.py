@@ -39,6 +39,7 @@ WITHOUT = frozenset(
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
         *("/v1/traces/{name}", "/v1/watches/{watch_id}", "/v1/watches/{watch_id}/steps"),
+        "/watches/{watch_id}/delete",
     }
 )
 """Changing routes that take no query."""
@@ -46,7 +47,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        *("listed", "page", "preset", "ranked", "rerank", "run", "search", "words"),
+        *("listed", "lost_nodes", "page", "preset", "ranked", "rerank", "run", "search", "words"),
         *(
             "attention",
             "frozen_precision",
@@ -175,13 +176,13 @@ def _watch(place: str, value: str) -> Iterator[Json]:
 
 
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
-    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans"), _query),
+    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans", "/v1/lost-nodes"), _query),
     "/v1/batch": _lines,
     "/v1/measurements": _report,
     "/v1/measurements/bulk": _report,
     "/v1/exports": _export,
     "/v1/imports": _import,
-    "/v1/explanations": _upload,
+    **dict.fromkeys(("/v1/explanations", "/explain"), _upload),
     "/v1/sizings": _sizing,
     "/v1/watches": _watch,
     "/mcp": _tool,

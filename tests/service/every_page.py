@@ -42,6 +42,16 @@ SERVING: dict[str, Any] = {
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8"},
     "parallel": {"tensor_parallel_size": 4},
 }
+RENT = {
+    "model": "llama-3.1-8b",
+    "machines": "h100-sxm-80gb",
+    "cluster.num_gpus": "8, 16",
+    "training.sequence_length": "4096",
+    "training.global_batch_size": "64",
+    "training.total_tokens": "1e10",
+    "constraints.max_days": "9",
+    "parallel.pipeline_parallel_size": "1",
+}
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
@@ -85,10 +95,14 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "run": _asked("/run", query=pipeline),
         "compare-a-run": f"/compare?{urlencode({'first': f'/searches/{ended}/runs/{first}', 'second': json.dumps(query)})}",
         "compare": _asked("/compare", first=alone, second=pipeline),
+        "explain": "/explain",
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
         "explorer-serving": "/explorer/serving",
         "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
+        "machines": address("/explorer/machines", RENT),
+        "machines-out-of-reach": address("/explorer/machines", RENT | {"constraints.max_cost": "5"}),
+        "machines-serving": "/explorer/machines?kind=inference&machines=h100-sxm-80gb",
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
         "calibration-series": series,
@@ -99,6 +113,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "gpu": "/gpus/h100-sxm-80gb",
         "clusters": "/clusters",
         "cluster": "/clusters/dgx-h100",
+        "watches": "/watches",
+        "watch": f"/watches/{_watch(http)}?lost_nodes=1",
         "workers": "/workers",
         "sample": "/searches/sample",
         "offline": "/offline",
@@ -171,6 +187,15 @@ def _live(store: Store, http: TestClient, query: dict[str, Any]) -> str:
 def _submitted(http: TestClient, query: dict[str, Any]) -> str:
     search: str = http.post("/v1/searches", json=query).json()["id"]
     return search
+
+
+def _watch(http: TestClient) -> str:
+    """A job that became slower; its id."""
+    query = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+    watch: str = http.post("/v1/watches", json={"name": EVIL, "query": query}).json()["id"]
+    reports = [{"seq": n, "step_s": 30.0 + 0.01 * (n % 7) + 9.0 * (n > 100)} for n in range(1, 161)]
+    http.post(f"/v1/watches/{watch}/steps", json={"source": EVIL[:60], "host": EVIL, "reports": reports})
+    return watch
 
 
 def _calibration(store: Store, http: TestClient) -> str:

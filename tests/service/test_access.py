@@ -89,7 +89,7 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
 ) -> None:
     reading, submitting = key(store, Scope.READ), key(store, Scope.SUBMIT)
     computing = {"/v1/estimates", "/v1/recommendations", "/v1/batch", "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"}
-    computing |= {"/v1/explanations", "/searches/new/preview", "/searches/new/preview.json"}
+    computing |= {"/v1/explanations", "/v1/lost-nodes", "/explain", "/searches/new/preview", "/searches/new/preview.json"}
     computing |= {"/mcp"}  # tools meet the scopes of what they ask
     for method, path in addresses(app):
         administration = path.startswith(("/v1/keys", "/v1/audit", "/keys", "/audit"))

@@ -15,9 +15,13 @@ import pytest
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.watch import StepBatch
 from hp_tool.exchange.reading import read_configuration
 from hp_tool.formats.reading import ImportRefusedError
+from hp_tool.queries import schema
 from hp_tool.store import SqlStore, open_store
+from hp_tool.watch import expected_of
+from hp_tool.watch.reports import take_steps
 from service import keys
 from service.agents import SKILL
 from service.app import create_app
@@ -26,6 +30,7 @@ from tests.conftest import skip_or_fail
 from tests.service.conftest import SMALL
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import hp_tool, served
+from tests.service.test_watches import DENSE, batch, times
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -135,11 +140,29 @@ async def ask_all(agent: Agent, script: str) -> None:
     sized = await agent.ask("size", query={"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7})
     assert sized["figures"]["effective_days"]["interval"][0] < 7.0
     assert all(isinstance(each["value"], int) for each in sized["shape"] if each["name"] == "vocab_size")
+    gemm = '{"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16_bf16f32", "tid": 7, "ts": %d, "dur": 100}'
+    trace, whole = f"[{gemm % 0}, {gemm % 100}]", {**QUERY, "parallel": best["parallel"]}
+    explained = await agent.ask("explain_run", recordings=[trace], query=whole)
+    assert explained["measured_s"] == {"compute": 2e-4} and explained["predicted_s"]["compute"] > 2e-4
+    assert "no_trace" in await agent.refused("explain_run", recordings=["{}"])
     assert "h100-sxm-80gb" in (await agent.ask("catalogue", kind="gpus"))["gpus"]
     assert (await agent.ask("catalogue", kind="models", name="llama-3-70b"))["num_hidden_layers"] == 80
     assert "integer" in (await agent.ask("query_keys", section="parallel"))["tensor_parallel_size"]
     assert "did you mean parallel?" in await agent.refused("estimate", query={**QUERY, "paralel": {}})
     assert "no such argument; did you mean top?" in await agent.refused("recommend", query=QUERY, tops=3)
+
+
+async def watch_with(agent: Agent, store: SqlStore) -> None:
+    """A job of ada's that becomes slower, and what to run without one of its nodes."""
+    query = schema.parse_query(DENSE)
+    expected = schema.to_dict(expected_of(query))
+    job = store.create_watch(name="pretrain", query=schema.query_mapping(query), expected=expected, owner="ada").id
+    for times_s, first in ((times(200), 1), (1.3 * times(40, seed=1), 201)):
+        take_steps(schema.parse(StepBatch, batch(times_s, first=first)), store=store, watch_id=job)
+    assert [each["id"] for each in (await agent.ask("watched_jobs"))["jobs"]] == [job]
+    told = await agent.ask("watched_jobs", watch_id=job, lost_nodes=1)
+    assert told["status"] == "slower_than_it_was" and told["text"][0].startswith("slower than it was")
+    assert told["after_loss"]["parallel"] and told["query"]["cluster"]["num_gpus"] < 32
 
 
 async def search_with(agent: Agent, act: Callable[[str], None]) -> dict[str, Any]:
@@ -191,6 +214,7 @@ def test_an_agent_with_a_key_drives_every_tool_over_http(store: SqlStore) -> Non
     async def drive() -> None:
         async with agent(token(Scope.SUBMIT)) as ada:
             await ask_all(ada, SCRIPT)
+            await watch_with(ada, store)
             result = await search_with(ada, work)
             (measured,) = [row["measured"] for row in result["recommendations"]]
             assert measured["figures"]["step_s"] == {"value": 0.4, "interval": [0.39, 0.41], "basis": "measured"}

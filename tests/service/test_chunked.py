@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.app import create_app
-from service.http.routes import EXPLANATIONS_PATH, STREAMED
+from service.http.routes import STREAMED, UPLOADS
 from service.settings import Settings
 from tests.service.processes import served
 from tests.service.routes import every_route
@@ -35,7 +35,7 @@ def test_a_chunked_body_past_the_limit(tmp_path_factory: pytest.TempPathFactory,
     with served(app) as url, httpx.Client(base_url=url, timeout=30) as http, caplog.at_level(logging.ERROR):
         for route in routes:
             answer = http.request(route.method, route.at(**values), content=chunks())
-            if route.pattern == EXPLANATIONS_PATH:  # its body is a form
+            if route.pattern in UPLOADS:  # its body is a form
                 assert answer.status_code == 422
                 parts = iter([b"--x\r\nContent-Disposition: form-data; name=query\r\n\r\n", *chunks()])
                 form = {"Content-Type": "multipart/form-data; boundary=x"}

@@ -21,6 +21,7 @@ from service.app import create_app
 from service.async_client import AsyncClient
 from service.client import Client
 from service.settings import Settings
+from tests.formats.test_timers import LEVEL_1, LEVEL_2, log
 from tests.service.processes import served
 from tests.timeline.made import training, write
 
@@ -65,6 +66,17 @@ def test_both_clients_get_what_the_command_says_and_nothing_is_kept(server: str,
     assert not list(kept.iterdir())
 
 
+def test_a_log_with_timers_is_taken_too(server: str, kept: Path, traces: list[Path], tmp_path: Path) -> None:
+    written = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})
+    with Client(server=server) as client, written.open("rb") as one, written.open("rb") as other, traces[0].open("rb") as trace:
+        answer = client.explain(traces=[one], query=QUERY)
+        with pytest.raises(InputError, match=r"^train\.log is a log; give one log alone"):
+            client.explain(traces=[trace, other])
+    assert answer == json.loads(schema.to_json(hp_tool.explain(written, query=QUERY)))
+    assert "rank 2 takes" in answer["findings"][0]["words"] and answer["parts"][0]["predicted_s"] > 0.0
+    assert not list(kept.iterdir())
+
+
 @pytest.mark.parametrize(
     ("parts", "code", "field"),
     [
@@ -99,7 +111,7 @@ def test_an_upload_has_its_kind_and_its_rank_once(server: str, traces: list[Path
 
 
 def test_a_long_trace_ends_at_the_processor_time_of_a_request(tmp_path: Path) -> None:
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", max_cpu_s=0.01))
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", max_upload_cpu_s=0.01))
     trace = b"[" + b'{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 1},' * 100_000 + b"{}]"
     with served(app) as url:
         answer = httpx.post(f"{url}/v1/explanations", files=[("trace", ("a.json", trace))], timeout=60)

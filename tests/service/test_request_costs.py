@@ -145,6 +145,8 @@ def test_yaml_up_to_its_limit_is_read(service: Service) -> None:
             SERVING | {"inference": SERVING["inference"] | {"disaggregated": {"prefill_tensor_parallel_size": [8] * 150_000}}},
             "inference.disaggregated.prefill_tensor_parallel_size",
         ),
+        ("recommendations", TRAINING | {"cluster": {"gpu": "cpu", "num_gpus": list(range(1, 4_097))}}, "cluster.num_gpus"),
+        ("recommendations", TRAINING | {"cluster": [{"gpu": "cpu", "num_gpus": n} for n in range(1, 4_097)]}, "cluster"),
     ],
 )
 def test_requests_are_bounded(service: Service, path: str, query: dict[str, Any], field: str) -> None:

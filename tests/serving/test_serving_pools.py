@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from hp_tool import answers, serving
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, pool_quantiles, prompt_seconds, transfer_seconds
+from hp_tool.cost.serving.disaggregated import (
+    PoolCosts,
+    pool_costs,
+    pool_quantiles,
+    prompt_seconds,
+    token_seconds,
+    transfer_seconds,
+)
+from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.queries import schema
@@ -162,6 +170,20 @@ def test_prompts_wait_as_in_a_queue_of_one_server_and_constant_service(replicas:
     at_rate = costs(setup, prefill=replicas, decode=8, load=1, rate=busy * replicas / service)
     assert at_rate.sustained[0] and at_rate.prefill_busy[0] == pytest.approx(busy)
     assert at_rate.ttft_s[0] - alone - at_rate.transfer_s[0] == pytest.approx(services * service)
+
+
+def test_drafts_that_are_refused_are_work_all_the_same() -> None:
+    """Four tokens to verify for one that is kept: as long as a batch of four times as many sequences takes, less its host and
+    cache; one sequence waits for the weights alone.
+    """
+    plain, drafting = case_of(), case_of(speculative=SpeculativeSpec(num_speculative_tokens=3, acceptance_rate=0.0))
+    one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2, max_num_seqs=4096)], concurrency=[1])
+
+    def seconds(setup: Serving, batch: float) -> float:
+        return float(token_seconds(setup.case, one, np.array([batch]))[0])
+
+    assert seconds(drafting, 1) == pytest.approx(seconds(plain, 1), rel=0.1)
+    assert 1.5 * seconds(plain, 512) < seconds(drafting, 512) < seconds(plain, 2048)
 
 
 def test_the_wait_of_arrivals_one_by_one_is_the_queues() -> None:

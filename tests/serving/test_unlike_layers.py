@@ -12,11 +12,13 @@ from hp_tool import api, catalog
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.memory import activation_bytes
 from hp_tool.cost.serving.operations import cached_tokens, state_block
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.queries.schema import parse_query
+from hp_tool.serving import prefixes
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 
 HYBRIDS = ("qwen3.6-27b", "qwen3.6-35b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v3.2", "gemma-4-31b", "llama-4-maverick")
@@ -55,6 +57,18 @@ def test_a_pattern_of_one_kind_keeps_what_its_block_says() -> None:
     assert room(wide) < 0.6 * room(plain.model)
 
 
+def test_the_widest_layer_sets_the_working_memory() -> None:
+    """One layer is worked on at a time: a wide one among narrow ones takes as much as a model of wide ones."""
+    plain = problem("qwen3-8b")
+    width = plain.model.intermediate_size
+
+    def working(*blocks: Block) -> float:
+        return float(activation_bytes(replace(plain, model=replace(plain.model, blocks=blocks)), ONE)[0])
+
+    narrow, wide = Block(intermediate_size=width), Block(intermediate_size=3 * width)
+    assert working(narrow, wide, narrow) == working(wide) > working(narrow)
+
+
 def test_states_take_the_cache_of_a_published_run() -> None:
     """Qwen3.6-27B: four sequences of 262,144 tokens in all keep 16,384 MiB of keys and values and 598.5 MiB of state."""
     case = problem("qwen3.6-27b", precision="bf16")
@@ -75,6 +89,24 @@ def test_a_prompt_resumes_where_a_state_was_kept() -> None:
     assert state_block(small) == 544
     plain = problem("qwen3-8b", input_length=0, output_length=0, trace=trace)
     assert plain.trace is not None and plain.trace.prefix_tokens.tolist() == trace["prefix_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "resumed", "words"),
+    [
+        ("vllm", None, [0, 800, 1600], "multiples of 800 tokens"),
+        ("trtllm", "1.3", [512, 768, 1792], "multiples of 256 tokens"),
+        ("trtllm", "1.1", [0, 0, 0], "before 1.3: none resumes"),
+        ("sglang", None, [700, 1000, 1999], "taken to end there"),
+    ],
+)
+def test_each_engine_resumes_where_it_keeps_states(engine: str, version: str | None, resumed: list[int], words: str) -> None:
+    trace = {"input_tokens": [2000] * 3, "output_tokens": [100] * 3, "prefix_tokens": [700, 1000, 1999]}
+    case = problem(
+        "qwen3.6-27b", precision="bf16", input_length=0, output_length=0, trace=trace, engine=engine, engine_version=version
+    )
+    assert case.trace is not None and case.trace.prefix_tokens.tolist() == resumed
+    assert case.resumes is not None and words in prefixes.words(case, case.resumes)
 
 
 def test_a_replay_counts_states_in_the_cache() -> None:
@@ -127,3 +159,13 @@ def test_kernels_that_no_served_run_had_widen_the_interval() -> None:
         return intervals.tpot_s[1] / intervals.tpot_s[0]
 
     assert width("qwen3.6-27b") > 1.02 * width("qwen3-32b")
+
+
+def test_a_tower_takes_room_and_no_time() -> None:
+    """0.46 billion weights of Qwen3.6-27B's, in 16 bits over two ranks."""
+    case = problem("qwen3.6-27b", precision="bf16")
+    alone = replace(case, model=replace(case.model, tower_parameters=0))
+    two = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1.0])
+    both = [serving_costs(case=each, candidates=two) for each in (case, alone)]
+    assert np.ravel(both[0].bytes.weights - both[1].bytes.weights)[0] == pytest.approx(460e6)
+    assert np.ravel(both[0].parts["decode"])[0] == np.ravel(both[1].parts["decode"])[0]

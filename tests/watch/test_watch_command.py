@@ -217,3 +217,11 @@ def test_a_lost_node_gives_the_best_of_the_rest_and_what_a_wait_is_worth(query: 
 )
 def test_what_cannot_be_read_is_bad_input(words: tuple[str, ...]) -> None:
     assert hp_tool(*words).returncode == 2
+
+
+def test_a_log_of_hugging_face_points_to_what_reports_its_steps(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    lines = "{'loss': 2.3456, 'grad_norm': 1.2, 'learning_rate': 4.9e-05, 'epoch': 0.01}\n  1%|   | 10/1000 [00:12<20:03]\n"
+    log.write_text(lines * 3)
+    ended = hp_tool("watch", str(log))
+    assert ended.returncode == 2 and "HuggingFaceCallback of hp_tool.reporter" in ended.stderr

@@ -119,6 +119,7 @@ FAMILIES: dict[str, Family] = {
     "vaultgemma": GEMMA.but(full_attention_every=2),
     "glm": _GLM,
     "glm4": _GLM.but(fixed={"norms_per_layer": 4}),
+    "glm4v_text": _GLM.but(fixed={"norms_per_layer": 4}),
     "granite": LLAMA,
     "helium": LLAMA.but(fixed={"attention_output_bias": False}),
     "hunyuan_v1_dense": LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}),

@@ -82,6 +82,12 @@ def _llama4(config: Config) -> dict[str, Any]:
 
 
 DEEPSEEK = LATENT.but(keys={**ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
+_GLM = LLAMA.but(
+    keys={**ROUTED, **same("num_nextn_predict_layers")},
+    fixed=QKV_BIAS,
+    defaults=UNTIED,
+    derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
+)
 _QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps)
 _GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
@@ -115,12 +121,9 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))),
     "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
-    "glm4_moe": LLAMA.but(
-        keys={**ROUTED, **same("num_nextn_predict_layers")},
-        fixed=QKV_BIAS,
-        defaults=UNTIED,
-        derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
-    ),
+    "mistral4": DEEPSEEK,
+    "glm4_moe": _GLM,
+    "glm4v_moe_text": _GLM,
     "ernie4_5_moe": LLAMA.but(
         keys={
             "num_experts": "moe_num_experts",

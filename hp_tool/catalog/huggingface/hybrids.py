@@ -245,16 +245,28 @@ def _nemotron_nas(config: Config) -> dict[str, Any]:
         raise InputError("block_configs must hold attention and ffn of each layer", field="model.block_configs") from None
 
 
+_OTHER_BLOCKS = (
+    "replace_with_linear", "sparsify", "window_length", "num_sink_tokens", "unshifted_sink", "moe", "mamba", "llama4",
+)  # fmt: skip
+"""Keys of layers that are neither attention nor a dense MLP of another size."""
+
+
 def _searched(attention: Config, mlp: Config, config: Config) -> Block:
     """A layer that a search over architectures left (DeciLM): without attention, or with an MLP of its own width."""
     for part in (attention, mlp):
-        for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens", "unshifted_sink"):
+        for key in _OTHER_BLOCKS:
             if part.get(key):
                 raise UnsupportedError(f"block_configs {key}: such layers are not modelled", field="model.block_configs")
     none: FeedForward = "none"
-    ffn = {"feed_forward": none} if mlp.get("no_op") else {"intermediate_size": _width(mlp["ffn_mult"], config)}
+    if mlp.get("no_op"):
+        ffn: dict[str, Any] = {"feed_forward": none}
+    else:
+        written = mlp.get("intermediate_size")
+        ffn = {"intermediate_size": _width(mlp["ffn_mult"], config) if written is None else whole(mlp, "intermediate_size")}
     if attention.get("no_op"):
         return Block(mixer="none", **ffn)
+    if attention.get("num_key_value_heads") is not None:
+        return Block(num_key_value_heads=whole(attention, "num_key_value_heads"), **ffn)
     heads, group = whole(config, "num_attention_heads"), whole(attention, "n_heads_in_group")
     return Block(num_key_value_heads=heads // max(group, 1), **ffn)
 

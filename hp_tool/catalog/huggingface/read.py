@@ -1,11 +1,11 @@
 """Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and fixes things."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from hp_tool.catalog.huggingface import decoders, encoders, experts, hybrids, state_spaces
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
 from hp_tool.catalog.huggingface.refused import REFUSED
+from hp_tool.catalog.huggingface.towers import Tower, described, parameters, towers
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
@@ -30,7 +30,7 @@ def read_config(config: Config) -> ModelSpec:
     UnsupportedError names a model_type or layout that cannot be read, with the reason or the known types; InputError names a
     value that is missing or of the wrong type.
     """
-    config, left_out = _language_model(config)
+    config, left_out, beside = _language_model(config)
     model_type = _model_type(config)
     family = FAMILIES[model_type]
     written = {key: value for key, value in config.items() if value is not None}
@@ -46,17 +46,23 @@ def read_config(config: Config) -> ModelSpec:
         known = windows | known
     if left_out:
         known["left_out"] = left_out
+    width = known.get("hidden_size")
+    if beside and isinstance(width, int):
+        known["tower_parameters"] = sum(parameters(tower, into=width) for tower in beside.values())
     return build(ModelSpec, known, field="model")
 
 
 _TEXT = ("text_config", "llm_config", "language_config")
 
 
-def _language_model(config: Config) -> tuple[Config, str]:
-    """The language model's part of a file that wraps one, and what else the file holds in words; of others itself and ''."""
+def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
+    """The language model's part of a file that wraps one, what else the file holds in words, and its towers; of others itself,
+    and what stands beside it.
+    """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        return config, ", ".join(_towers({name: config[name] for name in ("vision_config", "audio_config") if name in config}))
+        beside = towers({name: config[name] for name in ("vision_config", "audio_config") if name in config})
+        return config, ", ".join(described(*each) for each in beside.items()), beside
     inner = dict(config[key])
     for shared in ("name", "_name_or_path", "tie_word_embeddings"):  # where the class of the whole reads them
         if config.get(shared) is not None:
@@ -65,24 +71,9 @@ def _language_model(config: Config) -> tuple[Config, str]:
         inner["model_type"] = named
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    towers = _towers({name: tower for name, tower in config.items() if name != key and name.endswith("_config")})
-    return inner, ", ".join((*towers, f"all else of {config.get('model_type') or 'the file'} but its {key}"))
-
-
-def _towers(parts: Mapping[str, Any]) -> list[str]:
-    """`vision_config (siglip_vision_model, 27 layers of 1152)` of each part that has layers."""
-    return [
-        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
-        for name, tower in parts.items()
-        if isinstance(tower, Mapping) and _depth(tower)
-    ]
-
-
-def _depth(tower: Mapping[str, Any]) -> str:
-    """`27 layers of 1152`; empty where a mapping describes no layers."""
-    layers = next((tower[key] for key in ("num_hidden_layers", "depth", "encoder_layers") if key in tower), None)
-    width = next((tower[key] for key in ("hidden_size", "embed_dim", "d_model") if key in tower), None)
-    return f"{layers} layers of {width}" if isinstance(layers, int) and isinstance(width, int) else ""
+    beside = towers({name: tower for name, tower in config.items() if name != key and name.endswith("_config")})
+    rest = f"all else of {config.get('model_type') or 'the file'} but its {key}"
+    return inner, ", ".join((*(described(*each) for each in beside.items()), rest)), beside
 
 
 def _model_type(config: Config) -> str:

@@ -10,13 +10,16 @@ _SPARSE = "its attention sees blocks, buckets or random keys"
 _POSITIONS = "its relative positions have matrices of their own in attention"
 _EXPERTS = "dense and MoE layers alternate, or experts differ from layer to layer"
 _SHARED = "layers share their weights"
+_LOOPED = "a token passes some of its layers several times"
+_TWO = "a layer has two attentions and two MLPs, and experts that do nothing"
+_FACTORS = "its attention's queries are products of factors"
 _NORMS = "it has norms inside attention or MLP that are not modelled"
 
 REFUSED: dict[str, str] = {
     model_type: reason
     for reason, types in {
-        _RECURRENT: "zamba zamba2 recurrent_gemma rwkv xlstm lfm2 lfm2_moe convbert fnet",
-        _LIGHTNING: "minimax bailing_hybrid",
+        _RECURRENT: "zamba zamba2 phi4flash recurrent_gemma rwkv xlstm lfm2 lfm2_moe convbert fnet",
+        _LIGHTNING: "minimax minimax_m1 minimax_text_01 bailing_hybrid bailing_moe_linear",
         _SIDE_BY_SIDE: "falcon_h1",
         _COMPRESSED: "deepseek_v4 deepseek_ref glm5_next_text",
         _CROSS: "mllama_text_model gemma3n_text",
@@ -26,6 +29,9 @@ REFUSED: dict[str, str] = {
         _POSITIONS: "deberta deberta-v2 xlnet mpnet funnel roformer esm",
         _EXPERTS: "switch_transformers nllb-moe jetmoe",
         _SHARED: "albert",
+        _LOOPED: "inkling2_loop_text ouro hrm_text",
+        _TWO: "longcat_flash",
+        _FACTORS: "step3_text",
         _NORMS: "bitnet apertus diffllama",
         "it is two models joined; give one of them": "encoder-decoder",
     }.items()

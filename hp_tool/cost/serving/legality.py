@@ -63,7 +63,7 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
 
 def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:
     """Whether the dense MLP of a layer, if it has one, cannot be divided over t ranks."""
-    has_dense = model.feed_forward != "none" and (model.num_experts is None or model.first_k_dense_replace > 0)
+    has_dense = model.feed_forward != "none" and model.moe_layers < model.num_hidden_layers
     unequal: BoolArray = (model.ffn_size % t != 0) & has_dense
     return unequal
 

@@ -60,12 +60,15 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Bytes of a p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both if p = 1)."""
+    """Bytes of a p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both if p = 1), and the
+    towers, which the tensor-parallel ranks divide.
+    """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     weights = sum(_layers_bytes(case.of(kind), candidates) for _, kind in model.kinds)
     stage = np.ceil(model.num_hidden_layers / p) / model.num_hidden_layers * weights
-    return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+    beside = WIDE_BYTES * model.tower_parameters / t if model.tower_parameters else 0.0
+    return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0) + beside
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:

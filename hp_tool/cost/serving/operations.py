@@ -53,11 +53,10 @@ BLOCK_STEP = 16
 
 
 def state_block(case: ServingCase) -> int:
-    """Return the tokens of a cache block of a model with recurrent layers; 1 for any other, whose cache is cut anywhere.
+    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other, whose cache is cut anywhere.
 
-    A state stands for all tokens before it, so that a prompt can resume only where one was kept: at the ends of blocks whose
-    keys and values in one layer are as large as a layer's state on one rank (vLLM 0.19's rule, which says 528 tokens of
-    Qwen3.5-4B; it keeps convolutions in 16 bits, and with all in fp32 these are 544).
+    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 says 528 tokens of Qwen3.5-4B; it
+    keeps convolutions in 16 bits, and with all in fp32 these are 544).
     """
     kinds = [kind for _, kind in case.model.kinds]
     state = max(float(np.max(state_numbers(kind, 1))) for kind in kinds) * STATE_BYTES

@@ -14,6 +14,7 @@ from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.query import RankBy
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.ranking.balanced import balanced
 from hp_tool.training.ranking.exact import BestSearch, Open
 from hp_tool.training.ranking.free import variants
 from hp_tool.training.ranking.rank import RERANKED, CostedRows, with_residuals
@@ -79,10 +80,17 @@ def best_of(
     """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with others met; best first."""
     problems = [problem]
     searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
-    for each in variants(problem) if searches[0].exchanged else ():
-        problems.append(each)
-        search = BestSearch(each, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s)
-        searches.append(search.run_on(Open.joined(searches[0].exchanged)))
+
+    def search_on(other: TrainingProblem, layouts: Open) -> None:
+        problems.append(other)
+        search = BestSearch(other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s)
+        searches.append(search.run_on(layouts))
+
+    for other in variants(problem) if searches[0].exchanged else ():
+        search_on(other, Open.joined(searches[0].exchanged))
+    for other, layouts in balanced(searches[0]):
+        if layouts.bound_s[0] <= searches[-1].reach_s:
+            search_on(other, layouts)
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_reranked(search, predictor) for search in searches]

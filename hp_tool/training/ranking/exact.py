@@ -97,7 +97,8 @@ class BestSearch:
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
         self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
-        self.reach_s, self.limit_s = reach_s, np.inf
+        # What takes longer than the longest step in time is not acceptable, whatever else is.
+        self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem, self.axes)
         self.counts = every_chunk_count(problem)
@@ -114,6 +115,8 @@ class BestSearch:
         self.rejections: Counter[str] = Counter()
         self.exchanged: list[Open] = []
         """Layouts of which another exchange of the sequence may matter."""
+        self.pipelined: list[Open] = []
+        """Layouts of unlike layers, which another split into stages may make shorter than their bounds say."""
         self._unsharded: list[Open] = []
         self._unrecomputed: list[Open] = []
 
@@ -174,6 +177,8 @@ class BestSearch:
         split = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
         self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
+        if len(self.problem.model.kinds) > 1:
+            self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
         """(n,) combinations of the other axes with each of n layouts, which have `usual` states by default."""

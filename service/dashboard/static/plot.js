@@ -204,6 +204,7 @@ export function drawAll() {
 }
 
 drawAll();
+document.addEventListener("refreshed", drawAll);
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {
   const { figures } = await twin();

@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.reading import Reading, Setting, table, untold, whole_number
-from hp_tool.formats.tools.megatron_lm import hybrid, words
+from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
@@ -135,7 +135,25 @@ class Arguments:
                 "v_head_dim": self.number("v-head-dim", 128),
                 "q_lora_rank": self.optional("q-lora-rank"),
             }
-        return model | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+        unlike = self.listed_layers(layers) | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+        if "blocks" in unlike and "sliding_window" in model:
+            self.refuse("window-size", "is not read beside layers that differ")
+        return model | unlike
+
+    def listed_layers(self, layers: int) -> dict[str, Any]:
+        """Fields of a model whose layers differ by lists with a number a layer."""
+        model: dict[str, Any] = {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
+        variant, delta = self.text("experimental-attention-variant", patterns.DELTA_RULE), None
+        if variant != patterns.DELTA_RULE:
+            self.refuse("experimental-attention-variant", "its kernels keep all scores, which is not modelled")
+        elif self.on("experimental-attention-variant"):
+            delta = self.layers("linear-attention-freq", layers, every=lambda n: [int((i + 1) % n != 0) for i in range(layers)])
+            model |= {field: self.number(name, default) for field, (name, default) in patterns.SIZES.items()}
+            if delta is None:
+                self.lack("linear-attention-freq", "the command does not say which layers are delta rules")
+        experts = self.expert_layers(layers) if self.experts() else None
+        blocks = patterns.blocks_of(delta=delta, experts=experts)
+        return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def segments(self) -> list[str]:
         """Parts of a hybrid's pattern that lie on stages; one or none where it does not divide itself."""
@@ -244,15 +262,14 @@ class Arguments:
         multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
         return -(-size // max(multiple, 1)) * multiple
 
+    def expert_layers(self, layers: int) -> list[int]:
+        """1 for each layer with experts, 0 for those without: --moe-layer-freq."""
+        return self.layers("moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]) or [1] * layers
+
     def leading_dense_layers(self, layers: int) -> int:
-        """--moe-layer-freq: 1, or k dense layers, then experts in all others."""
-        pattern = self.layers("moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]) or [1]
-        dense = pattern.index(1) if 1 in pattern else layers
-        if 0 in pattern[dense:]:
-            self.refuse(
-                "moe-layer-freq", f"only leading layers without experts are modelled: ([0]*k+[1]*n) with k + n = {layers}"
-            )
-        return dense
+        """Layers before the first one with experts."""
+        pattern = self.expert_layers(layers)
+        return pattern.index(1) if 1 in pattern else layers
 
 
 def number_list(node: ast.expr) -> list[int]:

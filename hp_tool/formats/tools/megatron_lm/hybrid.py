@@ -11,11 +11,11 @@ from typing import Any
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
-from hp_tool.domain.releases import has_come
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Setting
 from hp_tool.formats.setup import TrainingSetup, Values
-from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm import patterns, words
 
 LETTERS = {("mamba2", "none"): "M", ("attention", "none"): "*", ("none", "dense"): "-", ("none", "experts"): "E"}
 """Letters of Megatron by mixer and feed-forward."""
@@ -24,17 +24,16 @@ FIELDS = frozenset(
     | {"moe_latent_size"}
 )
 """Fields of a model that these flags express beside `words.SAID`."""
-UNIFIED = {"container": (26, 6), "core": (0, 17)}
-"""Releases since which one pattern says stages and multi-token prediction too; the containers of 26.02 bring core 0.16."""
 RENAMED = {"container": (26, 6), "core": (0, 18)}
 """Releases since which the stack of these layers is called hybrid."""
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+"""Since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether the model's layers are not all attention and MLP, so that only these flags can say them."""
-    return not model.is_uniform
+    """Whether the model's mixers and feed-forwards are layers of their own, so that only these flags can say them."""
+    return not model.is_uniform and not patterns.says(model)
 
 
 def program(setup: TrainingSetup) -> str:
@@ -51,19 +50,16 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     """
     m, c = setup.model, setup.parallel
     letters, chunks = pattern(m), c.virtual_pipeline_parallel_size
-    unified = _release_has(setup, UNIFIED)
+    unified = _release_has(setup, STAGES_IN_PATTERNS)
     if not unified and (m.num_nextn_predict_layers or chunks > 1):
         what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
         raise UnsupportedError(
             f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version from 0.17 on",
             field="training.framework_version",
         )
-    if setup.strategy.pipeline_layout is not None:
-        raise UnsupportedError(
-            f"{words.TOOL} has no layout of layers that differ; leave parallel.pipeline_layout out",
-            field="parallel.pipeline_layout",
-        )
     sizes = chunk_layers(num_layers=m.num_hidden_layers, stages=c.pipeline_parallel_size, chunks=chunks)
+    if setup.strategy.pipeline_layout is not None:
+        sizes = [chunk.layers for chunk in setup.strategy.pipeline_layout.chunks]
     module = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
     if _release_has(setup, RENAMED):
         module = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
@@ -73,6 +69,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         words.WITH_LOSS: None,
         words.FIRST_STAGE: None,
         words.LAST_STAGE: None,
+        words.LAYOUT: None,
         "num-virtual-stages-per-pipeline-rank": None,
         "moe-latent-size": m.moe_latent_size,
     }
@@ -90,8 +87,8 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         return values | {"hybrid-layer-pattern": text}
     if len(set(sizes[1:-1])) > 1:
         raise UnsupportedError(
-            f"{words.TOOL} has no flag for stages of {sizes} layers that differ; choose another pipeline_parallel_size",
-            field="parallel.pipeline_parallel_size",
+            f"{words.TOOL} has no flag for stages of {sizes} layers; name a training.framework_version from 0.17 on",
+            field="training.framework_version",
         )
     if len(set(sizes)) > 1:
         values |= {words.FIRST_STAGE: sizes[0], words.LAST_STAGE: sizes[-1]}

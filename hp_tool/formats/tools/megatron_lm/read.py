@@ -12,7 +12,7 @@ from hp_tool.errors import InputError
 from hp_tool.formats.reading import Reading, Setting, sort, table
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
-from hp_tool.formats.tools.megatron_lm.hybrid import with_counts
+from hp_tool.formats.tools.megatron_lm.hybrid import PATTERNS, with_counts
 
 _ALIASES = {
     "model-parallel-size": "tensor-model-parallel-size", "batch-size": "micro-batch-size", "encoder-seq-length": "seq-length",
@@ -195,6 +195,7 @@ class _Run(Arguments):
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-deepspeed" if self.on(*_UNDER_DEEPSPEED) else "megatron-core",
+            "framework_version": "0.17" if self.on(PATTERNS[0]) else None,  # which has this flag first
             "attention": attention,
             "kernel_fusion": False if unfused else None,
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),

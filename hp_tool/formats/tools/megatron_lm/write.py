@@ -10,7 +10,7 @@ from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, has_come
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
-from hp_tool.formats.tools.megatron_lm import hybrid, words
+from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 from hp_tool.formats.tools.megatron_lm.words import Flags
 
 
@@ -20,8 +20,9 @@ def flags(setup: TrainingSetup) -> Flags:
     Raises UnsupportedError for what the flags cannot say.
     """
     packed = set() if packed_context(setup) is None else words.PACKED
-    unlike = hybrid.hybrid_flags(setup) if hybrid.is_hybrid(setup.model) else {}
-    expressed = words.SAID | packed | (hybrid.FIELDS if unlike else set())
+    is_hybrid = hybrid.is_hybrid(setup.model)
+    unlike = hybrid.hybrid_flags(setup) if is_hybrid else patterns.pattern_flags(setup)
+    expressed = words.SAID | packed | (hybrid.FIELDS if is_hybrid else patterns.FIELDS)
     refuse_unsaid(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
     return option_words({**_model(setup), **_parallel(setup), **_training(setup), **unlike})
 
@@ -338,7 +339,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
     under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.
     """
-    if hybrid.is_hybrid(setup.model):
+    if not setup.model.is_uniform:
         raise UnsupportedError("a file for --yaml-cfg says no layers that differ; choose megatron-lm", field="model.blocks")
     options = flags(setup)
     gated = "swiglu" in options

@@ -1,0 +1,104 @@
+"""Stages of unlike layers that take equally long, as far as whole layers and the framework allow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.pipeline_parts import STAGE_PARTS, StageKind
+from hp_tool.cost.step_time import micro_batches
+from hp_tool.cost.training import training_costs
+
+MOST_LAYERS = 512
+"""Splits are compared for each pair of first and last layer: no model has more."""
+
+
+def balanced_chunks(seconds: FloatArray, *, stages: int, chunks: int, ends_alone: bool) -> list[int] | None:
+    """Return the layers of each of the p v model chunks such that the slowest takes least; of several such splits the one
+    nearest to equal times. None where no split is possible.
+
+    `seconds`: (layers,) as `layer_seconds` has them. `ends_alone`: the stages between the ends hold equally many.
+    """
+    if stages * chunks > len(seconds) or len(seconds) > MOST_LAYERS or (ends_alone and chunks > 1):
+        return None
+    return _with_own_ends(seconds, stages) if ends_alone else split_evenly(seconds, stages * chunks)
+
+
+def pipeline_seconds(seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float) -> float:
+    """Return what a pipeline of these chunks takes for all micro-batches: its slowest stage each, the others one, over v."""
+    ends = np.cumsum(sizes)
+    of_chunks = np.array([seconds[end - size : end].sum() for end, size in zip(ends, sizes, strict=True)])
+    of_stages = of_chunks.reshape(-1, stages).sum(axis=0)
+    slowest = of_stages.max()
+    return float(micro_batches * slowest + (of_stages.sum() - slowest) / (len(sizes) // stages))
+
+
+def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
+    """Return (n, layers) seconds of each layer for one micro-batch there and back: of the first one with the embedding, of the
+    last one with multi-token prediction, output layer and loss. `candidates`: n rows.
+
+    Waits for the host are left out: while it launches short layers, the device still runs longer ones before them.
+    """
+    model, depths = case.model, case.model.num_nextn_predict_layers
+    kinds = len(model.kinds)
+    places = [*range(kinds), model.pattern[0], model.pattern[-1]]  # a stage for each kind, and both ends
+    counts = np.eye(kinds)[places]
+    counts[-1] += depths * np.array(model.mtp_kinds)
+    embedding, output = np.eye(kinds + 2)[-2:]
+    rows = candidates.take(np.repeat(np.arange(len(candidates)), len(places)))
+    columns: list[Any] = [np.tile(column, len(candidates)) for column in (embedding, output, depths * output, *counts.T)]
+    stage = StageKind(
+        ranks=1.0, rank=0.0, layers=1.0, dense_layers=0.0, extra_layers=columns[2], embedding=columns[0],
+        embedding_copies=columns[0], output=columns[1], chunk_layers=1.0, kinds=tuple(columns[3:]),
+    )  # fmt: skip
+    costs = training_costs(case=case, candidates=rows, pipeline=stage.pipeline(model))
+    m = micro_batches(rows, workload=case.workload)
+    each = np.reshape(sum(costs.parts[name] for name in STAGE_PARTS) / m, (-1, len(places)))
+    seconds = each[:, list(model.pattern)]
+    seconds[:, 0], seconds[:, -1] = each[:, -2], each[:, -1]
+    return seconds
+
+
+def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
+    """Return how many neighbours each part holds, at least one, such that the largest sum is least, then that of squares."""
+    before = np.concatenate([[0.0], np.cumsum(seconds)])
+    spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers between
+    spans[np.tril_indices(len(before))] = np.inf
+
+    def shortest(costs: FloatArray, join: Any) -> tuple[float, list[Any]]:
+        """The least cost of all layers in `parts` parts, and for each part where it begins, by where it ends."""
+        so_far, begins = np.where(np.arange(len(before)) == 0, 0.0, np.inf), []
+        for _ in range(parts):
+            joined = join(so_far[:, None], costs)
+            begins.append(joined.argmin(axis=0))
+            so_far = joined.min(axis=0)
+        return float(so_far[-1]), begins
+
+    slowest, _ = shortest(spans, np.maximum)
+    _, begins = shortest(np.where(spans <= slowest * (1.0 + 1e-9), spans**2, np.inf), np.add)
+    ends = [len(seconds)]
+    for begin in reversed(begins):
+        ends.append(int(begin[ends[-1]]))
+    return [end - begin for begin, end in itertools.pairwise(reversed(ends))]
+
+
+def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
+    """Return the best split whose stages between the ends hold equally many layers."""
+    layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])
+
+    def slowest(sizes: Sequence[int]) -> tuple[float, float]:
+        each = np.diff(before[list(itertools.accumulate(sizes, initial=0))])
+        return float(each.max()), float((each**2).sum())
+
+    splits = [
+        [first, *[rest // between] * between, layers - first - rest] if between else [first, layers - first]
+        for first in range(1, layers)
+        for rest in (range(between, layers - first, between) if between else (0,))
+    ]
+    return min(splits, key=slowest, default=None)

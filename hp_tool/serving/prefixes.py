@@ -1,0 +1,46 @@
+"""Where engines resume a cached prompt of a model with recurrent layers: only where one kept their states."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.serving.candidates import ServingCase
+from hp_tool.cost.serving.operations import state_block
+from hp_tool.domain.releases import release_numbers
+
+SNAPSHOT_TOKENS = 256
+"""TensorRT-LLM's mamba_state_cache_interval, as 1.3 has it by default."""
+SNAPSHOTS_SINCE = (1, 3)
+"""The release since which it keeps states for other requests; earlier ones need enable_block_reuse off for such models."""
+ANYWHERE, NOWHERE = 1, 0
+
+
+def resumed_every(case: ServingCase, *, release: str) -> int:
+    """Return the tokens of whose multiples a prompt resumes; ANYWHERE also where earlier requests ended.
+
+    vLLM keeps states at the ends of its cache blocks. SGLang keeps them at the ends of requests and of their chunks
+    (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of a conversation end. Other engines are taken to
+    do as vLLM does.
+    """
+    block = state_block(case)
+    if block == ANYWHERE or case.engine.engine == "sglang":
+        return ANYWHERE
+    if case.engine.engine == "trtllm":
+        return SNAPSHOT_TOKENS if release_numbers(release)[:2] >= SNAPSHOTS_SINCE else NOWHERE
+    return block
+
+
+def resumed(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+    """Return how much of each prefix need not be computed again."""
+    return prefix_tokens // every * every if every else np.zeros_like(prefix_tokens)
+
+
+def words(case: ServingCase, every: int) -> str:
+    """Return what an answer says of it."""
+    engine = case.engine.engine
+    if every == NOWHERE:
+        return (
+            f"{engine} keeps no recurrent states for other requests before {'.'.join(map(str, SNAPSHOTS_SINCE))}: none resumes"
+        )
+    if every == ANYWHERE:
+        return f"{engine} keeps recurrent states at ends of requests and chunks: prefixes are taken to end there"
+    return f"prompts resume at multiples of {every} tokens, where {engine} keeps recurrent states"

@@ -1,0 +1,71 @@
+"""The course of a watched job for a picture: its stretches of steady pace, and the steps that are kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hp_tool.domain.watch import Pace
+from hp_tool.domain.watch_records import WatchRecord, WatchSource
+from hp_tool.slowdowns.changes import Regime
+from hp_tool.watch.job import STEP, Job, Source
+from hp_tool.watch.reports import LEAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Steps between two changes of the pace."""
+
+    first_step: int
+    """By the trainer's number, where it gives one."""
+    last_step: int
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is remembered of a job's steps. The first steps of its newest stretch and the newest of all are kept one by one."""
+
+    stretches: tuple[Stretch, ...] = ()
+    steps: tuple[int, ...] = ()
+    """Numbers of the steps that are kept."""
+    seconds: tuple[float, ...] = ()
+
+
+def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
+    """Return the course of the job after its newest step; empty before its first steady one."""
+    if record.state is None:
+        return Course()
+    job = Job.of(record.state)
+    changes, now = job.changes, job.changes.current
+    if now is None:
+        return Course()
+    regimes = [*changes.past, now]
+    ends = [each.first - 1 for each in regimes[1:]] + [changes.steps - 1]
+    newest = dict(zip(range(changes.steps - len(job.numbers), changes.steps), job.numbers, strict=True))
+
+    def number(step: int) -> int:
+        """The trainer's number of the job's `step`, counted from 0: known of the newest ones and of changes."""
+        if step in newest:
+            return newest[step]
+        known = max((at for at in (*job.marks, *newest) if at <= step), default=min(newest, default=step))
+        return step + (job.marks.get(known, newest.get(known, known)) - known)
+
+    kept = {changes.first + n: math.exp(log_s) for n, log_s in enumerate(changes.baseline.logs)}
+    lead = next((source for each in sources if (source := Source.of(each.state)).rank == LEAD), None)
+    if lead is not None:
+        recent = [each[STEP] for each in lead.recent]
+        kept |= dict(zip(range(changes.steps - len(recent), changes.steps), recent, strict=True))
+    shown = sorted(step for step in kept if 0 <= step < changes.steps)
+    return Course(
+        stretches=tuple(
+            Stretch(first_step=number(each.first), last_step=number(end), pace=_pace(each))
+            for each, end in zip(regimes, ends, strict=True)
+        ),
+        steps=tuple(number(step) for step in shown),
+        seconds=tuple(kept[step] for step in shown),
+    )
+
+
+def _pace(regime: Regime) -> Pace:
+    return Pace(step_s=math.exp(regime.log_s), interval=(math.exp(regime.low), math.exp(regime.high)))

@@ -1,0 +1,233 @@
+"""/explain: traces or a log of a training, uploaded and explained at once. Nothing is kept but what their owner ticks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from starlette.datastructures import FormData
+from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.access import Scope
+from hp_tool.domain.ports import Store
+from hp_tool.domain.query import Query
+from hp_tool.errors import HpToolError, StoreError
+from hp_tool.exchange.explanation import Explanation, RankStep, Suggestion
+from hp_tool.exchange.findings import PARTS
+from hp_tool.exchange.logged import WORDS, LoggedExplanation, TimerSpread
+from hp_tool.learning import add_report
+from hp_tool.queries import schema
+from hp_tool.queries.registered import Find
+from hp_tool.timeline.use import LinkUse
+from hp_tool.traces.files import MAX_FILES
+from hp_tool.units import counted
+from service.api.bodies import resolve
+from service.api.dependencies import FindDep, PrincipalDep, SettingsDep, StoreDep
+from service.api.explanations import check_fields, explain_uploads, read_upload_query, with_form
+from service.dashboard import formats
+from service.dashboard.configuration import QueryText
+from service.dashboard.figures import BarSpec, Stack, stack
+from service.dashboard.page import ErrorFields, Page, address, configuration_href, page_at, render
+from service.dashboard.ranking import run_href
+from service.http.routes import EXPLAIN_PAGE
+from service.keys import Principal
+
+KEEP = "keep"
+"""Field of the form: whether the step and its parts become a measurement."""
+MAX_RANKS = 32
+"""Ranks in the table, those that others wait for first."""
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow:
+    """One part of the step."""
+
+    name: str
+    measured_s: float
+    predicted_s: float | None
+    hidden_s: float | None = None
+
+    @property
+    def difference_s(self) -> float | None:
+        """Measured less predicted."""
+        return None if self.predicted_s is None else self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRow:
+    """A change, what it would win, and where it leads."""
+
+    change: str
+    part: str
+    seconds: float
+    seconds_interval: tuple[float, float]
+    flags: tuple[dict[str, str | None], ...]
+    href: str
+    run_href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """An explained recording, as its page shows it."""
+
+    headline: str
+    sentences: tuple[str, ...]
+    parts: tuple[PartRow, ...]
+    figure: Stack
+    changes: tuple[ChangeRow, ...] = ()
+    critical_rank: int | None = None
+    ranks: tuple[RankStep, ...] = ()
+    more_ranks: int = 0
+    links: tuple[LinkUse, ...] = ()
+    timers: tuple[TimerSpread, ...] = ()
+    """Megatron's timers over all ranks, of a log."""
+    matmul: str | None = None
+    kept: str | None = None
+    """What became of the step as a measurement."""
+    not_kept: str | None = None
+    """Why it became none although its owner wanted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainPage(Page):
+    """The form for traces; what was explained is only ever shown in answer to it."""
+
+    query: str = ""
+    """Of the configuration that was recorded, as it was typed."""
+    most_files: int = MAX_FILES
+    megabytes: int = 0
+    """Most that one upload may have."""
+    error: ErrorFields | None = None
+    explained: Explained | None = field(default=None)
+
+
+@page_at(router, EXPLAIN_PAGE, template="explain.html", section="Explain")
+def explain_context(settings: SettingsDep, query: QueryText = "") -> ExplainPage:
+    """The form for traces, as shown on its page."""
+    return ExplainPage(
+        title="Explain a run",
+        json_href=address("/explain.json", {"query": query}),
+        query=query,
+        megabytes=settings.max_batch_bytes >> 20,
+    )
+
+
+@router.post(EXPLAIN_PAGE, include_in_schema=False)
+async def explain_upload(
+    request: Request, settings: SettingsDep, find: FindDep, store: StoreDep, principal: PrincipalDep
+) -> HTMLResponse:
+    """Explain the uploaded files, with the code of POST /v1/explanations."""
+    page = explain_context(settings)
+    try:
+        page = await with_form(
+            request, partial(_answer, page, find=find, store=store, principal=principal), settings=settings, texts=2
+        )
+    except HpToolError as error:
+        if error.code in ("client_gone", "payload_too_large"):  # nothing of the form is known
+            raise
+        page = replace(page, error=error.as_dict())
+    status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
+    return render("explain.html", page=page, section="Explain", status=status)
+
+
+def _answer(page: ExplainPage, form: FormData, *, find: Find, store: Store, principal: Principal) -> ExplainPage:
+    text = form.get("query")
+    page = replace(page, query=text if isinstance(text, str) else "")
+    try:
+        check_fields(form, texts=("query", KEEP))
+        query = read_upload_query(form, find=find)
+        keeps = KEEP in form
+        answer = explain_uploads(form, query=query)
+        typed = None if query is None else schema.parse_query(page.query)
+        explained = _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
+        if keeps:
+            explained = _kept(explained, answer, find=find, store=store, principal=principal)
+        return replace(page, explained=explained)
+    except HpToolError as error:
+        return replace(page, error=error.as_dict())
+
+
+def _kept(
+    explained: Explained, answer: Explanation | LoggedExplanation, *, find: Find, store: Store, principal: Principal
+) -> Explained:
+    """The explained run with its step stored as a measurement, or with why it was not."""
+    if isinstance(answer, LoggedExplanation):
+        return replace(explained, not_kept="timers of a log do not tell every part; a trace teaches")
+    if answer.report is None:
+        return replace(explained, not_kept="say which configuration was recorded: what it teaches belongs to it")
+    if principal.scope < Scope.SUBMIT:
+        return replace(explained, not_kept="your key may not store measurements")
+    report = json.dumps(schema.to_dict(answer.report)).encode()
+    try:
+        record = add_report(report, store=store, source="reported", key=None, resolve=partial(resolve, find=find))
+    except StoreError:
+        raise
+    except HpToolError as error:
+        return replace(explained, not_kept=error.message)
+    return replace(explained, kept=record.state)
+
+
+def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
+    step = answer.critical
+    predicted = {row.part: row.predicted_s for row in answer.differences}
+    rows = tuple(
+        PartRow(name=part, measured_s=seconds, predicted_s=predicted.get(part), hidden_s=step.hidden_s.get(part))
+        for part, seconds in step.parts_s.items()
+        if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) > 0.0
+    )
+    marked = "" if answer.marked else " (no step marked or found: all that was recorded counts as one)"
+    count = f"{counted(answer.steps, 'step')} of {counted(len(answer.ranks), 'rank')}"
+    waits = f" on rank {answer.critical_rank}, which others wait for" if len(answer.ranks) > 1 else ""
+    rate, share = answer.matmul_flops_per_second, answer.tensor_core_share
+    of_peak = "" if share is None else f", {formats.share(share)} of the device's peak"
+    ranks = sorted(answer.ranks, key=lambda rank: -rank.own_s)
+    return Explained(
+        headline=f"{formats.seconds(answer.step_s)} a step{waits}; {count}{marked}.",
+        sentences=tuple(finding.words for finding in answer.findings),
+        parts=rows,
+        figure=_figure(rows),
+        changes=() if typed is None else tuple(_change(each, typed) for each in answer.suggestions),
+        critical_rank=answer.critical_rank,
+        ranks=tuple(ranks[:MAX_RANKS]),
+        more_ranks=max(len(ranks) - MAX_RANKS, 0),
+        links=answer.links,
+        matmul=None if rate is None else f"Matmuls run at {formats.tflops(rate)}{of_peak}.",
+    )
+
+
+def _change(each: Suggestion, typed: Query) -> ChangeRow:
+    after = Configuration.of(each, query=typed)
+    return ChangeRow(
+        change=each.change,
+        part=PARTS[each.part],
+        seconds=each.seconds,
+        seconds_interval=each.seconds_interval,
+        flags=each.flags,
+        href=configuration_href(after),
+        run_href=run_href(after),
+    )
+
+
+def _of_log(answer: LoggedExplanation) -> Explained:
+    rows = tuple(PartRow(name=each.part, measured_s=each.measured_s, predicted_s=each.predicted_s) for each in answer.parts)
+    return Explained(
+        headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; {counted(answer.steps, 'print')}.",
+        sentences=tuple(finding.words for finding in answer.findings),
+        parts=tuple(replace(row, name=WORDS[row.name]) for row in rows),
+        figure=_figure(rows),
+        timers=answer.timers,
+    )
+
+
+def _figure(rows: tuple[PartRow, ...]) -> Stack:
+    """The measured step, and the predicted one where there is a query, as bars."""
+    bars = [BarSpec(label="Measured", parts={row.name: row.measured_s for row in rows})]
+    if any(row.predicted_s is not None for row in rows):
+        bars.append(BarSpec(label="Predicted", parts={row.name: row.predicted_s or 0.0 for row in rows}))
+    return stack(bars, unit="seconds")

@@ -1,0 +1,208 @@
+"""/watches: running jobs held against what they were and what they should be, and what a lost node leaves of one."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import RedirectResponse
+
+from hp_tool.domain.access import Scope
+from hp_tool.domain.watch import Expected, Verdict
+from hp_tool.domain.watch_records import WatchRecord
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries import schema
+from hp_tool.render.words import arithmetic
+from hp_tool.watch.course import Course, course_of
+from hp_tool.watch.loss import after_loss
+from hp_tool.watch.reports import expected_of_record, verdict_of
+from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
+from service.api.views import View
+from service.api.watches import MOST_LOST
+from service.dashboard import formats
+from service.dashboard.figures import Figure, line, markers
+from service.dashboard.page import ErrorFields, Form, Page, Tone, address, done, next_href, page_at
+
+MAX_ROWS = 50
+TONES: dict[str, Tone] = {
+    "learning": "busy",
+    "as_expected": "good",
+    "slower_than_it_was": "bad",
+    "slower_than_it_should_be": "warn",
+}
+WIDEST = 3.0
+"""Times the expected step up to which an end of its interval is drawn."""
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRow(View):
+    """One watched job in the list."""
+
+    id: str
+    name: str
+    owner: str | None
+    subject: str
+    """Model and cluster; empty where nothing is expected of it."""
+    status: str
+    tone: Tone
+    expected_s: float | None
+    steps: int
+    event: int
+    updated_at: datetime
+    href: str
+
+    @staticmethod
+    def computed(record: WatchRecord) -> dict[str, Any]:
+        expected = expected_of_record(record)
+        return {
+            "subject": formats.subject(record.query) if record.query else "",
+            "tone": TONES.get(record.status, ""),
+            "expected_s": None if expected is None else expected.step_s,
+            "steps": 0 if record.state is None else int(record.state["changes"]["steps"]),
+            "href": f"/watches/{record.id}",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchesPage(Page):
+    """Watched jobs, newest first."""
+
+    rows: tuple[WatchRow, ...]
+    next_href: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossAdvice:
+    """What to run without some nodes, and whether to wait for them."""
+
+    arithmetic: str
+    text: str
+    step_s: float
+    idle_gpus: int
+    href: str
+    run_href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPage(Page):
+    """One watched job."""
+
+    row: WatchRow
+    verdict: Verdict
+    configuration_href: str | None
+    webhook_state: str | None
+    last_error: str | None
+    teaching: str | None
+    measurement_id: str | None
+    figure: Figure | None
+    """Steps over their numbers, for plot.js; None before the first steady one."""
+    may_delete: bool
+    lost_nodes: int | None = None
+    loss: LossAdvice | None = None
+    error: ErrorFields | None = None
+
+
+@page_at(router, "/watches", template="watches.html", section="Watch")
+def watches_context(store: WatchStoreDep, cursor: Cursor = None) -> WatchesPage:
+    """Watched jobs, as shown on their page."""
+    page = store.list_watches(limit=MAX_ROWS, cursor=cursor)
+    rows = tuple(WatchRow.of(record) for record in page.items)
+    return WatchesPage(title="Watch", json_href="/watches.json", rows=rows, next_href=next_href("/watches", page))
+
+
+@page_at(router, "/watches/{watch_id}", template="watch.html", section="Watch")
+def watch_context(
+    watch_id: str,
+    store: WatchStoreDep,
+    calibrations: CalibrationsDep,
+    principal: PrincipalDep,
+    lost_nodes: Annotated[
+        int | None, Query(ge=1, le=MOST_LOST, description="Also what to run without so many of its nodes")
+    ] = None,
+) -> WatchPage:
+    """One watched job, as shown on its page."""
+    record = store.get_watch(watch_id=watch_id)
+    sources = store.watch_sources(watch_id=watch_id)
+    verdict = verdict_of(record, sources)
+    text = None if record.query is None else formats.query_text(record.query)
+    page = WatchPage(
+        title=record.name or f"Job {record.id[:8]}",
+        json_href=address(f"/watches/{record.id}.json", {"lost_nodes": lost_nodes}),
+        row=WatchRow.of(record, status=verdict.status, tone=TONES[verdict.status]),
+        verdict=verdict,
+        configuration_href=text and address("/configurations", {"query": text}),
+        webhook_state=record.webhook_state,
+        last_error=record.last_error,
+        teaching=record.teaching,
+        measurement_id=record.measurement_id,
+        figure=_figure(course_of(record, sources), verdict),
+        may_delete=principal.scope >= Scope.SUBMIT,
+        lost_nodes=lost_nodes,
+    )
+    if lost_nodes is None:
+        return page
+    try:
+        if record.query is None:
+            raise InputError("this job was begun without a query: nobody knows its nodes", field="query", code="missing_field")
+        answer = after_loss(schema.parse_query(record.query), lost_nodes=lost_nodes, calibrations=calibrations)
+    except HpToolError as error:
+        return replace(page, error=error.as_dict())
+    left = formats.query_text(answer.query)
+    loss = LossAdvice(
+        arithmetic=arithmetic(answer.recommendation.parallel),
+        text=answer.text,
+        step_s=answer.step_s,
+        idle_gpus=answer.idle_gpus,
+        href=address("/configurations", {"query": left}),
+        run_href=address("/run", {"query": left}),
+    )
+    return replace(page, loss=loss)
+
+
+@router.post("/watches/{watch_id}/delete", include_in_schema=False)
+def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectResponse:
+    """Forget a job, as DELETE /v1/watches/{watch_id} does."""
+    store.delete_watch(watch_id=watch_id)
+    return done("/watches", "removed")
+
+
+def _figure(course: Course, verdict: Verdict) -> Figure | None:
+    """Steps, the median of each stretch of steady pace, and what is expected."""
+    if not course.steps:
+        return None
+    text = (f"Step {number:,}\n{formats.seconds(each)}" for number, each in zip(course.steps, course.seconds, strict=True))
+    traces = [
+        markers("Steps", x=course.steps, y=course.seconds, text=text, marker={"color": "--series-1", "size": 4}),
+    ]
+    paced = {"color": "--series-2", "width": 3}
+    ends = [(each.first_step, each.last_step) for each in course.stretches]
+    pace = [each.pace.step_s for each in course.stretches]
+    traces.append(
+        line(
+            "Pace",
+            x=[at for pair in ends for at in (*pair, None)],
+            y=[at for each in pace for at in (each, each, None)],
+            style=paced,
+        )
+    )
+    if verdict.expected is not None and ends:
+        traces += _expected(verdict.expected, from_step=ends[0][0], to_step=ends[-1][1])
+    slowdown = verdict.slowdown
+    shapes = [] if slowdown is None else [{"at": slowdown.since_step, "color": "--bad", "label": "slower"}]
+    return {
+        "traces": traces,
+        "x": {"title": "Step", "whole": True},
+        "y": {"title": "Seconds per step", "zero": True},
+        "shapes": shapes,
+    }
+
+
+def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
+    """The expected pace and its 90 % interval."""
+    across = [from_step, to_step]
+    middle = line("Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2})
+    dashed = {"color": "--series-3", "width": 1, "dash": True}
+    ends = [end for end in expected.interval if end < WIDEST * expected.step_s]  # one far above would flatten all else
+    return [middle, *(line("90 % of what is expected", x=across, y=[end] * 2, style=dashed) for end in ends)]
