@@ -37,4 +37,4 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     )
     busy_s = 1.0 + kept.checkpoint_s / kept.checkpoint_interval_s  # each second of training with its share of a checkpoint
     spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
-    return float(np.mean(np.interp(spare_s, seconds, np.cumsum(probability), left=0.0)))
+    return float(np.mean(np.interp(spare_s, seconds, np.minimum(np.cumsum(probability), 1.0), left=0.0)))

@@ -357,7 +357,7 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
             f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=field
         )
     if what := first_case(
-        (model.architecture != "decoder" or not model.gated_mlp, "models other than Llama-like decoders"),
+        (model.architecture != "decoder" or not (model.gated_mlp and model.is_uniform), "models unlike Llama-like decoders"),
         (model.num_experts is not None, "mixtures of experts"),
         (model.kv_lora_rank is not None, "latent attention"),
         (workload.attention != "flash", f"attention {workload.attention}"),

@@ -37,7 +37,6 @@ def _cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
     """(whether it is asked for, (field, what it is called))."""
-    per_op = any(getattr(value, "granularity", value) == "per_op" for value in axis_values(parallel.recompute))
     return (
         (facts(workload.framework).is_plain, ("training.framework", f"framework {workload.framework}")),
         (cluster.kinds, ("cluster.stages", "a pipeline over two kinds of GPU")),
@@ -45,7 +44,6 @@ def _cases(
         (workload.optimizer == "muon", ("training.optimizer", "optimizer muon")),
         (workload.sequence_lengths is not None, ("training.sequence_lengths", "a distribution of lengths")),
         (workload.merges_passes, ("training.overlap.expert_parallel", "merging passes")),
-        (per_op, ("parallel.recompute", "recompute per_op")),
         (
             set(axis_values(parallel.pipeline_schedule)) - _SCHEDULES,
             ("parallel.pipeline_schedule", "a schedule with two stages on a rank"),

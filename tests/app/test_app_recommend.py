@@ -235,3 +235,10 @@ def test_the_row_to_try_does_not_depend_on_how_many_are_shown() -> None:
     few, many = (recommend(query=asked, top=top).recommendations[0] for top in (1, 200))
     assert few.set == many.set != {}
     assert few.estimate.time == many.estimate.time and few.parallel == many.parallel
+
+
+def test_layers_that_differ_rule_out_what_is_modelled_for_llamas_alone() -> None:
+    training = {"sequence_length": 4096, "global_batch_size": 128, "framework": "torch-fsdp"}
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
+    found = recommend(query=query(model="qwen3.6-27b", cluster=cluster, training=training), top=2)
+    assert [one.rank for one in found.recommendations] == [1, 2]

@@ -1,6 +1,6 @@
 """Megatron-LM's words for ours; flags as in megatron/training/arguments.py of Megatron Core 0.16."""
 
-TOOL = "Megatron-LM (core 0.16)"
+TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
 """Values behind each flag, without its dashes; a switch has none."""
 
