@@ -45,6 +45,7 @@ from service.dashboard.page import (
     error_status,
     page_at,
 )
+from service.dashboard.verdict import Agreement
 
 MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""
@@ -117,6 +118,8 @@ class ConfigurationPage(Page):
     """Comparison with the configuration to try of the same query; None where the query asks for a number of GPUs."""
     run: ComparedRun | None = None
     """The run of a search that it was, if the page is a run's."""
+    measured: Agreement | None = None
+    """What that run measured, against the prediction."""
     search_href: str | None = None
     error: ErrorFields | None = None
 

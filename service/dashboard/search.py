@@ -29,6 +29,7 @@ from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now, seen_log, steps_of
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
 from service.dashboard.ranking import run_href
+from service.dashboard.verdict import runs_verdict
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -147,6 +148,10 @@ class RunsPage(Page):
 
     search_href: str
     runs: trials.TrialTable
+    name: str
+    """The search's."""
+    verdict: str
+    """The best run and how many failed; empty before the first has ended."""
     order: tuple[int, ...]
     """Indices of the rows, the fastest first."""
 
@@ -159,6 +164,8 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
     seconds = table.measured_step_s
     return RunsPage(
         title=f"Runs of {record.label.name or subject(record.query)}",
+        name=record.label.name or subject(record.query),
+        verdict=runs_verdict(table),
         json_href=f"/searches/{record.id}/runs.json",
         search_href=f"/searches/{record.id}",
         runs=table,
