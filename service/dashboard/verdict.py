@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hp_tool.domain.records import RunFigures
 from hp_tool.render.figures import REQUEST, STEP, TPOT, TTFT
-from hp_tool.units import times
+from hp_tool.units import counted, times
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, Metric
 from service.dashboard.page import Tone
@@ -176,3 +177,14 @@ def runs_verdict(table: TrialTable) -> str:
 def _of_many(state: str) -> str:
     """FAILURES with the verb of several runs: only `was` changes."""
     return FAILURES.get(state, state).replace("was ", "were ", 1)
+
+
+def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
+    """`The first run crashed: NCCL error. 3 runs left.`; None before a run has ended."""
+    ended = [run for run in runs if run.status not in (None, "ok")]
+    if not ended:
+        return None
+    which = "The first run" if len(ended) == 1 else f"All {len(ended):,} runs failed; the last"
+    last = ended[-1]
+    cause = f": {last.cause}" if last.cause else ""
+    return f"{which} {FAILURES.get(str(last.status), str(last.status))}{cause}. {counted(left, 'run')} left."

@@ -197,6 +197,8 @@ def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, que
     query["model"]["name"] = EVIL
     search = submit(http, query)
     one_run(store, claim(store, search), Measurement(status="crashed", cause=EVIL, log_tail=EVIL))
+    failed = http.get(f"/searches/{search}.json").json()["failed_so_far"]
+    assert failed == f"The first run crashed: {EVIL}. 3 runs left."
     for path in ("/", "/searches", f"/searches/{search}", f"/searches?cursor={EVIL}", f"/searches/{EVIL}"):
         text = http.get(path).text
         assert EVIL not in text

@@ -69,6 +69,7 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
     for latency in best["latencies"]:
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
+    assert best["sentences"][-1].startswith(f"The cost model alone was {FACTOR:.1f} times too fast: ")
     row = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
     for latency in best["latencies"]:
         name = TARGETS[latency["name"]]
