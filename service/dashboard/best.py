@@ -219,7 +219,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
-        sentences=(*(words.sentences(answer) if answer else ()), *_off(predicted, measurement and measurement.load)),
+        sentences=(*(words.sentences(answer) if answer else ()), *_off(predicted, measurement.load if measurement else None)),
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
