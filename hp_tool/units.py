@@ -35,6 +35,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_DAY:.1f} days"
 
 
+def times(factor: float) -> str:
+    """How many times: `31 times`, `8.6 times`, `1.63 times`, `1.004 times`."""
+    if factor >= 10.0:
+        return f"{factor:,.0f} times"
+    near = abs(factor - 1.0)
+    return f"{factor:.{1 if factor >= 2.0 else 2 if near >= 0.01 else 3}f} times"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 measurement`, `1,000 measurements`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -122,13 +122,14 @@ def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
 
 def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
     from hp_tool.queries import schema
+    from hp_tool.watch.words import faster_words
 
     if as_json:
         typer.echo(schema.to_json(verdict))
         return
     if number is not None and not verdict.text:
         typer.echo(f"step {number - 1}: as it was again")
-    for line in verdict.text:
+    for line in (*verdict.text, *filter(None, [faster_words(verdict)])):
         typer.echo(line)
 
 

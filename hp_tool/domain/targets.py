@@ -16,6 +16,12 @@ LOWEST, HIGHEST = 50.0, 99.9
 """Percentiles that may be asked for."""
 
 
+def bounded_by(name: str) -> tuple[str, str | None]:
+    """Return the latency that the target of this name bounds, and its quantile (p90, p99.9; None: the mean)."""
+    quantile = QUANTILE.fullmatch(name)
+    return _bounded(quantile) if quantile else (name, None)
+
+
 def share_of(quantile: str) -> float:
     """Return the share of requests within a quantile's value: 0.999 of p99.9."""
     return float(quantile.removeprefix("p")) / 100.0
@@ -44,8 +50,7 @@ class Targets(Flattened):
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
             if limit is not None:
-                quantile = QUANTILE.fullmatch(name)
-                yield (name, *_bounded(quantile), limit) if quantile else (name, name, None, limit)
+                yield (name, *bounded_by(name), limit)
 
     @classmethod
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -62,11 +62,11 @@ def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
 
 
 def not_better(answer: Answer | ServingAnswer) -> str | None:
-    """`No layout is clearly better than your first: keep it`; None where one is, or where there is nothing to compare with."""
+    """`Keep your first: no other layout is clearly better`; None where one is, or where there is nothing to compare with."""
     if answer.gain is None or answer.clearly_better:
         return None
     yours = "baseline" if answer.gain.against == "search.baseline" else "first"
-    return f"No layout is clearly better than your {yours}: keep it"
+    return f"Keep your {yours}: no other layout is clearly better"
 
 
 def kept(answer: Answer | ServingAnswer | None) -> ParallelConfig | ServingConfig | None:

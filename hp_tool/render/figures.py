@@ -143,6 +143,9 @@ INPUT_PRICE = Figure(
     scale=(OUTPUT, -1),
     note="of prefill",
 )
+PER_MILLION = Figure(
+    name="cost_per_million_output_tokens", label="Cost per million output tokens", unit="dollars", scale=(OUTPUT, -1)
+)
 SERVING = (
     TTFT,
     TPOT,
@@ -153,7 +156,7 @@ SERVING = (
     USERS,
     SERVED_MEMORY,
     Figure(name="max_concurrency", label="Maximum concurrent requests", unit="count"),
-    Figure(name="cost_per_million_output_tokens", label="Cost per million output tokens", unit="dollars", scale=(OUTPUT, -1)),
+    PER_MILLION,
     OUTPUT_PRICE,
     INPUT_PRICE,
 )

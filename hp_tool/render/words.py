@@ -7,6 +7,8 @@ from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.targets import bounded_by
+from hp_tool.units import duration, times
 
 Config = ParallelConfig | ServingConfig
 
@@ -60,6 +62,17 @@ LABELS = {
     "pipeline_schedule": "schedule",
     "moe_token_dispatcher_type": "dispatcher",
 }
+
+
+LATENCIES = {"ttft_s": "to the first token", "tpot_s": "per output token", "request_latency_s": "per request"}
+"""What a latency is the time of."""
+
+
+def missed_words(target: str, *, value: float, limit: float) -> str:
+    """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a query, as tpot_p99_s."""
+    latency, quantile = bounded_by(target)
+    of = f"{LATENCIES[latency]}{f' ({quantile})' if quantile else ''}"
+    return f"{duration(value)} {of} is {times(value / limit)} the target of {duration(limit)}"
 
 
 def stopped_words(code: str) -> str:

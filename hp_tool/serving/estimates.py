@@ -18,10 +18,11 @@ from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingMemory, TokenPrices
 from hp_tool.domain.targets import Targets, share_of
+from hp_tool.render.words import missed_words
 from hp_tool.serving.intervals import intervals, mixers_doubt
 from hp_tool.serving.prefixes import words
 from hp_tool.serving.problem import CostedRows, ServingProblem
-from hp_tool.units import SECONDS_PER_HOUR, duration, gib
+from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
@@ -315,5 +316,5 @@ def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...
     """Why a value is no answer to a target; nothing where it keeps to it."""
     if value <= limit:
         return ()
-    message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
+    message = missed_words(name, value=value, limit=limit)
     return (Reason(code="target_missed", message=message, needed=value, available=limit),)

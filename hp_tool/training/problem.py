@@ -41,7 +41,7 @@ from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.releases import release_factor, release_variance, unsaid_release_variance, usual_dispatcher
 from hp_tool.training.rules import check_training
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, times
 
 if TYPE_CHECKING:
     from hp_tool.cost.lengths.sequences import LengthDistribution, Rows
@@ -161,7 +161,8 @@ class TrainingProblem(TrainingCase):
         for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
             value = None if limit is None else estimate.calendar_days if name == "days" else estimate.cost
             if value is not None and limit is not None and value > limit:
-                message = f"{name} {value:,.1f} is above constraints.max_{name} {limit:,.1f}{_in_parts(estimate, value)}"
+                of, most = (f"{value:,.1f} days", f"{limit:,.1f}") if name == "days" else (f"${value:,.0f}", f"${limit:,.0f}")
+                message = f"{of} is {times(value / limit)} the maximum of {most}{_in_parts(estimate, value)}"
                 reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
         return tuple(reasons)
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from hp_tool.domain.watch import Cause, CauseKind, Verdict
 from hp_tool.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
-from hp_tool.units import duration
+from hp_tool.units import duration, times
 
+UNLIKELY = 1.5
+"""Times as fast as expected from which the query is doubted."""
 SHOWN = 8
 """Ranks that are named."""
 
@@ -19,7 +21,8 @@ def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: f
     has_parts = any(len(each.after) > 1 or "step" not in each.after for each in ranks)
     slow, typical = lagging(ranks)
     if not ranks or typical is None or (not has_parts and not slow):
-        return (Cause(kind="unknown", text="ranks wait for each other: report parts_s to tell one rank from all"),)
+        text = "ranks wait for each other, so one slow rank slows all: to tell which, report each rank's own seconds (parts_s)"
+        return (Cause(kind="unknown", text=text),)
     causes = []
     if slow and typical < slowed / 2.0:
         names = tuple(rank for rank, _ in slow)
@@ -86,6 +89,17 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
         devices = "" if loss.gpu_hours is None else f", {loss.gpu_hours:,.0f} GPU-hours{money}"
         lines.append(f"costs {loss.hours:.1f} h of every day{devices}")
     return tuple(lines)
+
+
+def faster_words(verdict: Verdict) -> str:
+    """`faster than expected: 39.03 s a step, 78.94 s expected (73.80 s to 543.2 s): ...`; empty where it is not, for sure."""
+    now, expected = verdict.now, verdict.expected
+    if now is None or expected is None or now.interval[1] >= expected.interval[0]:
+        return ""
+    low, high = map(duration, expected.interval)
+    query = ": the query is probably of another job" if expected.step_s > UNLIKELY * now.step_s else ""
+    between = f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to {high})"
+    return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
 
 
 def _longer(factor: float, interval: tuple[float, float]) -> str:

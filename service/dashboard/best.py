@@ -1,5 +1,6 @@
 """The best configuration of a search, as its page and its report state it."""
 
+import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +19,13 @@ from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
 from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.units import times
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
+
+FAR = 1.5
+"""Times too fast or too slow from which the cost model's predictions are said to have been so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +219,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
-        sentences=tuple(words.sentences(answer)) if answer else (),
+        sentences=(*(words.sentences(answer) if answer else ()), *_off(predicted, measurement.load if measurement else None)),
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
@@ -232,6 +237,18 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
             query=query,
         ),
     )
+
+
+def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
+    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`; empty where near."""
+    pairs = [(getattr(measured, name), getattr(predicted, name)) for name in TARGETS] if measured else []
+    factors = [was / alone for was, alone in pairs if alone]
+    if len(factors) < len(TARGETS) or not (all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)):
+        return ()
+    typical, first = statistics.median(factors), pairs[0]
+    way = f"{times(typical)} too fast" if typical > 1.0 else f"{times(1.0 / typical)} too slow"
+    alone, was = formats.seconds(first[1]), formats.seconds(first[0])
+    return (f"The cost model alone was {way}: {alone} to the first token, measured {was}.",)
 
 
 def _latencies(

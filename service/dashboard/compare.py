@@ -40,6 +40,7 @@ from service.dashboard.configuration import (
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import ComparedRun, Metric, compared_run
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
+from service.dashboard.verdict import Ratio, agreement, verdict
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
@@ -51,15 +52,6 @@ More = Annotated[
     QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
 ]
 
-FAILURES = {
-    "oom": "ran out of memory",
-    "timeout": "did not end in time",
-    "preempted": "was taken off",
-    "abandoned": "was abandoned",
-    "submitted": "has not ended",
-    "intended": "has not started",
-}
-"""What became of a run without a result, by its state."""
 RUN_ADDRESS = re.compile(r"/searches/([^/]+)/runs/([^/]+)")
 
 router = APIRouter(tags=["dashboard"])
@@ -175,8 +167,14 @@ def run_context(
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
     page = configuration_context(text, calibrations, find, store, search=search_id)
-    page = replace(page, run=compared_run(run, formats.device_of(record.query)), search_href=f"/searches/{search_id}")
-    return replace(page, json_href=f"/searches/{search_id}/runs/{run_id}.json")
+    this = compared_run(run, formats.device_of(record.query))
+    return replace(
+        page,
+        run=this,
+        measured=agreement(this, page.view.metrics) if page.view else None,
+        search_href=f"/searches/{search_id}",
+        json_href=f"/searches/{search_id}/runs/{run_id}.json",
+    )
 
 
 def _compared(
@@ -206,15 +204,17 @@ def _compared(
         names=names,
         runs=runs if any(runs) else (),
         search_href=search_id and f"/searches/{search_id}",
-        verdict=_verdict(names, views, runs, _ratios(sides, [estimate for _, estimate in answers], calibrations)),
+        verdict=verdict(
+            names,
+            ["" if view.feasible else view.verdict for view in views],
+            runs,
+            _ratios(sides, [estimate for _, estimate in answers], calibrations),
+        ),
         differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views),
         time=_times(names, views),
     )
-
-
-Ratio = tuple[float, tuple[float, float]]
 
 
 def _ratios(
@@ -238,49 +238,6 @@ def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | Infer
         return None
     spread = math.exp(math.hypot(math.log(high / low), math.log(other_high / other_low)) / 2.0)
     return one / other, (one / other / spread, one / other * spread)
-
-
-def _verdict(
-    names: Sequence[str],
-    views: Sequence[ConfigurationView],
-    runs: Sequence[ComparedRun | None],
-    ratios: Sequence[Ratio | None],
-) -> str:
-    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit. A run that failed is neither."""
-    failed = [run is not None and not run.metrics for run in runs]
-    parts = [
-        f"{name} is {_slower(ratio, names[0])}"
-        for name, ratio, failure in zip(names[1:], ratios, failed[1:], strict=True)
-        if ratio is not None and not failure and not failed[0]
-    ]
-    unfit = [
-        f"{name} {_failure(run) if run and failure else view.verdict}"
-        for name, view, run, failure in zip(names, views, runs, failed, strict=True)
-        if failure or not view.feasible
-    ]
-    text = "; ".join(parts)
-    if unfit:
-        text += f"{'; but ' if text else ''}{' and '.join(unfit)}"
-    return f"{text}." if text else ""
-
-
-def _failure(run: ComparedRun) -> str:
-    """`crashed`, `ran out of memory`: what became of a run without a result."""
-    return FAILURES.get(run.state, run.state)
-
-
-def _slower(ratio: Ratio, first: str) -> str:
-    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends say which way they are."""
-    factor, (low, high) = ratio
-    if low < 1.0 < high:
-        return f"about as fast as {first}: from {_percent(low)} faster to {_percent(high)} slower"
-    ends = sorted(abs(end - 1.0) for end in (low, high))
-    word = "slower" if factor > 1.0 else "faster"
-    return f"{_percent(factor)} {word} than {first}, {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %"
-
-
-def _percent(factor: float) -> str:
-    return f"{100 * abs(factor - 1.0):.0f} %"
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
@@ -323,10 +280,10 @@ def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
     """Each predicted figure, followed by the measured one if there is one."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
-    all_fit = all(view.feasible for view in views)
-    # No prediction of a configuration that cannot run is better than the others'.
+    # No prediction of a configuration that cannot run is better than the others', nor one beside what was measured.
+    judged = all(view.feasible for view in views) and not any(runs)
     rows = [
-        _row(name, [metrics.get(name) for metrics in each], judged=all_fit or is_measured, measured=is_measured)
+        _row(name, [metrics.get(name) for metrics in each], judged=judged or is_measured, measured=is_measured)
         for name in dict.fromkeys(name for metrics in (*predicted, *measured) for name in metrics)
         for is_measured, each in ((False, predicted), (True, measured))
         if any(name in metrics for metrics in each)

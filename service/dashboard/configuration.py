@@ -12,10 +12,9 @@ from hp_tool import anatomy
 from hp_tool.anatomy import Placement, Schedule, StageAnatomy
 from hp_tool.answers import EstimateAnswer, estimate_answer
 from hp_tool.configuration import Configuration
-from hp_tool.domain.fit import Fit
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Mend, Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.domain.result import Estimate, Reason
+from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
@@ -23,7 +22,7 @@ from hp_tool.render.columns import unchecked
 from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
+from hp_tool.training.evaluate import ResolvedConfiguration
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
@@ -31,7 +30,8 @@ from service.dashboard import formats
 from service.dashboard.evidence import SearchId, known_to, newest, of_search, sources
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import ComparedRun, Metric, fix_metrics, serving_metrics, training_metrics
+from service.dashboard.fixes import FixRow, fix_row
+from service.dashboard.metrics import ComparedRun, Metric, serving_metrics, training_metrics
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import (
     MAX_QUERY,
@@ -45,6 +45,7 @@ from service.dashboard.page import (
     error_status,
     page_at,
 )
+from service.dashboard.verdict import Agreement
 
 MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""
@@ -52,22 +53,6 @@ TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little hea
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
 router = APIRouter(tags=["dashboard"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixRow:
-    """A change that makes an infeasible configuration feasible, and its price."""
-
-    change: str
-    href: str
-    compare_href: str
-    fit: Fit | None
-    """Whether it fits then, in a word; None of serving."""
-    out_of_memory_probability: float | None
-    figures: tuple[Metric, ...]
-    """The same ones for every fix."""
-    remaining: tuple[str, ...]
-    """Targets that it still misses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +118,8 @@ class ConfigurationPage(Page):
     """Comparison with the configuration to try of the same query; None where the query asks for a number of GPUs."""
     run: ComparedRun | None = None
     """The run of a search that it was, if the page is a run's."""
+    measured: Agreement | None = None
+    """What that run measured, against the prediction."""
     search_href: str | None = None
     error: ErrorFields | None = None
 
@@ -252,12 +239,16 @@ def _view(
         verdict=verdict,
         verdict_note=verdict_note,
         chance=chance(known) if isinstance(known, Estimate) else "",
-        answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take", device=device),
+        answer=" ".join((_answer(metrics, memory, time, known=known, device=device), *_missed(known))),
         unchecked=tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
-        mends=() if known.feasible else tuple(_fix_row(this, fix, calibrated, calibrations) for fix in estimate.mends),
+        mends=()
+        if known.feasible
+        else tuple(
+            fix_row(fix, of=this, before=estimate, calibrated=calibrated, calibrations=calibrations) for fix in estimate.mends
+        ),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
@@ -274,21 +265,29 @@ def _view(
     )
 
 
-def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, takes: str, device: str) -> str:
+def _answer(
+    metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, known: Estimate | InferenceEstimate, device: str
+) -> str:
     """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
-    known = {metric.name: metric for metric in metrics}
+    figures = {metric.name: metric for metric in metrics}
+    takes = "takes" if known.feasible else "would take"
     parts = []
-    if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
+    if memory is not None and memory.limit is not None and (needed := figures.get("Memory")):
         parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest {device}")
-    if time is not None and (step := known.get("Step time")):
+    if time is not None and (step := figures.get("Step time")):
         bar = time.bars[0]
         most = max(bar.values, key=bar.values.__getitem__)
         share = formats.share(bar.values[most] / bar.total)
         parts.append(f"a step {takes} {formats.seconds(step.value)}{_between(step)}, {share} of it {formats.words(most)}")
-    if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
+    if (ttft := figures.get("Time to first token")) and (tpot := figures.get("Time per output token")):
         first, each = (formats.seconds(metric.value) + _between(metric) for metric in (ttft, tpot))
         parts.append(f"{first} to the first token, {each} per token after it")
     return "; ".join(parts) + "." if parts else ""
+
+
+def _missed(known: Estimate | InferenceEstimate) -> list[str]:
+    """A sentence for each target that it misses, without the parts that the reason lists."""
+    return [formats.sentence(reason.message.partition(": ")[0]) for reason in known.reasons if reason.code == "target_missed"]
 
 
 def _between(metric: Metric) -> str:
@@ -307,39 +306,6 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
         return "not possible", "bad", ""
     missed = any(reason.code == "target_missed" for reason in known.reasons)
     return ("misses a target", "warn", note) if missed else ("not acceptable", "bad", note)
-
-
-def _fix_row(
-    this: Configuration, fix: Mend | ServingMend, calibrated: Estimate | None, calibrations: Calibrations | None
-) -> FixRow:
-    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then, too."""
-    fixed = Configuration.of(fix, query=this.query)
-    if isinstance(fix, Mend) and calibrated is not None:
-        fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
-    return FixRow(
-        change=fix.change,
-        href=configuration_href(fixed),
-        compare_href=compare_href(this, fixed),
-        fit=fix.fit,
-        out_of_memory_probability=fix.out_of_memory_probability,
-        figures=fix_metrics(fix),
-        remaining=tuple(reason.message for reason in fix.remaining),
-    )
-
-
-def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None) -> Mend:
-    known = resolve_configuration(query).calibrated_estimate(calibrations)
-    if known is None or known.time is None or known.memory is None:
-        return fix
-    change = known.time.step_s / without.time.step_s - 1.0 if without.time else None
-    return replace(
-        fix,
-        memory_total_bytes=known.memory.total_bytes,
-        out_of_memory_probability=known.out_of_memory_probability,
-        fit=known.fit,
-        step_s=known.time.step_s,
-        step_change_fraction=change,
-    )
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:

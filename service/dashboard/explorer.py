@@ -20,6 +20,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import RECIPE, Field, Section
+from hp_tool.render.figures import STEP
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
@@ -49,6 +50,8 @@ EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
 )
 """Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
 
+LEAST_SLOWER = 0.005
+"""Share of a step from which the shown configuration is compared with the best."""
 router = APIRouter(tags=["dashboard"])
 
 
@@ -79,6 +82,8 @@ class ExplorerPage(Page):
     recent: tuple[SearchRow, ...] = ()
     """The newest searches."""
     fastest: tuple[RankedRow, ...] = ()
+    slower_fraction: float | None = None
+    """By how much the shown step is longer than the best one; None where that is shown, or where nothing fits."""
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -156,6 +161,9 @@ def _answered(
     memory, time = _effects(this, query, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     shown = settings.at(this)
+    step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
+    fastest_s = ranking.recommendations[0].known.time if ranking.recommendations else None
+    slower = None if step_s is None or fastest_s is None else step_s / fastest_s.step_s - 1.0
     return replace(
         page,
         json_href=json_href(shown.href),
@@ -175,6 +183,7 @@ def _answered(
             )
             for row in rows
         ),
+        slower_fraction=slower if slower is not None and slower >= LEAST_SLOWER else None,
         nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,

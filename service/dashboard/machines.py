@@ -21,7 +21,8 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import Section, sections
-from hp_tool.render.words import machines_heading
+from hp_tool.render.figures import PER_MILLION
+from hp_tool.render.words import LATENCIES, machines_heading
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -97,6 +98,7 @@ class MachineRow:
     cost_interval: tuple[float, float] | None
     per_million_tokens: float | None
     """US dollars of a million output tokens of a service, or of trained tokens where the question has no length."""
+    per_million_interval: tuple[float, float] | None
     days: float | None
     days_interval: tuple[float, float] | None
     deadline_probability: float | None
@@ -227,13 +229,14 @@ def _answered(page: MachinesPage, query: Query, answer: RecommendAnswer, *, serv
     front = {(row.cluster, row.known.provenance.get("num_gpus")) for row in answer.pareto or ()}
     by_name = {offer.name: offer for offer in offers()}
     rows = tuple(_rows(answer.recommendations, query=query, prices=by_name, front=front))
+    misses = tuple(_rows(answer.nearest_misses, query=query, prices=by_name, front=set()))
     between = tuple(_rows(answer.pareto or (), query=query, prices=by_name, front=front))
     return replace(
         page,
         heading=machines_heading(query),
-        verdict=tuple(_verdict(rows, between, query)),
+        verdict=tuple(_verdict(rows, between, misses, query)),
         rows=rows,
-        misses=tuple(_rows(answer.nearest_misses, query=query, prices=by_name, front=set())),
+        misses=misses,
         not_ranked=answer.not_ranked,
         figure=_figure(rows, between, query),
         legal=answer.space.legal,
@@ -259,6 +262,7 @@ def _rows(
             cost=row.cost,
             cost_interval=row.cost_interval,
             per_million_tokens=_per_million(row) if days is None else None,
+            per_million_interval=PER_MILLION.between(row.known) if isinstance(row, ServingRecommendation) else None,
             days=days,
             days_interval=row.days_interval,
             deadline_probability=row.deadline_probability,
@@ -286,7 +290,9 @@ def _per_million(row: Recommendation | ServingRecommendation) -> float | None:
     return None if row.price is None or not rate else row.price / 3600.0 / rate * 1e6
 
 
-def _verdict(rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Query) -> Iterator[str]:
+def _verdict(
+    rows: Sequence[MachineRow], front: Sequence[MachineRow], misses: Sequence[MachineRow], query: Query
+) -> Iterator[str]:
     """The cheapest and the fastest of what keeps the limits, in a sentence each."""
     limits, every = query.constraints, (*rows, *front)
     within = [] if limits.max_days is None else [f"{limits.max_days:g} days"]
@@ -294,10 +300,14 @@ def _verdict(rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Que
     kept = f" within {' and '.join(within)}" if within else ""
     if not every:
         yield f"No machine does it{kept}." if kept else "No configuration is acceptable on any of these machines."
+        priced = [row for row in misses if row.cost is not None and row.days is not None]
+        if priced:
+            nearest = min(priced, key=lambda row: row.cost or 0.0)
+            yield f"Cheapest that comes near: {_named(nearest)}{_money(nearest)}."
         return
     timed = [row for row in every if row.days is not None and row.cost is not None]
     if not timed:
-        yield f"{machines_heading(query).capitalize()}: {_named(rows[0])}{_money(rows[0])}."
+        yield f"{machines_heading(query).capitalize()}: {_named(rows[0])}{_money(rows[0])}{_kept(query)}."
         return
     cheapest = min(timed, key=lambda row: (row.cost or 0.0, row.days or 0.0))
     fastest = min(timed, key=lambda row: (row.days or 0.0, row.cost or 0.0))
@@ -312,9 +322,28 @@ def _named(row: MachineRow) -> str:
 
 def _money(row: MachineRow) -> str:
     if row.days is None or row.cost is None:
-        return "" if row.per_million_tokens is None else f", {formats.dollars(row.per_million_tokens)} per million tokens"
+        if row.per_million_tokens is None:
+            return ""
+        dollars = _between(row.per_million_interval, formats.dollars)
+        return f", {formats.dollars(row.per_million_tokens)}{dollars} per million tokens{_latencies(row.configuration)}"
     dollars = _between(row.cost_interval, formats.dollars)
     return f", {formats.dollars(row.cost)}{dollars} and {formats.days(row.days)}{_between(row.days_interval, formats.number)}"
+
+
+def _latencies(row: RankedRow) -> str:
+    """`, 231 ms (180 ms to 290 ms) to the first token, ...`; empty of a training."""
+    known = ((row.ttft_s, row.ttft_s_interval, "ttft_s"), (row.tpot_s, row.tpot_s_interval, "tpot_s"))
+    return "".join(
+        f", {formats.seconds(value)}{_between(interval, formats.seconds)} {LATENCIES[name]}"
+        for value, interval, name in known
+        if value is not None
+    )
+
+
+def _kept(query: Query) -> str:
+    """What a row that is ranked keeps, as only such are: `; it meets both targets`."""
+    count = 0 if query.targets is None else len(list(query.targets.limits()))
+    return "" if not count else f"; it meets {'its target' if count == 1 else 'both targets' if count == 2 else 'all targets'}"
 
 
 def _between(ends: tuple[float, float] | None, written: Any) -> str:

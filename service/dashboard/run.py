@@ -61,6 +61,8 @@ class RunPage(Page):
 
     heading: str = ""
     subject: str = ""
+    answer: str = ""
+    """What to expect of it."""
     configuration_href: str | None = None
     warning: str | None = None
     """Why the usual tool of its framework or engine cannot run it."""
@@ -87,6 +89,7 @@ def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
         json_href=json_href,
         heading=view.heading,
         subject=view.subject,
+        answer=view.answer,
         configuration_href=view.href,
         warning=f"{ways[0].title}: {ways[0].lacks}" if ways[0].lacks else None,
         ways=tuple(sorted(ways, key=lambda way: way.lacks is not None)),

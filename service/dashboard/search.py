@@ -29,6 +29,7 @@ from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now, seen_log, steps_of
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
 from service.dashboard.ranking import run_href
+from service.dashboard.verdict import failed_so_far, runs_verdict
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -93,6 +94,8 @@ class SearchPage(Page, View):
     slowest_step_s: float | None
     """The longest step that was expected of those runs."""
     best: Best | None
+    failed_so_far: str | None
+    """What became of all its runs, where none has a result yet and more are left."""
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
     schedule: Schedule | None
@@ -147,6 +150,10 @@ class RunsPage(Page):
 
     search_href: str
     runs: trials.TrialTable
+    name: str
+    """The search's."""
+    verdict: str
+    """The best run and how many failed; empty before the first has ended."""
     order: tuple[int, ...]
     """Indices of the rows, the fastest first."""
 
@@ -159,6 +166,8 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
     seconds = table.measured_step_s
     return RunsPage(
         title=f"Runs of {record.label.name or subject(record.query)}",
+        name=record.label.name or subject(record.query),
+        verdict=runs_verdict(table),
         json_href=f"/searches/{record.id}/runs.json",
         search_href=f"/searches/{record.id}",
         runs=table,
@@ -227,6 +236,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     account = view.progress | (view.summary or {})
     best = best_of_search(record, store)
     configuration = best and stored_configuration(view.query, best)
+    left = budget_runs_of(view.query) - account.get("profile_runs", 0)
     longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
     schedule, bubble_fraction = executed(configuration) if configuration and view.state.ended else (None, None)
     return SearchPage.of(
@@ -251,6 +261,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         limit_s=limit_s,
         slowest_step_s=slowest_step_s,
         best=best,
+        failed_so_far=None if best or view.state.ended else failed_so_far(store.run_figures(search_id=view.id), left=left),
         axes=effects(record),
         schedule=schedule,
         bubble_fraction=bubble_fraction,
@@ -322,7 +333,7 @@ def _buttons(view: SearchView) -> tuple[Button, ...]:
         case SearchState.PAUSED:
             return (resume, cancel)
         case SearchState.FAILED:
-            return (resume, again, cancel)
+            return (resume, again)
         case _:
             return (again,)
 

@@ -13,7 +13,7 @@ from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.render.words import serving_arithmetic
+from hp_tool.render.words import missed_words, serving_arithmetic
 from hp_tool.search.fidelity import repeats, standing
 from hp_tool.search.serving import TARGETS, bounded
 from hp_tool.serving.problem import resolve_serving
@@ -63,7 +63,6 @@ WHY = {
 }
 """Why a run was chosen, by the search's word for it."""
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
-TAILS = {f"{name}_{share}_s": f"{LATENCIES[f'{name}_s']} ({share})" for name in ("ttft", "tpot") for share in ("p90", "p99")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,9 +314,8 @@ def targets_of(query: JsonObject) -> dict[str, float]:
 
 def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     """The query's targets that `latencies` miss, in words."""
-    named = LATENCIES | TAILS
     return tuple(
-        f"{named[name]} {formats.seconds(value)} is above {formats.seconds(limit)}"
+        missed_words(name, value=value, limit=limit)
         for name, limit, value in bounded(latencies, targets=schema.parse(Targets, query.get("targets") or {}))
         if value > limit
     )

@@ -8,14 +8,15 @@ from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.watch import Expected, Verdict
+from hp_tool.domain.watch import Expected, Loss, Verdict
 from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.render.words import arithmetic
 from hp_tool.watch.course import Course, course_of
 from hp_tool.watch.loss import after_loss
-from hp_tool.watch.reports import expected_of_record, verdict_of
+from hp_tool.watch.reports import verdict_of
+from hp_tool.watch.words import faster_words
 from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
 from service.api.views import View
 from service.api.watches import MOST_LOST
@@ -48,6 +49,11 @@ class WatchRow(View):
     status: str
     tone: Tone
     expected_s: float | None
+    now_s: float | None
+    """Its newest steady pace, seconds a step."""
+    slower_fraction: float | None
+    """Against what it was, or else against what is expected; None where it is neither."""
+    loss_per_day: Loss | None
     steps: int
     event: int
     updated_at: datetime
@@ -55,12 +61,16 @@ class WatchRow(View):
 
     @staticmethod
     def computed(record: WatchRecord) -> dict[str, Any]:
-        expected = expected_of_record(record)
+        verdict = verdict_of(record, [])
+        slower = verdict.slowdown or verdict.lag
         return {
             "subject": formats.subject(record.query) if record.query else "",
             "tone": TONES.get(record.status, ""),
-            "expected_s": None if expected is None else expected.step_s,
-            "steps": 0 if record.state is None else int(record.state["changes"]["steps"]),
+            "expected_s": None if verdict.expected is None else verdict.expected.step_s,
+            "now_s": None if verdict.now is None else verdict.now.step_s,
+            "slower_fraction": None if slower is None else slower.factor - 1.0,
+            "loss_per_day": verdict.loss_per_day,
+            "steps": verdict.steps,
             "href": f"/watches/{record.id}",
         }
 
@@ -80,6 +90,9 @@ class LossAdvice:
     arithmetic: str
     text: str
     step_s: float
+    """Predicted."""
+    own_step_s: float | None
+    """From the job's own pace now, at the predicted share of it; None while that is being learnt."""
     idle_gpus: int
     href: str
     run_href: str
@@ -91,6 +104,8 @@ class WatchPage(Page):
 
     row: WatchRow
     verdict: Verdict
+    faster: str
+    """How much faster than expected it is; empty where it is not."""
     configuration_href: str | None
     webhook_state: str | None
     last_error: str | None
@@ -132,6 +147,7 @@ def watch_context(
         json_href=address(f"/watches/{record.id}.json", {"lost_nodes": lost_nodes}),
         row=WatchRow.of(record, status=verdict.status, tone=TONES[verdict.status]),
         verdict=verdict,
+        faster=faster_words(verdict),
         configuration_href=text and address("/configurations", {"query": text}),
         webhook_state=record.webhook_state,
         last_error=record.last_error,
@@ -154,6 +170,7 @@ def watch_context(
         arithmetic=arithmetic(answer.recommendation.parallel),
         text=answer.text,
         step_s=answer.step_s,
+        own_step_s=None if verdict.now is None else verdict.now.step_s / answer.pace,
         idle_gpus=answer.idle_gpus,
         href=address("/configurations", {"query": left}),
         run_href=address("/run", {"query": left}),

@@ -68,7 +68,7 @@ def finish(store: Store, lease: Lease) -> None:
             profile_runs=len(runs),
             gpu_seconds=12.0 * len(runs),
             grid_gpu_seconds=216.0,
-            stopped_because="budget_runs",
+            stopped_because="no_expected_gain",
         ),
     )
-    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="budget_runs", result=to_dict(result))
+    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="no_expected_gain", result=to_dict(result))

@@ -47,6 +47,11 @@ def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
     second = page["fastest"][1]
     there = shared_http.get(second["settings_href"].replace("/explorer?", "/explorer.json?")).json()
     assert there["view"]["heading"] == second["arithmetic"]
+    slower = second["step_s"] / page["fastest"][0]["step_s"] - 1.0
+    assert there["slower_fraction"] == (pytest.approx(slower) if slower >= 0.005 else None)
+    slow = twin(shared_http, **LLAMA, tp=8, pp=1)
+    assert slow["slower_fraction"] > 0.005 and page["slower_fraction"] is None
+    assert "slower than the best, <a " in shared_http.get(slow["json_href"].replace(".json", "")).text
     assert shared_http.get(page["configuration_href"]).status_code == 200
     again = shared_http.get(page["json_href"]).json()
     assert (again["settings"], again["view"]["metrics"]) == (page["settings"], page["view"]["metrics"])

@@ -101,16 +101,24 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     step = [(row["measured"], row["values"]) for row in both["rows"] if row["name"] == "Step time"]
     assert len(step) == 2 and step[1] == (True, [0.4, None])
     assert [(run["state"], run["cause"]) for run in both["runs"]] == [("ok", None), ("crashed", EVIL)]
-    assert both["verdict"] == "Run 2 crashed.", "no ratio of a run that failed"
+    assert both["verdict"] == "Run 1 took 400 ms a step, measured; but Run 2 crashed.", "no ratio of a run that failed"
     runs = [f"/searches/{search}/runs/{run_id}" for run_id in trials["run_id"]]
     named = http.get("/compare.json", params=dict(zip(("first", "second"), runs, strict=True))).json()
     assert {**named, "json_href": both["json_href"]} == both, "a run's short address stands for its query"
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
     assert mixed.status_code == 200 and "Second" in mixed.text and "400 ms" in mixed.text
+    alone = http.get("/compare.json", params={"first": runs[0], "second": json.dumps(query)}).json()["verdict"]
+    assert alone.endswith("by predictions alone: Second was not measured; First took 400 ms a step.")
     nothing = http.get("/compare.json", params={"first": f"/searches/{search}/runs/{'0' * 16}"})
     assert (nothing.status_code, nothing.json()["code"]) == (422, "not_found")
     text = http.get(f"/searches/{search}/runs/{trials['run_id'][0]}").text
     assert "Step time, measured" in text and "400 ms" in text
+    measured = http.get(f"{runs[0]}.json").json()["measured"]
+    assert re.fullmatch(r"Measured 400 ms a step; predicted .* \(.* to .*\): .* as long as predicted\.", measured["text"])
+    assert (measured["word"], measured["tone"]) == ("outside its interval", "bad") and "outside its interval" in text
+    assert http.get(f"{runs[1]}.json").json()["measured"]["text"] == f"It crashed: {EVIL}."
+    table = http.get(f"/searches/{search}/runs.json").json()
+    assert table["verdict"] == "Run 1 is best: 400 ms, measured; run 2 crashed." and table["name"] == twin["subject"]
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
 
 
@@ -189,6 +197,8 @@ def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, que
     query["model"]["name"] = EVIL
     search = submit(http, query)
     one_run(store, claim(store, search), Measurement(status="crashed", cause=EVIL, log_tail=EVIL))
+    failed = http.get(f"/searches/{search}.json").json()["failed_so_far"]
+    assert failed == f"The first run crashed: {EVIL}. 3 runs left."
     for path in ("/", "/searches", f"/searches/{search}", f"/searches?cursor={EVIL}", f"/searches/{EVIL}"):
         text = http.get(path).text
         assert EVIL not in text

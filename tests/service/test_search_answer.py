@@ -68,7 +68,7 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")
     row.wait_for()
-    banner = page.get_by_role("region", name="No layout is clearly better than your baseline")
+    banner = page.get_by_role("region", name="Keep your baseline: no other layout is clearly better")
     assert banner.get_by_text(headline(answer)).is_visible()
     assert (
         banner.locator(".arithmetic").inner_text()

@@ -21,7 +21,7 @@ from hp_tool.tuning import tune
 from tests.tuning.cpu_engine import CpuEngine
 from tests.tuning.serving_engine import ServingEngine
 
-BETTER, NOT_BETTER = "Use this configuration", "No layout is clearly better than your first"
+BETTER, NOT_BETTER = "Use this configuration", "Keep your first: no other layout is clearly better"
 ROOT = Path(__file__).parents[2]
 
 

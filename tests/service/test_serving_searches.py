@@ -54,7 +54,7 @@ def test_missed_targets_on_quantiles_are_named() -> None:
     tails = Tails(**dict.fromkeys(("ttft_s", "tpot_s", "request_latency_s"), Tail(p50=0.1, p90=0.2, p99=0.9)))
     seen = Latencies(ttft_s=0.12, tpot_s=0.01, request_latency_s=1.0, tails=tails)
     asked = {"targets": {"ttft_s": 0.2, "ttft_p90_s": 0.3, "ttft_p99_s": 0.5, "tpot_s": None}}
-    assert misses(seen, asked) == ("time to first token (p99) 900 ms is above 500 ms",)
+    assert misses(seen, asked) == ("900.0 ms to the first token (p99) is 1.80 times the target of 500.0 ms",)
     assert misses(replace(seen, tails=None), asked) == ()
     assert quantity({"kind": "inference", "targets": {"ttft_p99_s": 0.5}}).charged
 
@@ -69,6 +69,7 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
     for latency in best["latencies"]:
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
+    assert best["sentences"][-1].startswith(f"The cost model alone was {FACTOR:.1f} times too fast: ")
     row = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
     for latency in best["latencies"]:
         name = TARGETS[latency["name"]]
@@ -87,7 +88,7 @@ def test_where_no_run_keeps_to_the_target_the_nearest_is_shown_and_not_called_th
     page, best = (http.get(f"/searches/{found.search.id}{rest}") for rest in ("", ".json"))
     assert "Nearest to the targets" in page.text and "Best configuration</h2>" not in page.text
     (miss,) = best.json()["best"]["misses"]
-    assert miss.startswith("time per output token") and miss.endswith("above 10 µs") and miss in page.text
+    assert " per output token is " in miss and miss.endswith("times the target of 10 us") and miss in page.text
 
 
 def test_its_columns_hold_what_was_predicted_and_measured_under_the_whole_load(searched: Searched) -> None:

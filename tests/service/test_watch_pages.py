@@ -36,6 +36,8 @@ def test_a_slower_job_is_shown_as_the_api_tells_it(http: TestClient) -> None:
     assert page["verdict"] == view["verdict"] and page["row"]["status"] == "slower_than_it_was"
     (row,) = http.get("/watches.json").json()["rows"]
     assert (row["name"], row["steps"], row["tone"]) == ("pretrain", 240, "bad")
+    assert row["now_s"] == view["verdict"]["now"]["step_s"] and row["loss_per_day"] == view["verdict"]["loss_per_day"]
+    assert row["slower_fraction"] == pytest.approx(0.3, abs=0.01)
     steps, pace, expected, low, high = page["figure"]["traces"]
     # The trainer counts from 101. The newest pace has its 40 steps one by one, and those before their median.
     assert steps["x"][-40:] == list(range(301, 341)) and steps["y"][-40:] == pytest.approx(slow)
@@ -62,6 +64,16 @@ def test_a_long_steady_job_shows_its_first_and_newest_steps(http: TestClient) ->
     assert page["configuration_href"] is None and "As it was." in http.get(f"/watches/{watch}").text
     new = begun(http, name="new")
     assert twin(http, new)["figure"] is None and "Learning" in http.get(f"/watches/{new}").text
+
+
+def test_a_job_faster_than_expected_is_told_so_and_lost_nodes_are_counted_from_its_own_pace(http: TestClient) -> None:
+    watch = begun(http, query=DENSE)
+    http.post(f"/v1/watches/{watch}/steps", json=batch(times(100, median_s=0.65)))
+    page, text = twin(http, watch, lost_nodes=1), http.get(f"/watches/{watch}").text
+    assert page["faster"].endswith("the query is probably of another job") and page["faster"] in text
+    assert "as it should be" not in text
+    answer = http.post("/v1/lost-nodes?lost_nodes=1", json=DENSE).json()
+    assert page["loss"]["own_step_s"] == pytest.approx(page["verdict"]["now"]["step_s"] / answer["pace"])
 
 
 def test_a_lost_node_is_advised_on_alike_everywhere(http: TestClient, server: str) -> None:

@@ -92,7 +92,7 @@ def test_a_missed_target_says_by_how_much() -> None:
     found = serving.estimate(query=query(parallel={"tensor_parallel_size": 1}, targets={"tpot_s": 0.01}))
     (reason,) = found.reasons
     assert not found.feasible and reason.code == "target_missed" and found.tpot_s == reason.needed
-    assert reason.available == 0.01 and "%" in reason.message
+    assert reason.available == 0.01 and f"{found.tpot_s / 0.01:.2f} times the target of 10.0 ms" in reason.message
 
 
 def test_weights_that_do_not_fit_say_what_is_missing() -> None:

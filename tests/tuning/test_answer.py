@@ -62,7 +62,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
     assert kept(unclear) == BASELINE.parallel and kept(ANSWER) is None
     doubt, figures, *_ = sentences(unclear)
     assert doubt == (
-        "No layout is clearly better than your baseline: keep it. This one has 1.03 times your baseline's speed "
+        "Keep your baseline: no other layout is clearly better. This one has 1.03 times your baseline's speed "
         "(0.95 to 1.12, predicted)."
     )
     assert "speed" not in figures and "saves" not in figures

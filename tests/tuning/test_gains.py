@@ -151,7 +151,7 @@ def test_a_clear_leader_does_not_run_again(tmp_path: Path) -> None:
 def test_where_nothing_is_clearly_better_yours_is_kept(tmp_path: Path) -> None:
     answer, _ = search(tmp_path, lambda request: ran(4.0), baseline=PLAIN)
     assert (answer.advice, answer.clearly_better) == ("keep", False)
-    assert sentences(answer)[0].startswith("No layout is clearly better than your baseline: keep it.")
+    assert sentences(answer)[0].startswith("Keep your baseline: no other layout is clearly better.")
     better, _ = search(tmp_path / "..", erratic, baseline=PLAIN, seed=1, budget_runs=8)
     assert better.advice == ("use" if better.clearly_better else "keep")
 

@@ -164,7 +164,7 @@ function blank() {
   const several = two(trials.measured_step_s);
   const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
-  part("more").hidden = ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
+  part("more").hidden = !measured || ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
 }
 

@@ -1,0 +1,86 @@
+"""What makes an infeasible configuration feasible, as its page shows it, and the price of that."""
+
+from dataclasses import dataclass, replace
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.fit import Fit
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.render.words import LATENCIES
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import resolve_configuration
+from service.dashboard import formats
+from service.dashboard.metrics import Metric, fix_metrics
+from service.dashboard.page import compare_href, configuration_href
+
+MUCH = 1.5
+"""Times as long from which a fix is said to make a latency longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixRow:
+    """A change that makes an infeasible configuration feasible, and its price."""
+
+    change: str
+    href: str
+    compare_href: str
+    fit: Fit | None
+    """Whether it fits then, in a word; None of serving."""
+    out_of_memory_probability: float | None
+    figures: tuple[Metric, ...]
+    """The same ones for every fix."""
+    remaining: tuple[str, ...]
+    """Targets that it still misses."""
+    price: str = ""
+    """Latencies that it makes much longer."""
+
+
+def fix_row(
+    fix: Mend | ServingMend,
+    *,
+    of: Configuration,
+    before: Estimate | InferenceEstimate,
+    calibrated: Estimate | None,
+    calibrations: Calibrations | None,
+) -> FixRow:
+    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then, too."""
+    fixed = Configuration.of(fix, query=of.query)
+    if isinstance(fix, Mend) and calibrated is not None:
+        fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
+    return FixRow(
+        change=fix.change,
+        href=configuration_href(fixed),
+        compare_href=compare_href(of, fixed),
+        fit=fix.fit,
+        out_of_memory_probability=fix.out_of_memory_probability,
+        figures=fix_metrics(fix),
+        remaining=tuple(reason.message for reason in fix.remaining),
+        price=_price(fix, before),
+    )
+
+
+def _price(fix: Mend | ServingMend, before: Estimate | InferenceEstimate) -> str:
+    """`but 279.1 ms -> 24.36 s to the first token`, where a fix of serving trades one latency for another; else empty."""
+    if isinstance(fix, Mend) or isinstance(before, Estimate):
+        return ""
+    pairs = [(getattr(before, name), getattr(fix, name), words) for name, words in LATENCIES.items()]
+    longer = [
+        f"{formats.seconds(was)} -> {formats.seconds(now)} {words}" for was, now, words in pairs if was and now > MUCH * was
+    ]
+    return f"but {' and '.join(longer)}" if longer else ""
+
+
+def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None) -> Mend:
+    known = resolve_configuration(query).calibrated_estimate(calibrations)
+    if known is None or known.time is None or known.memory is None:
+        return fix
+    change = known.time.step_s / without.time.step_s - 1.0 if without.time else None
+    return replace(
+        fix,
+        memory_total_bytes=known.memory.total_bytes,
+        out_of_memory_probability=known.out_of_memory_probability,
+        fit=known.fit,
+        step_s=known.time.step_s,
+        step_change_fraction=change,
+    )

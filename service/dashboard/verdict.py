@@ -1,0 +1,190 @@
+"""Verdicts on runs and configurations in words: what was measured comes before what was predicted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hp_tool.domain.records import RunFigures
+from hp_tool.render.figures import REQUEST, STEP, TPOT, TTFT
+from hp_tool.units import counted, times
+from service.dashboard import formats
+from service.dashboard.metrics import ComparedRun, Metric
+from service.dashboard.page import Tone
+from service.dashboard.trials import TrialTable
+
+FAILURES = {
+    "oom": "ran out of memory",
+    "timeout": "did not end in time",
+    "preempted": "was taken off",
+    "abandoned": "was abandoned",
+    "submitted": "has not ended",
+    "intended": "has not started",
+}
+"""What became of a run without a result, by its state."""
+MUCH = 1.5
+"""Times as long from which a factor is said in place of a percentage."""
+SAME = 0.005
+"""Share of a time below which two are told to be the same."""
+PER = {STEP.label: "a step", TTFT.label: "to the first token", TPOT.label: "per output token", REQUEST.label: "per request"}
+"""What a measured time is the time of, by its label."""
+
+Ratio = tuple[float, tuple[float, float]]
+"""How many times as long, and its 90 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What a run measured against what is predicted of its configuration."""
+
+    text: str
+    inside: bool | None
+    """Whether the interval holds what was measured; None without an interval."""
+    word: str
+    """`outside its interval`; empty without an interval."""
+    tone: Tone
+
+
+def agreement(run: ComparedRun, metrics: Sequence[Metric]) -> Agreement:
+    """Such as: Measured 400 ms a step; predicted 46.3 ms (35.6 ms to 60.1 ms): 8.6 times as long as predicted."""
+    timed = _timed(run)
+    if timed is None:
+        cause = f": {run.cause}" if run.cause else ""
+        return Agreement(text=f"It {_failure(run)}{cause}.", inside=None, word="", tone="bad")
+    name, measured_s = timed
+    text = f"Measured {formats.seconds(measured_s)} {PER[name]}"
+    predicted = next((each for each in metrics if each.name == name), None)
+    if predicted is None or not predicted.value:
+        return Agreement(text=f"{text}.", inside=None, word="", tone="")
+    text += f"; predicted {formats.seconds(predicted.value)}"
+    inside = None
+    if predicted.low is not None and predicted.high is not None:
+        inside = predicted.low <= measured_s <= predicted.high
+        text += f" ({formats.seconds(predicted.low)} to {formats.seconds(predicted.high)})"
+    word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
+    tone: Tone = "" if inside is None else "good" if inside else "bad"
+    return Agreement(text=f"{text}: {_off(measured_s / predicted.value)}.", inside=inside, word=word, tone=tone)
+
+
+def _off(factor: float) -> str:
+    """`8.6 times as long as predicted`, `12 % longer than predicted`."""
+    if factor >= MUCH:
+        return f"{times(factor)} as long as predicted"
+    if factor <= 1.0 / MUCH:
+        return f"{times(1.0 / factor)} as fast as predicted"
+    if abs(factor - 1.0) < SAME:
+        return "as predicted"
+    return f"{_percent(factor)} {'longer' if factor > 1.0 else 'shorter'} than predicted"
+
+
+def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
+    """(label, seconds) of the time that a run is judged by: its step, or a whole request; None where it measured none."""
+    known = {each.name: each.value for each in run.metrics} if run else {}
+    return next(((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None)
+
+
+def verdict(
+    names: Sequence[str],
+    unfit: Sequence[str],
+    runs: Sequence[ComparedRun | None],
+    ratios: Sequence[Ratio | None],
+) -> str:
+    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit. What was measured on both sides is judged
+    by that. A run that failed is neither slower nor faster. `unfit`: why each cannot run, empty where it can."""
+    timed = [_timed(run) for run in runs]
+    failed = [run is not None and not run.metrics for run in runs]
+    parts = [
+        f"{names[0]} took {formats.seconds(timed[0][1])} {PER[timed[0][0]]}, measured" if timed[0] and any(failed[1:]) else "",
+        *(
+            f"{name} is {_measured(own[1] / timed[0][1], names[0])}"
+            if own and timed[0]
+            else f"{name} is {_slower(ratio, names[0])}{_unmeasured(names[0], name, timed[0], own)}"
+            if ratio is not None
+            else ""
+            for name, ratio, own, failure in zip(names[1:], ratios, timed[1:], failed[1:], strict=True)
+            if not failure and not failed[0]
+        ),
+    ]
+    if failed[0]:
+        done = zip(names[1:], timed[1:], strict=True)
+        parts = [f"{name} took {formats.seconds(own[1])} {PER[own[0]]}, measured" for name, own in done if own]
+    cannot = [
+        f"{name} {_failure(run) if run and failure else why}"
+        for name, why, run, failure, own in zip(names, unfit, runs, failed, timed, strict=True)
+        if failure or (why and not own)
+    ]
+    text = "; ".join(filter(None, parts))
+    if cannot:
+        text += f"{'; but ' if text else ''}{' and '.join(cannot)}"
+    return f"{text}." if text else ""
+
+
+def _unmeasured(first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None) -> str:
+    """`, by predictions alone: Second was not measured; First took 400 ms a step`; empty where neither was measured."""
+    if one is None and other is None:
+        return ""
+    (ran, (label, seconds)), lacks = ((first, one), name) if one else ((name, other or ("", 0.0)), first)
+    return f", by predictions alone: {lacks} was not measured; {ran} took {formats.seconds(seconds)} {PER[label]}"
+
+
+def _measured(factor: float, first: str) -> str:
+    """`17 % slower than First, measured`."""
+    if abs(factor - 1.0) < SAME:
+        return f"as fast as {first}, measured"
+    if factor >= MUCH:
+        return f"{times(factor)} as slow as {first}, measured"
+    if factor <= 1.0 / MUCH:
+        return f"{times(1.0 / factor)} as fast as {first}, measured"
+    return f"{_percent(factor)} {'slower' if factor > 1.0 else 'faster'} than {first}, measured"
+
+
+def _failure(run: ComparedRun) -> str:
+    """`crashed`, `ran out of memory`: what became of a run without a result."""
+    return FAILURES.get(run.state, run.state)
+
+
+def _slower(ratio: Ratio, first: str) -> str:
+    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends say which way they are."""
+    factor, (low, high) = ratio
+    if low < 1.0 < high:
+        return f"about as fast as {first}: from {_percent(low)} faster to {_percent(high)} slower"
+    ends = sorted(abs(end - 1.0) for end in (low, high))
+    word = "slower" if factor > 1.0 else "faster"
+    return f"{_percent(factor)} {word} than {first}, {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %"
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * abs(factor - 1.0):.0f} %"
+
+
+def runs_verdict(table: TrialTable) -> str:
+    """`Run 1 is best: 400 ms, measured; run 2 crashed.`; of several that failed alike, how many: `3 runs ran out of memory`."""
+    best = table.best
+    seconds = None if best is None else table.measured_step_s[best]
+    parts = []
+    if best is not None and seconds:
+        parts.append(f"Run {table.number[best] + 1} is best: {formats.seconds(seconds)}, measured")
+    states: dict[str, list[int]] = {}
+    for number, state in zip(table.number, table.state, strict=True):
+        if table.tones.get(state) in ("warn", "bad"):
+            states.setdefault(state, []).append(number + 1)
+    failed = [
+        f"run {runs[0]} {FAILURES.get(state, state)}" if len(runs) == 1 else f"{len(runs):,} runs {_of_many(state)}"
+        for state, runs in states.items()
+    ]
+    text = "; ".join([*parts, *([" and ".join(failed)] if failed else [])])
+    return formats.sentence(text)
+
+
+def _of_many(state: str) -> str:
+    """FAILURES with the verb of several runs: only `was` changes."""
+    return FAILURES.get(state, state).replace("was ", "were ", 1)
+
+
+def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
+    """`The first run crashed: NCCL error. 3 runs left.`; None before a run has ended."""
+    ended = [run for run in runs if run.status not in (None, "ok")]
+    if not ended:
+        return None
+    which = "The first run" if len(ended) == 1 else f"All {len(ended):,} runs failed; the last"
+    last = ended[-1]
+    cause = f": {last.cause}" if last.cause else ""
+    return f"{which} {FAILURES.get(str(last.status), str(last.status))}{cause}. {counted(left, 'run')} left."
