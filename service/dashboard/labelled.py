@@ -14,7 +14,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def labelled(html: str) -> str:
-    """Return the page with `data-rows` at each table of at least LEAST_COLUMNS columns and `data-label` at each of its cells.
+    """Return the page with `data-rows` at each table of at least LEAST_COLUMNS columns and `data-heading` at each of its cells.
 
     The style sheet makes a block of each such row on a narrow screen, where the headings do not stand above the cells. Text of
     users is escaped by then, so that every tag is one of ours.
@@ -35,6 +35,6 @@ def _row(row: str, headings: Iterator[str]) -> str:
         heading = next(headings, "")
         if match[1] == "th" or "colspan" in match["attributes"] or not heading:
             return match[0]
-        return f'<td data-label="{heading}"{match["attributes"]}>'
+        return f'<td data-heading="{heading}"{match["attributes"]}>'
 
     return _CELL.sub(cell, row)
