@@ -10,7 +10,7 @@ import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, intervals, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
@@ -196,3 +196,14 @@ def test_experts_that_no_row_speaks_for_are_unchecked() -> None:
 def test_recommendations_say_it_too() -> None:
     query = parse_query({"kind": "training", "cluster": H100} | DENSE | UNCHECKED["training.optimizer: muon"])
     assert recommend(query=query, top=1).recommendations[0].estimate.provenance["unchecked"] == ["training.optimizer: muon"]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_an_allocator_that_may_retry_scatters_like_a_coin(chance: float) -> None:
+    case = resolve_training(parse_query({"kind": "training", "cluster": H100} | DENSE))
+
+    def sd(**retrying: float) -> float:
+        low, high = intervals(step_s=1.0, memory_total_bytes=1e9, case=case, unchecked=(), **retrying).step_s
+        return math.log(high / low) / 2 / NORMAL_QUANTILE
+
+    assert sd(retries=chance, slowdown=5.0) == adding(sd(), math.sqrt(chance * (1.0 - chance)) * math.log(5.0))

@@ -96,7 +96,6 @@ function controls() {
   const form = part("filter");
   if (form.dataset.says !== says) {
     form.dataset.says = says;
-    form.hidden = !selects.length;
     form.replaceChildren(
       ...selects.map(([name, label, values]) => {
         const options = [["", "Any"], ...values.map((value) => [String(value), setting(value)])];
@@ -104,7 +103,7 @@ function controls() {
         select.append(...options.map(([value, text]) => element("option", { value }, text)));
         return element("label", {}, label, select);
       }),
-      element("button", { type: "button", onclick: reset }, "Clear"),
+      ...(selects.length ? [element("button", { type: "button", onclick: reset }, "Clear")] : []),
     );
     part("columns").replaceChildren(...columns.slice(1).map((column) => element(
       "label", {}, element("input", { type: "checkbox", name: column.name, onchange: chooseColumns }), column.title ? `${column.label}: ${column.title}` : column.label,
