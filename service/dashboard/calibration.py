@@ -224,12 +224,15 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
     times = [value for row in rows for value in (row.measured_s, row.before_s, row.after_s) if value is not None]
     ends = [min(times, default=0.1) / 1.1, max(times, default=1.0) * 1.1]
     measured = [row.measured_s for row in rows]
+    odd = [row for row in rows if row.outlier]
+    odd_s = [row.after_s for row in odd]
     before, after = [row.before_s for row in rows], [row.after_s for row in rows]
     return {
         "traces": [
             line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": True, "width": 1}),
             markers("cost model", x=measured, y=before, text=_texts(rows, before), marker=COST_MODEL),
             markers("calibrated without the run", x=measured, y=after, text=_texts(rows, after), marker=CALIBRATED),
+            markers("outliers", x=[row.measured_s for row in odd], y=odd_s, text=_texts(odd, odd_s), marker=OUTLIER),
         ],
         "x": {"title": "Measured step, s", "log": True},
         "y": {"title": "Predicted step, s", "log": True},

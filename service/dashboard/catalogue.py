@@ -12,6 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog
+from hp_tool.catalog import library
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.access import Scope
 from hp_tool.domain.hardware import GpuSpec, NodeType
@@ -168,6 +169,8 @@ class EntryPage(Page):
     facts: tuple[Fact, ...]
     source: str
     explorer_href: str
+    gpu_href: str | None
+    """Page of a cluster's GPU; None of other entries, and where the GPU is none of the list."""
     remove_href: str | None
     """None if the caller may not remove it."""
 
@@ -317,6 +320,7 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         facts=tuple(facts),
         source=source,
         explorer_href=address(page, {control: spec.name}),
+        gpu_href=_href("gpus", spec.gpu) if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu) else None,
         remove_href=f"{href}/remove" if removable else None,
     )
 

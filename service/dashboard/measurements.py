@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -95,6 +96,10 @@ class MeasurementRow(MeasuredRow):
     error: float | None
     peak_memory_bytes: int | None
     cause: str | None
+    times_off: float | None
+    """Times above or below its prediction."""
+    teaches: str | None
+    """What predictions learn from it, in words; None of a run that teaches nothing, though it is accepted."""
     state: MeasurementState
     warnings: tuple[str, ...]
     actions: tuple[Action, ...]
@@ -105,7 +110,7 @@ class MeasurementRow(MeasuredRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementsPage(Page):
-    """Measurements, newest first."""
+    """Measurements: those held back, then the others, newest first."""
 
     gpu: str
     model: str
@@ -128,7 +133,11 @@ def measurements_context(
     cursor: Cursor = None,
 ) -> MeasurementsPage:
     """Measurements, as shown on their page."""
-    page = store.measurements(gpu=gpu or None, model=model or None, status=status, state=state, limit=MAX_ROWS, cursor=cursor)
+    find = partial(store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS)
+    page = find(state=state, cursor=cursor)
+    # What waits for a decision is not left among older rows.
+    waiting = () if state or cursor else find(state="held").items
+    first = {record.id for record in waiting}
     filters = {"gpu": gpu, "model": model, "status": status, "state": state}
     return MeasurementsPage(
         title="Measurements",
@@ -139,7 +148,10 @@ def measurements_context(
         statuses=STATUSES,
         state=state,
         states=STATES,
-        rows=tuple(_row(record, scope=principal.scope) for record in page.items),
+        rows=tuple(
+            _row(record, scope=principal.scope)
+            for record in (*waiting, *(record for record in page.items if record.id not in first))
+        ),
         next_href=next_href("/measurements", page, filters),
     )
 
@@ -166,10 +178,25 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         tone=TONES.get(measurement.status, ""),
         predicted_s=predicted_s,
         measured_s=measured_s,
+        times_off=max(predicted_s / measured_s, measured_s / predicted_s) if predicted_s and measured_s else None,
+        teaches=_teaches(record),
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
         actions=(*trust, *ACTIONS[record.state]) if scope >= Scope.SUBMIT else (),
         href=f"/measurements/{record.id}",
     )
+
+
+def _teaches(record: MeasurementRecord) -> str | None:
+    measurement = record.measurement
+    if stored_configuration(record.query, record) is None:
+        return None
+    if measurement.status == "crashed" and measurement.fidelity.is_whole:
+        return "that it crashes"
+    if measurement.status == "oom":
+        return "that it does not fit"
+    timed = measurement.status == "ok" and measurement.objective_s is not None
+    names = ("time",) * timed + ("memory",) * (measurement.peak_memory_bytes is not None)
+    return " and ".join(names) or None
 
 
 def _configuration_href(record: MeasurementRecord) -> str | None:

@@ -75,6 +75,8 @@ class Preview:
     """For plot.js."""
     unsearchable: str | None = None
     """Why profile runs cannot search this query; the predictions stand."""
+    refused: bool = False
+    """Whether a search of it would be refused; what only finds no worker now waits for one."""
     plan: SearchPlan | None = None
     """What a search would cost; None of serving."""
     bill: tuple[str, ...] = ()
@@ -178,6 +180,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figures=figures,
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
+        refused=_unsearchable(resolved, workers=()) is not None,
         plan=plan,
         bill=() if plan is None else bill_sentences(plan),
         commands=as_text(query, server=str(request.base_url).rstrip("/")),

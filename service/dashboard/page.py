@@ -22,6 +22,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from service.api.bodies import read_body
 from service.dashboard import formats
+from service.dashboard.labelled import labelled
 
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
 Tone = Literal["good", "warn", "bad", "busy", ""]
@@ -137,7 +138,7 @@ def error_status(context: Any) -> int:
 def rendered(template: str, **variables: Any) -> str:
     """HTML of `template` with these variables."""
     variables.setdefault("notice", None)
-    return _environment.get_template(template).render(variables)
+    return labelled(_environment.get_template(template).render(variables))
 
 
 def render(

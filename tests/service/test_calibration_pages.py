@@ -76,6 +76,21 @@ def test_measurements_are_filtered(learnt: TestClient) -> None:
     assert learnt.get(found[0]["configuration_href"]).status_code == 200
 
 
+def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
+    query = H100 | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+    report(http, slower=25.0, pipeline_parallel_size=4)
+    report(http, slower=1.3, pipeline_parallel_size=2)
+    body = {"query": H100, "parallel": query["parallel"], "measurement": {"status": "oom"}}
+    assert http.post("/v1/measurements", json=body).status_code == 201
+    rows = http.get("/measurements.json").json()["rows"]
+    assert [row["state"] for row in rows] == ["held", "accepted", "accepted"]
+    assert [row["teaches"] for row in rows[1:]] == ["that it does not fit", "time"]
+    assert rows[0]["times_off"] == pytest.approx(25.0)
+    page = http.get("/measurements").text
+    assert "1 measurement is held" in page and "predicted, 25" in page
+    assert len(http.get("/measurements.json", params={"state": "accepted"}).json()["rows"]) == 2
+
+
 def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
     from hp_tool.domain.measurement import Measurement
     from hp_tool.domain.measurement_records import NewMeasurement

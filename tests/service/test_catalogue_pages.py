@@ -42,6 +42,7 @@ def test_browsing(http: TestClient, section: str, name: str) -> None:
     assert entry["facts"] and http.get(row["href"]).status_code == 200
     if entry["explorer_href"]:
         assert http.get(entry["explorer_href"]).status_code == 200
+    assert entry["gpu_href"] == ("/gpus/h100-sxm-80gb" if section == "clusters" else None)
     assert http.get(f"/{section}/no-such").status_code == 404
 
 

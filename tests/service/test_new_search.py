@@ -246,7 +246,9 @@ def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient
     assert shown["rows"][0]["ttft_s"] <= 1.0
     assert shown["rows"][0]["tpot_s"] <= 0.03
     assert [shape["to"] for figure in shown["figures"] for shape in figure["shapes"]] == [1.0, 0.03]
-    assert shown["unsearchable"]
+    assert shown["unsearchable"] and shown["refused"]
+    assert "data-refused" in post(http, "/searches/new/preview", SERVED).text
+    assert not post(http, "/searches/new/preview.json", FILLED).json()["refused"]
 
 
 @pytest.mark.parametrize(

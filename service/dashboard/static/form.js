@@ -6,6 +6,8 @@ import { shown } from "./take.js";
 const WAIT_MS = 250; // after the last keystroke
 const form = document.querySelector("#query");
 const place = document.querySelector("#preview");
+const [start, starts] = [document.querySelector("#start"), document.querySelector("#starts")];
+const usual = starts.textContent;
 let timer = null;
 let latest = 0;
 
@@ -28,6 +30,9 @@ async function preview() {
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
   place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
   shown();
+  const refused = place.querySelector("[data-refused]");
+  start.disabled = Boolean(refused);
+  starts.textContent = refused?.textContent ?? usual;
   keepInSight(() => mark(place.querySelector("[data-code]")));
   drawAll();
 }

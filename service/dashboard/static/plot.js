@@ -81,7 +81,8 @@ function axis(spec = {}, values, [from, to]) {
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
   const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
     : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
-  return { at, ticks: ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) })) };
+  const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
+  return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
 }
 
 function banded(names, [from, to]) {
