@@ -24,8 +24,9 @@ NAMES = frozenset(
 """Timers of a step that are read; others are parts of these."""
 MAX_RANKS = 16_384
 LOOKED_AT = 16 * 2**20
-"""Bytes of a file in which the first timers of a log must stand."""
-_SIGN = b"across ranks (ms):"
+"""Bytes of a file in which a log's first signs must stand."""
+_SIGNS = (b"across ranks (ms):", b"elapsed time per iteration (ms):")
+"""Of timers, and of a log without them, whose reader says what it lacks."""
 _NUMBER = r"(\d{1,12}\.\d{1,6})"
 _BOTH = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
 _MOST = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
@@ -47,10 +48,11 @@ class TimedStep:
 
 
 def is_log(path: Path) -> bool:
-    """Whether timers stand in the beginning of a file."""
+    """Whether the beginning of a file is a log's."""
     try:
         with path.open("rb") as stream:
-            return _SIGN in stream.read(LOOKED_AT)
+            beginning = stream.read(LOOKED_AT)
+            return any(sign in beginning for sign in _SIGNS)
     except OSError:
         return False  # whoever reads it says what is wrong
 
@@ -65,7 +67,8 @@ def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
         steps = [step for step in _steps(_lines(stream)) if step.longest_s]
     if not steps:
         message = (
-            f"{path if name is None else name} has no timers of steps: run with --timing-log-level 2 --timing-log-option all"
+            f"{path if name is None else name} has no timers of steps: run with --timing-log-level 2 --timing-log-option all; "
+            "hp-tool watch and import --log read step times alone"
         )
         raise InputError(message, field="trace", code="no_trace")
     return steps[1:] or steps

@@ -72,6 +72,14 @@ def test_a_step_is_split_by_its_timers_and_sums_to_itself(tmp_path: Path, option
     assert answer.step_s == pytest.approx(1.01) and not answer.findings and answer.steps == 3
 
 
+def test_a_log_without_timers_is_told_the_flags_that_give_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(STEP.format(iteration=iteration, ms=1000.0) for iteration in (10, 20)))
+    assert is_log(path)
+    with pytest.raises(InputError, match="has no timers of steps: run with --timing-log-level 2"):
+        read_timers(path)
+
+
 def test_timers_of_level_1_do_not_tell_the_pipeline(tmp_path: Path) -> None:
     seconds = parts(read_timers(log(tmp_path / "log", "minmax", timers=LEVEL_1))[0])
     assert seconds["passes_and_pipeline"] == pytest.approx(0.75) and not {"passes", "pipeline"} & seconds.keys()
