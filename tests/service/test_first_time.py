@@ -43,7 +43,7 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     status.get_by_text("does not fit").wait_for()
     assert status.get_by_role("heading").inner_text().startswith("TP 1 x ")
     why = screen.get_by_role("region", name="Why it does not fit")
-    needed = re.search(r"needs ([\d.]+) GiB, has ([\d.]+) GiB: (\w+) [\d.]+ GiB, (\w+)", why.inner_text())
+    needed = re.search(r"Needs ([\d.]+) GiB, has ([\d.]+) GiB: (\w+) [\d.]+ GiB, (\w+)", why.inner_text())
     assert needed is not None
     assert float(needed[1]) > float(needed[2])
 

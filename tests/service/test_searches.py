@@ -116,7 +116,7 @@ def test_a_failed_search_answers_with_its_error(http: TestClient, store: Store, 
     assert (answer["id"], answer["status"], answer["error"]) == ("small", "error", error)
     page = http.get(f"/searches/{search}").text
     assert "no such GPU here" in page
-    assert all(f'action="/searches/{search}/{action}"' in page for action in ("resume", "cancel"))
+    assert f'action="/searches/{search}/resume"' in page and f'action="/searches/{search}/cancel"' not in page
     assert http.post(f"/v1/searches/{search}/cancel").json()["state"] == "cancelled"
 
 
