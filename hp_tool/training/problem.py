@@ -161,7 +161,7 @@ class TrainingProblem(TrainingCase):
         for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
             value = None if limit is None else estimate.calendar_days if name == "days" else estimate.cost
             if value is not None and limit is not None and value > limit:
-                of, most = (f"{value:,.1f} days", f"{limit:,.1f}") if name == "days" else (f"${value:,.0f}", f"${limit:,.0f}")
+                of, most = (f"{value:,.1f} days", f"{limit:,.12g}") if name == "days" else (f"${value:,.0f}", f"${limit:,.0f}")
                 message = f"{of} is {times(value / limit)} the maximum of {most}{_in_parts(estimate, value)}"
                 reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
         return tuple(reasons)

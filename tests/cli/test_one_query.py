@@ -71,7 +71,7 @@ def test_people_are_told_what_mends_it(entry_point: Run, query_file: Path) -> No
     shown = entry_point("estimate", str(query_file), "--set=parallel.tensor_parallel_size=5").stdout
     assert "How to fix it" in shown and "TP 5 -> 8" in shown
     late = entry_point("estimate", str(query_file), "--set=constraints.max_days=0.001").stdout
-    assert "comes nearest, but target_missed: days" in late
+    assert "comes nearest, but target_missed: " in late and "times the maximum of 0.001: " in late
 
 
 @pytest.mark.parametrize(

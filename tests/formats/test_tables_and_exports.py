@@ -235,9 +235,10 @@ def test_a_layout_of_a_row_is_written_or_refused_never_dropped() -> None:
     row = schema.to_dict(setup_of(query).parallel) | {"pipeline_layout": layout}
     result = {"query": query, "recommendations": [{"parallel": row}]}
     assert f"--pipeline-model-parallel-layout '{layout}'" in export(result=result, format="megatron-lm")
+    named = query | {"parallel": query["parallel"] | {"pipeline_layout": layout}}
     for format in ("nemo", "verl"):
         with pytest.raises(UnsupportedError, match="pipeline_layout"):
-            export(result=result, format=format)
+            export(result=result | {"query": named}, format=format)
     row["virtual_pipeline_parallel_size"] = 2
     with pytest.raises(InputError, match="16 chunks, not 32"):
         export(result=result, format="megatron-lm")
