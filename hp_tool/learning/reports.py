@@ -18,7 +18,6 @@ from hp_tool.domain.measurement_records import Imported, MeasurementRecord, Meas
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
@@ -120,7 +119,7 @@ def _measurement(report: MeasurementReport, *, source: MeasurementSource, resolv
         reason = estimate.reasons[0]
         raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
     measurement, hardware = _completed(report.measurement, problem)
-    check_possible(measurement, problem=problem, estimate=estimate)
+    check_possible(measurement, problem=problem, predicted_s=estimate.time.step_s)
     assert estimate.parallel is not None
     new = NewMeasurement(
         source=source,
@@ -185,23 +184,22 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
         raise InputError(f"{message}: they are the same step", field="measurement.parts_s", code="contradiction")
 
 
-def check_possible(measurement: Measurement, *, problem: TrainingProblem, estimate: Estimate) -> None:
+def check_possible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:
     """Raises InputError `implausible` for a step `Learning.impossible_factor` times off the prediction or faster than the
     devices' peak FLOP/s, and for a peak above the device's memory. Of a CPU, whose speed and memory are its host's, not.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
     if gpu.kind == "cpu":
         return
-    assert estimate.time is not None and estimate.mfu_causal is not None
-    most, predicted_s = assumed().learning.impossible_factor, estimate.time.step_s
+    most = assumed().learning.impossible_factor
     if step_s is not None and not predicted_s / most <= step_s <= most * predicted_s:
         raise InputError(
             f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds of one optimizer step",
             field="measurement.step_s",
             code="implausible",
         )
-    least_s = estimate.mfu_causal * predicted_s
-    if step_s is not None and step_s < least_s and problem.workload.expert_precision is None and not problem.cluster.kinds:
+    least_s = problem.peak_step_s
+    if step_s is not None and step_s < least_s:
         raise InputError(
             f"step_s {step_s:g} cannot be: at their peak the devices take {least_s:.3g} s for a step's FLOPs; report the "
             "seconds of one optimizer step of this batch",

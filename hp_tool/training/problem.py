@@ -149,11 +149,18 @@ class TrainingProblem(TrainingCase):
     @property
     def least_step_s(self) -> float:
         """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices' datasheet peak."""
+        return self._at_peak_s(token_flops(self.model, self.workload).model) / BEYOND_PEAK
+
+    @property
+    def peak_step_s(self) -> float:
+        """Seconds of a step's FLOPs, causal masks counted by half, at the devices' datasheet peak."""
+        return self._at_peak_s(token_flops(self.model, self.workload).causal.model)
+
+    def _at_peak_s(self, flops_per_token: float) -> float:
         cluster, workload = self.cluster, self.workload
-        work = token_flops(self.model, workload).model * step_tokens(workload)
         precisions = {workload.precision, workload.of_experts.precision}
         peak = max(peak_flops(kind.gpu, precision=each) for kind in cluster.kinds or (cluster,) for each in precisions)
-        return work / (BEYOND_PEAK * peak * cluster.num_gpus)
+        return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
         """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of a step it goes into."""
