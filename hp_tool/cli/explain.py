@@ -13,7 +13,10 @@ from hp_tool.cli import queries
 from hp_tool.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hp_tool.domain.query import Query
+    from hp_tool.domain.result import Estimate
     from hp_tool.exchange.explanation import Explanation
     from hp_tool.exchange.logged import LoggedExplanation
 
@@ -144,6 +147,7 @@ def _print(answer: Explanation) -> None:
         total += [f"{sum_s * 1e3:,.1f}", f"{(answer.step_s - sum_s) * 1e3:+,.1f}"]
     heads = ("part", "measured, ms", *(("predicted, ms", "difference, ms") if predicted else ()), "hidden, ms")
     print_table(console, heads, [*rows, (*total, "-")], title=f"one step on rank {answer.critical_rank}", left=1)
+    _print_predicted(console, answer.estimate)
     if len(answer.ranks) > 1:
         _print_ranks(answer)
     if answer.links:
@@ -167,6 +171,14 @@ def _print(answer: Explanation) -> None:
                     )  # fmt: skip
 
 
+def _print_predicted(console: Console, estimate: Estimate | None) -> None:
+    """Which configuration the predictions are of: a query may leave it open."""
+    from hp_tool.render.words import arithmetic
+
+    if estimate is not None and estimate.parallel is not None:
+        console.print(f"predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True)
+
+
 def _print_log(answer: LoggedExplanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
     from hp_tool.exchange.logged import WORDS
@@ -186,6 +198,7 @@ def _print_log(answer: LoggedExplanation) -> None:
     ]
     heads = ("part", "measured, ms", *(("predicted, ms",) if beside else ()))
     print_table(console, heads, rows, title=f"a step of {duration(answer.step_s)}, by Megatron's timers", left=1)
+    _print_predicted(console, answer.estimate)
     spreads = [
         (
             each.timer,

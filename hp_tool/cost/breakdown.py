@@ -245,7 +245,8 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:
         version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
-        trend = "constants do not tell releases apart" if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"
+        same = "fitted constants are those of every release, defaults its own"
+        trend = same if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"
         provenance["framework_version"] = f"{version}: {trend}"
     if isinstance(workload, VariableLengthWorkload):
         provenance |= {

@@ -56,6 +56,8 @@ class Expected:
     """Version of the calibration that corrects it; None: the cost model alone."""
     num_gpus: int
     price_per_gpu_hour: float | None = None
+    layout: str = ""
+    """The configuration that is predicted, in words: a query may leave it open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

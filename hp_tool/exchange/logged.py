@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
@@ -19,8 +20,13 @@ from hp_tool.units import duration
 
 COMPUTING = ("forward-compute", "backward-compute")
 GRADIENTS = (
-    *("all-grads-sync", "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "non-tensor-parallel-grads-all-reduce"),
+    "all-grads-sync",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "non-tensor-parallel-grads-all-reduce",
 )
+LONGEST = 1.05
+"""Of the step: a timer's share, of rounding and of the moments at which ranks print; one that is longer is not of this step."""
 _LAYERS = ("compute", "attention", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "offload")
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -31,8 +37,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer",),
     "rest": ("overhead",),
 }
-"""What timers tell apart, and the parts of a prediction that each holds. `passes`: forward and backward, with what is exchanged
-within a layer; with timers of level 1 alone, `passes_and_pipeline`."""
+"""What timers tell apart, and the parts of a prediction that each holds; those of timers that were not printed are in `rest`.
+`passes`: forward and backward, with what is exchanged within a layer; with timers of level 1 alone, `passes_and_pipeline`."""
 WORDS = {
     "passes": "forward and backward passes",
     "pipeline": "the pipeline: bubble and transfers",
@@ -85,16 +91,23 @@ class LoggedExplanation:
 
 
 def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> LoggedExplanation:
-    """Explain the step of median length. Raises HpToolError for a query that cannot be predicted."""
+    """Explain the step of median length. Raises HpToolError for a query that cannot be predicted, InputError for timers that
+    are longer than the step.
+    """
     step = sorted(steps, key=lambda each: each.step_s)[(len(steps) - 1) // 2]
+    _check(step)
     measured_s = parts(step)
     estimate = None if query is None else _estimate(query)
     predicted_s: Mapping[str, float] = {} if estimate is None or estimate.time is None else estimate.time.parts_s
+    timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
+    of_part = {
+        name: [part for part in TIME_PARTS if part not in timed] if name == "rest" else GROUPS[name] for name in measured_s
+    }
     rows = tuple(
         LoggedPart(
             part=name,
             measured_s=seconds,
-            predicted_s=sum(predicted_s.get(each, 0.0) for each in GROUPS[name]) if predicted_s else None,
+            predicted_s=sum(predicted_s.get(part, 0.0) for part in of_part[name]) if predicted_s else None,
         )
         for name, seconds in measured_s.items()
     )
@@ -112,7 +125,7 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
 
 
 def parts(step: TimedStep) -> dict[str, float]:
-    """Seconds by GROUPS, each of the rank where its timers are longest; the sum is the step.
+    """Seconds by GROUPS, each of the rank where its timers are longest; the sum is the step. What no timer told is in `rest`.
 
     Gradients are exchanged within the timer forward-backward, parameters within optimizer.
     """
@@ -126,12 +139,24 @@ def parts(step: TimedStep) -> dict[str, float]:
     if all(name in longest for name in COMPUTING):
         seconds["passes"] = min(_computing(step), passes_s)
         seconds["pipeline"] = passes_s - seconds["passes"]
-    else:
+    elif "forward-backward" in longest:
         seconds["passes_and_pipeline"] = passes_s
-    seconds["data_parallel"] = gradients_s + gathered_s
-    seconds["optimizer"] = optimizer_s - gathered_s
-    seconds["rest"] = step.step_s - both_s - optimizer_s
+    if not longest.keys().isdisjoint((*GRADIENTS, "params-all-gather")):
+        seconds["data_parallel"] = gradients_s + gathered_s
+    if "optimizer" in longest:
+        seconds["optimizer"] = optimizer_s - gathered_s
+    seconds["rest"] = step.step_s - sum(seconds.values())
     return seconds
+
+
+def _check(step: TimedStep) -> None:
+    name = max(step.longest_s, key=lambda each: step.longest_s[each])
+    if step.longest_s[name] > LONGEST * step.step_s:
+        raise InputError(
+            f"the timer {name} tells {duration(step.longest_s[name])} of a step of {duration(step.step_s)}: it is not of this "
+            "step; give the log as Megatron printed it",
+            field="trace",
+        )
 
 
 def _computing(step: TimedStep) -> float:

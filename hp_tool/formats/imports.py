@@ -6,6 +6,7 @@ from hp_tool.formats.reading import Read, Reading, whole_number
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.renamed import printed
 from hp_tool.formats.source import Source
+from hp_tool.formats.stated_release import read_release
 
 
 def read(source: Source, *, format: str | None = None) -> Reading:
@@ -21,4 +22,5 @@ def read(source: Source, *, format: str | None = None) -> Reading:
         reading.read.append(Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus"))
     reading.num_gpus = source.num_gpus or reading.num_gpus
     reader(source, reading)
+    read_release(source.text, reading)
     return reading

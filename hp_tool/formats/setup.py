@@ -13,6 +13,7 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.switches import Switches, switches
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.stated_release import release_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +113,12 @@ def option_words(values: Values) -> dict[str, list[str]]:
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb`, on one line whatever the names hold: it
-    stands in comments of scripts.
+    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb, megatron-core 0.18`, on one line
+    whatever the names hold: it stands in comments of scripts.
     """
     name = setup.model.name + (f" without {setup.model.left_out[:100]}" if setup.model.left_out else "")
-    text = f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}"
+    release = release_in_words(setup.workload)
+    text = f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}{release and f', {release}'}"
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 

@@ -31,6 +31,10 @@ MAX_COMPLAINTS = 1_000
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
 """Where a query names a release: text, which YAML and JSON take for a number unless it is quoted."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
+"""Numbers as people write them: 8k tokens of a sequence, 80B parameters."""
 Q = TypeVar("Q", Query, "SizingQuery")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -249,8 +253,11 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         return _unknown_key(deepest["loc"], adapter)
     path = _path(deepest["loc"])
     field = ".".join(path) or None
-    if deepest["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return InputError(f"{field} is missing; add it", field=field, code="missing_field")
+    if deepest["type"] in _MISSING:
+        missing = [_path(p["loc"]) for p in problems if p["type"] in _MISSING]
+        names = [".".join(other) for other in missing if other[:-1] == path[:-1] or len(other) == 1]
+        are = "is missing; add it" if len(names) == 1 else "are missing; add them"
+        return InputError(f"{', '.join(names)} {are}", field=field, code="missing_field")
     if deepest["type"] == "too_short":
         return InputError(f"{field} is an empty list; give values or leave it out", field=field, code="invalid_value")
     if deepest["type"] == "string_pattern_mismatch":
@@ -263,7 +270,18 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
     expected = " or ".join(
         dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
     )
-    return InputError(f"{field or 'the query'}: expected {expected}, got {value[:80]}", field=field, code="invalid_value")
+    hint = _without_unit(deepest.get("input"))
+    return InputError(f"{field or 'the query'}: expected {expected}, got {value[:80]}{hint}", field=field, code="invalid_value")
+
+
+def _without_unit(value: object) -> str:
+    """Return `; write 8192 or 8000` for 8k, and the number of 80B; an empty text for what is no number with a unit."""
+    match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    number, unit = float(match[1]), match[2].lower()
+    binary = f"{number * 1024.0:.15g} or " if unit == "k" else ""
+    return f"; write {binary}{number * _UNITS[unit]:.15g}"
 
 
 def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hp_tool.domain.query import Query
 from hp_tool.domain.watch import Expected
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.render.words import arithmetic
 from hp_tool.training.answers import Training
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import resolve_training
@@ -30,4 +31,5 @@ def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Ex
         calibration=None if used is None else str(used.get("version")) if isinstance(used, dict) else str(used),
         num_gpus=cluster.num_gpus,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
+        layout="" if estimate.parallel is None else arithmetic(estimate.parallel),
     )

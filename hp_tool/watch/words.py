@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hp_tool.domain.watch import Cause, CauseKind, Verdict
+from hp_tool.domain.watch import Cause, CauseKind, Expected, Verdict
 from hp_tool.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 from hp_tool.units import duration, times
 
@@ -82,7 +82,7 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
     if lag is not None and expected is not None and now is not None:
         lines.append(
             f"slower than it should be: {_longer(lag.factor, lag.interval)} "
-            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected)"
+            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected{_of(expected)})"
         )
     if (loss := verdict.loss_per_day) is not None:
         money = "" if loss.cost is None else f", ${loss.cost:,.0f}"
@@ -98,8 +98,12 @@ def faster_words(verdict: Verdict) -> str:
         return ""
     low, high = map(duration, expected.interval)
     query = ": the query is probably of another job" if expected.step_s > UNLIKELY * now.step_s else ""
-    between = f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to {high})"
+    between = f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to {high}){_of(expected)}"
     return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
+
+
+def _of(expected: Expected) -> str:
+    return f" of {expected.layout}" if expected.layout else ""
 
 
 def _longer(factor: float, interval: tuple[float, float]) -> str:

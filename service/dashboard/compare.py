@@ -38,7 +38,7 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import ComparedRun, Metric, compared_run
+from service.dashboard.metrics import ComparedRun, Metric, compared_run, measured_parts
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
 from service.dashboard.verdict import Ratio, agreement, verdict
 
@@ -213,7 +213,7 @@ def _compared(
         differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views),
-        time=_times(names, views),
+        time=_times(names, views, sides),
     )
 
 
@@ -333,8 +333,14 @@ def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView]) ->
     return stack(rows, unit="bytes") if rows else None
 
 
-def _times(names: Sequence[str], views: Sequence[ConfigurationView]) -> Stack | None:
-    """Calibrated where the cluster was measured: then that bar is the first."""
-    bars = [(name, view.time.bars[0]) for name, view in zip(names, views, strict=True) if view.time is not None]
-    rows = [BarSpec(label=name, parts=bar.values, interval=bar.interval) for name, bar in bars]
+def _times(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side]) -> Stack | None:
+    """Each prediction, calibrated where the cluster was measured (its bar is first then); below it what its run measured."""
+    has_runs = any(side.run for side in sides)
+    rows = []
+    for name, view, side in zip(names, views, sides, strict=True):
+        if view.time is not None:
+            bar = view.time.bars[0]
+            rows.append(BarSpec(label=name, note="predicted" * has_runs, parts=bar.values, interval=bar.interval))
+        if parts := measured_parts(side.run):
+            rows.append(BarSpec(label=name, note="measured", parts=parts))
     return stack(rows, unit="seconds") if rows else None

@@ -89,6 +89,17 @@ def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
     return _known((*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement, device)
 
 
+def measured_parts(run: RunRecord | None) -> dict[str, float]:
+    """Seconds of a measured step, or of a request, by the parts that were told apart: one where none was; empty without one."""
+    measurement = run and run.measurement
+    if not run or not measurement or measurement.status != "ok":
+        return {}
+    if measurement.parts_s and run.fidelity.is_whole:
+        return measurement.parts_s
+    seconds = measurement.load.request_latency_s if measurement.load else measurement.objective_s
+    return {"measured": seconds} if seconds else {}
+
+
 def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:
     return tuple(row for row in (_metric(each, source, device=device) for each in shown) if row.value is not None)
 

@@ -55,8 +55,15 @@ SECTIONS = (
     ("GPUs", "/gpus"),
     ("Clusters", "/clusters"),
     ("Keys", "/keys"),
+    ("Guide", "/guide"),
 )
 """The navigation bar: name and address."""
+GUIDES = {
+    "Ask": "recommend", "Searches": "search", "New search": "queries", "Explain": "explain", "Watch": "watch",
+    "Calibration": "calibration", "Workers": "clusters", "Models": "models", "GPUs": "networks", "Clusters": "clusters",
+    "Keys": "service",
+}  # fmt: skip
+"""By section: the guide's page about it."""
 ASSETS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))).hexdigest()[:12]
 """Digest of the static files. It is part of their URLs, so they can be cached forever."""
 
@@ -69,7 +76,7 @@ _environment = Environment(
     lstrip_blocks=True,
     finalize=formats.visible,
 )
-_environment.globals |= {"assets": ASSETS, "sections": SECTIONS}
+_environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "guides": GUIDES}
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 

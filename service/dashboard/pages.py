@@ -15,6 +15,7 @@ from service.dashboard import (
     explorer,
     explorer_serving,
     exports,
+    guide,
     labels,
     machines,
     measurements,
@@ -32,6 +33,7 @@ from service.dashboard.page import ASSETS, STATIC
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
     *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, watches, offline),
+    guide,
 )
 """Modules with a router of pages."""
 
@@ -46,5 +48,6 @@ class Assets(StaticFiles):
 
 
 def mount_assets(app: FastAPI) -> None:
-    """Add the pages' static files to the app."""
+    """Add the pages' static files, and the guide's pictures, to the app."""
+    app.mount("/guide/pictures", StaticFiles(directory=guide.guide_folder() / "pictures", check_dir=False), name="pictures")
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

@@ -14,6 +14,7 @@ from hp_tool.errors import InputError
 from hp_tool.exchange.logged import GROUPS, explain_log, parts
 from hp_tool.formats.timers import is_log, read_timers
 from hp_tool.queries import schema
+from hp_tool.render.words import arithmetic
 from tests.traces.test_explain import QUERY
 
 STEP = (
@@ -85,6 +86,23 @@ def test_timers_of_level_1_do_not_tell_the_pipeline(tmp_path: Path) -> None:
     assert seconds["passes_and_pipeline"] == pytest.approx(0.75) and not {"passes", "pipeline"} & seconds.keys()
 
 
+def test_what_no_timer_told_is_no_zero_but_part_of_the_rest(tmp_path: Path) -> None:
+    path = log(tmp_path / "log", "all", timers={"forward-backward": 800.0})
+    assert parts(read_timers(path)[0]) == pytest.approx({"passes_and_pipeline": 0.8, "rest": 0.2})
+    answer = explain_log(read_timers(path), query=schema.parse_query(QUERY))
+    assert answer.estimate is not None and answer.estimate.time is not None
+    predicted_s = {each.part: each.predicted_s for each in answer.parts}
+    told = answer.estimate.time.parts_s
+    assert predicted_s["rest"] == pytest.approx(told["overhead"] + told["optimizer"] + told["data_parallel"])
+    assert sum(each.predicted_s or 0.0 for each in answer.parts) == pytest.approx(answer.estimate.time.step_s)
+
+
+def test_a_timer_longer_than_the_step_is_refused(tmp_path: Path) -> None:
+    steps = read_timers(log(tmp_path / "log", "all", timers=LEVEL_1 | {"forward-backward": 5000.0}))
+    with pytest.raises(InputError, match=r"the timer forward-backward tells 5\.\d+ s of a step of 1\.01"):
+        explain_log(steps)
+
+
 def test_a_slow_rank_is_named_where_ranks_are_and_hinted_at_where_not(tmp_path: Path) -> None:
     named = explain_log(read_timers(log(tmp_path / "all", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})))
     assert named.findings[0].words.startswith("rank 2 takes 120.0 ms longer")
@@ -104,12 +122,13 @@ def test_each_part_of_a_prediction_is_in_one_group() -> None:
 def test_beside_a_prediction_and_as_a_command(tmp_path: Path) -> None:
     path = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2 | {"all-grads-sync": 150.0})
     answer = explain_log(read_timers(path), query=schema.parse_query(QUERY))
-    assert answer.estimate is not None and answer.estimate.time is not None
+    assert answer.estimate is not None and answer.estimate.time is not None and answer.estimate.parallel is not None
     assert sum(each.predicted_s or 0.0 for each in answer.parts) == pytest.approx(answer.estimate.time.step_s)
     (tmp_path / "job.json").write_text(json.dumps(QUERY))
     command = ["explain", str(path), "--query", str(tmp_path / "job.json")]
     shown = CliRunner().invoke(build(), command)
     assert shown.exit_code == 0 and "forward-compute" in shown.output and "data-parallel communication" in shown.output
+    assert f"predicted for {arithmetic(answer.estimate.parallel)}" in shown.output
     told = CliRunner().invoke(build(), [*command, "--json"])
     assert json.loads(told.output) == json.loads(schema.to_json(answer))
 

@@ -89,7 +89,7 @@ def attempts(place: str, folder: Path) -> tuple[str, ...]:
 def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
     """Every route where the command line takes a path and at a sixth of all places, with a third of the paths: each place and
     each path on some routes."""
-    assert min(tried(app, http, folder, places=6, paths=3).values()) > 1
+    assert min(tried(app, http, folder, places=6, paths=3).values()) > 0
 
 
 @pytest.mark.long

@@ -1,0 +1,36 @@
+"""The release that a configuration was chosen for: no tool has an option for it, so it is written and read as a comment."""
+
+import re
+
+from hp_tool.domain.inference import InferenceWorkload
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.formats.reading import Read, Reading
+
+_RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
+
+
+def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
+    """Return `megatron-core 0.18` of a workload that names a release in one word; else an empty text."""
+    if isinstance(workload, TrainingWorkload):
+        program, release = workload.framework, workload.framework_version
+    else:
+        program, release = workload.engine, workload.engine_version
+    return f"{program} {release}" if release and re.fullmatch(_RELEASE, release) else ""
+
+
+def read_release(text: str, reading: Reading) -> None:
+    """Take the release of the query's own framework or engine from the headline of a text that was written here."""
+    section, program, release = (
+        ("training", "framework", "framework_version")
+        if reading.query.get("kind") == "training"
+        else ("inference", "engine", "engine_version")
+    )
+    workload = reading.query.get(section, {})
+    if not (name := workload.get(program)):
+        return
+    named = re.compile(rf"#.* on \d+ x \S+, {re.escape(name)} ({_RELEASE})")
+    for number, line in enumerate(text.splitlines(), 1):
+        if stated := named.match(line):
+            workload[release] = stated[1]
+            reading.read.append(Read(flag="comment", value=f"{name} {stated[1]}", line=number, field=f"{section}.{release}"))
+            return

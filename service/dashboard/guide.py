@@ -1,0 +1,120 @@
+"""/guide: the documentation of this version, as pages beside what it speaks of."""
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from fastapi import APIRouter
+from fastapi import Path as PathParameter
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from hp_tool.errors import NotFoundError
+from service.dashboard.page import Page, page_at
+
+router = APIRouter(prefix="/guide", tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideEntry:
+    """A page of the guide."""
+
+    name: str
+    """In its address."""
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideSection:
+    """Pages that stand together."""
+
+    title: str
+    entries: tuple[GuideEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidePage(Page):
+    """A page of the documentation, and the names of all."""
+
+    name: str
+    text: str
+    """Markdown."""
+    sections: tuple[GuideSection, ...]
+
+    @property
+    def html(self) -> Markup:
+        """The text as HTML, with links within the guide."""
+        return _as_html(self.text)
+
+
+def guide_folder() -> Path:
+    """Where the documentation lies: beside an installed service, and above it in a checkout."""
+    installed = Path(__file__).parents[1] / "guide"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
+
+
+@functools.cache
+def guide_sections() -> tuple[GuideSection, ...]:
+    """Return the pages by section, in the order of the documentation's site; what it generates from code is left out."""
+    folder = guide_folder()
+    site = next(path for path in (folder / "mkdocs.yml", folder.parent / "mkdocs.yml") if path.exists())
+    sections = []
+    for section in yaml.safe_load(site.read_text(encoding="utf-8"))["nav"]:
+        ((title, pages),) = section.items()
+        if isinstance(pages, list):
+            listed = [(heading, file) for page in pages for heading, file in page.items() if (folder / file).is_file()]
+            entries = tuple(GuideEntry(name=file.removesuffix(".md"), title=heading) for heading, file in listed)
+            sections.append(GuideSection(title=title, entries=entries))
+    return tuple(sections)
+
+
+@page_at(router, "", template="guide.html", section="Guide")
+def guide_index_context() -> GuidePage:
+    """The documentation's pages by section, as shown on their page."""
+    return GuidePage(title="Guide", json_href="/guide.json", name="", text="", sections=guide_sections())
+
+
+@page_at(router, "/{name}", template="guide.html", section="Guide")
+def guide_context(name: Annotated[str, PathParameter(max_length=40, description="A page of the guide")]) -> GuidePage:
+    """A page of the documentation."""
+    entry = next((entry for section in guide_sections() for entry in section.entries if entry.name == name), None)
+    if entry is None:
+        raise NotFoundError(f"no page {name!r} in the guide; /guide lists them", field="name")
+    text = (guide_folder() / f"{name}.md").read_text(encoding="utf-8")
+    return GuidePage(title=entry.title, json_href=f"/guide/{name}.json", name=name, text=text, sections=guide_sections())
+
+
+@functools.cache
+def _as_html(text: str) -> Markup:
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = parser.parse(text)
+    for token, content in zip(tokens, [*tokens[1:], Token("inline", "", 0)], strict=True):
+        if token.type == "heading_open":
+            token.attrSet("id", _anchor(content.content))
+        _mend_links(token.children or ())
+    html = parser.renderer.render(tokens, parser.options, {})
+    return Markup(html.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>"))  # noqa: S704
+
+
+def _mend_links(tokens: Iterable[Token]) -> None:
+    """Lead links to pages of the guide there; what stands in the repository alone loses its link."""
+    for token in tokens:
+        if token.type == "image":
+            token.attrSet("src", f"/guide/{token.attrGet('src')}")
+        if token.type != "link_open":
+            continue
+        page, mark, anchor = str(token.attrGet("href")).partition("#")
+        if page.endswith(".md") and (guide_folder() / page).is_file() and "/" not in page:
+            token.attrSet("href", f"/guide/{page.removesuffix('.md')}{mark}{anchor}")
+        elif page and "://" not in page:
+            del token.attrs["href"]
+
+
+def _anchor(heading: str) -> str:
+    """`### A heading, of words` -> `a-heading-of-words`, as the site's own anchors."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
