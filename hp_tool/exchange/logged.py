@@ -100,9 +100,7 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
     estimate = None if query is None else _estimate(query)
     predicted_s: Mapping[str, float] = {} if estimate is None or estimate.time is None else estimate.time.parts_s
     timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
-    of_part = {
-        name: [part for part in TIME_PARTS if part not in timed] if name == "rest" else GROUPS[name] for name in measured_s
-    }
+    of_part = GROUPS | {"rest": tuple(part for part in TIME_PARTS if part not in timed)}
     rows = tuple(
         LoggedPart(
             part=name,

@@ -119,6 +119,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "sample": "/searches/sample",
         "offline": "/offline",
         "keys": "/keys",
+        "guide": "/guide",
+        "guide-page": "/guide/calibration",
         "audit": "/audit",
     }
 
