@@ -123,7 +123,7 @@ def arrows(text: str) -> str:
 
 def visible(value: object) -> object:
     """A value for a page: text with the characters spelt out that would hide or reorder what stands beside them."""
-    return value.translate(UNSEEN) if isinstance(value, str) else value
+    return value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value  # most text needs no copy
 
 
 def words(name: str) -> str:

@@ -2,15 +2,16 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -24,6 +25,7 @@ from service.api.bodies import read_body
 from service.dashboard import formats
 from service.dashboard.labelled import labelled
 
+P = TypeVar("P")
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
 Tone = Literal["good", "warn", "bad", "busy", ""]
 ErrorFields = dict[str, str | None]
@@ -154,6 +156,23 @@ def render(
     """HTML response of `template` with the context `page`; `section` is marked in the navigation bar, `notice` says what the
     reader has just done."""
     return HTMLResponse(rendered(template, page=page, section=section, notice=notice), status_code=status)
+
+
+def streamed(
+    template: str, rest: str, *, page: P, whole: Callable[[], Awaitable[P]], section: str | None = None
+) -> StreamingResponse:
+    """HTML of `template` with what is known of `page` at once, and at its `{{ rest }}` that of the template `rest` with all of
+    the page, as soon as that is known."""
+    mark = Markup("<!-- the rest -->")
+
+    async def parts() -> AsyncIterator[str]:
+        before, found, after = rendered(template, page=page, section=section, rest=mark).partition(mark)
+        yield before
+        if found:
+            yield rendered(rest, page=await whole())
+        yield after
+
+    return StreamingResponse(parts(), media_type="text/html")
 
 
 def done(href: str, what: Done) -> RedirectResponse:

@@ -157,12 +157,12 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     """All runs of a search, in the order in which they were chosen."""
     # In the result of a serving search, measured latencies replace the calibrated ones.
     predictions = {} if serves(record.query) else calibrated_predictions(record)
-    calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
     final = [predictions.get(run.parallel, {}) for run in runs]
+    calibrated = [_calibrated(run, prediction) for run, prediction in zip(runs, final, strict=True)]
     worded = [words(run.parallel, record.query) for run in runs]
     place = {run.id: index for index, run in enumerate(runs)}
     counting = standing(runs)
-    counts = [place[counting[run.parallel].id] if run.parallel in counting else index for index, run in enumerate(runs)]
+    counts = [place[counting.get(run.parallel, run).id] for run in runs]
     by_configuration = repeats(runs)
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
@@ -198,9 +198,9 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     )
 
 
-def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[float | None, float | None, float | None]:
+def _calibrated(run: RunFigures, prediction: dict[str, Any]) -> tuple[float | None, float | None, float | None]:
     """Calibrated seconds with the ends of their interval."""
-    if run.expected_step_s is not None or prediction is None:
+    if run.expected_step_s is not None or not prediction:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
     low, high = prediction.get("step_s_interval") or (None, None)
     return prediction.get("step_s"), low, high

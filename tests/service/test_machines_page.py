@@ -122,7 +122,7 @@ def test_a_reader_without_scripts_compares_machines(browser: Browser, server: st
     asked = parse_qs(urlsplit(page.url).query)
     assert asked["machines"][:2] == ["a100-sxm-80gb", "h100-sxm-80gb"] and asked["cluster.num_gpus"] == ["8"]
     rows = page.locator("table tbody tr")
-    assert rows.count() > 8
+    rows.nth(8).wait_for()  # after the question, as soon as they are known
     assert re.search(r"\$[\d,.]+\s*\$[\d,.]+ – \$[\d,.]+", rows.first.inner_text())
     assert "Cheapest within 9 days" in page.locator(".answered").inner_text()
     context.close()
