@@ -1,7 +1,7 @@
 """/models, /gpus and /clusters: what a query can name, and the forms that add models and clusters."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.access import Scope
-from hp_tool.domain.hardware import GpuSpec, NodeType
+from hp_tool.domain.hardware import GpuSpec, NodeType, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
@@ -30,6 +30,7 @@ from service.dashboard.page import ErrorFields, Fact, Form, Page, address, done,
 from service.keys import Principal
 
 Named = TypeVar("Named", CountedModel, NodeType)
+Entry = TypeVar("Entry", CountedModel, GpuSpec, NodeType)
 Section = Literal["models", "gpus", "clusters"]
 LEARNED_POSITIONS = 2048
 """Rows assumed for a learned position embedding whose length the model leaves to the workload."""
@@ -58,6 +59,13 @@ UNITS: dict[str, Callable[[float], str]] = {
 }
 """Formats of numbers by the end of their field's name."""
 
+LABELS = {
+    "inter_node_bandwidth": "network per GPU",
+    "nvlink_bandwidth": "scale-up link per GPU",
+    "nvlink_domain_size": "GPUs per scale-up domain",
+}
+"""Names of a GPU's and a cluster's fields, where `formats.words` would name one maker's link or leave open what it counts."""
+HALVES: tuple[Precision, ...] = ("bf16", "fp16")
 PER_PAGE = 50
 
 ALWAYS = ("architecture", "normalization", "gated_mlp", "tie_word_embeddings")
@@ -95,6 +103,8 @@ class GpuRow(View):
     memory_bytes: int
     memory_bandwidth_bytes_per_second: float
     bf16_flops_per_second: float | None
+    half_flops_per_second: float | None
+    """The higher of bf16 and fp16; older GPUs have fp16 alone."""
     fp8_flops_per_second: float | None
     nvlink_bandwidth_bytes_per_second: float | None
     network_bandwidth_bytes_per_second: float
@@ -134,6 +144,8 @@ class NamesPage(Page):
     """A page of a list that users add to; what they added comes first."""
 
     words: str
+    total: int
+    """Entries on all pages."""
     next_href: str | None
     """None on the last page."""
     new: NewEntry | None
@@ -149,8 +161,9 @@ class ModelsPage(NamesPage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusPage(Page):
-    """All GPUs."""
+    """GPUs."""
 
+    words: str
     rows: tuple[GpuRow, ...]
 
 
@@ -196,19 +209,20 @@ def models_context(store: StoreDep, principal: PrincipalDep, words: Words = "", 
 
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
-def gpus_context() -> GpusPage:
+def gpus_context(words: Words = "") -> GpusPage:
     """GPUs, as shown on their page."""
     rows = tuple(
         GpuRow.of(
             spec,
             href=_href("gpus", spec.name),
             bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
+            half_flops_per_second=max(map(spec.peak_flops_per_second.get, HALVES), key=lambda flops: flops or 0.0),
             fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
             network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
         )
-        for spec in api.gpus().items
+        for spec in _named(api.gpus().items, words)
     )
-    return GpusPage(title="GPUs", json_href="/gpus.json", rows=rows)
+    return GpusPage(title="GPUs", json_href=address("/gpus.json", {"words": words}), words=words, rows=rows)
 
 
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
@@ -253,15 +267,20 @@ def _part(
 ) -> tuple[list[Named], dict[str, Any]]:
     """The entries of one page of a list, and the fields of the page but its rows and title."""
     added = {entry.name for entry in listing.registered}
-    chosen = [entry for entry in listing.items if words.strip().casefold() in entry.name.casefold()]
-    chosen.sort(key=lambda entry: entry.name not in added)
+    chosen = sorted(_named(listing.items, words), key=lambda entry: entry.name not in added)
     last = page * PER_PAGE
     return chosen[last - PER_PAGE : last], {
         "words": words,
+        "total": len(chosen),
         "json_href": address(f"/{kind}s.json", {"words": words, "page": page if page > 1 else None}),
         "next_href": address(f"/{kind}s", {"words": words, "page": page + 1}) if last < len(chosen) else None,
         "new": NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None,
     }
+
+
+def _named(entries: Iterable[Entry], words: str) -> list[Entry]:
+    """Entries whose names contain the words."""
+    return [entry for entry in entries if words.strip().casefold() in entry.name.casefold()]
 
 
 def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]) -> None:
@@ -311,6 +330,9 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
+    known_gpu = catalog.gpu(spec.gpu) if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu) else None
+    if isinstance(spec, NodeType) and known_gpu is not None:
+        facts += _of_its_gpu(spec, known_gpu)
     page, control = ASKED_AT[section]
     href = _href(section, spec.name)
     return EntryPage(
@@ -320,7 +342,7 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         facts=tuple(facts),
         source=source,
         explorer_href=address(page, {control: spec.name}),
-        gpu_href=_href("gpus", spec.gpu) if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu) else None,
+        gpu_href=_href("gpus", known_gpu.name) if known_gpu is not None else None,
         remove_href=f"{href}/remove" if removable else None,
     )
 
@@ -331,6 +353,20 @@ def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in ALWAYS or value != defaults.get(name)}
 
 
+def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
+    """What a cluster has by its GPU."""
+    link, link_rate = "scale-up link", gpu.nvlink_bandwidth_bytes_per_second
+    if link_rate is None:
+        link, link_rate = "PCIe", gpu.pcie_bandwidth_bytes_per_second
+    yield Fact(name=f"{link} per GPU", value=formats.per_second(link_rate))
+    if node.nvlink_domain_size is None and gpu.nvlink_bandwidth_bytes_per_second is not None:
+        yield Fact(name=LABELS["nvlink_domain_size"], value=formats.count(node.gpus_per_node))
+    yield Fact(name="memory per GPU", value=formats.gib(gpu.memory_bytes))
+    yield Fact(name="memory per node", value=formats.gib(gpu.memory_bytes * node.gpus_per_node))
+    if node.price_per_gpu_hour is None and gpu.price_per_hour is not None:
+        yield Fact(name="typical $ per GPU-hour", value=formats.dollars(gpu.price_per_hour))
+
+
 def _href(section: Section, name: str) -> str:
     return f"/{section}/{quote(name, safe='')}"
 
@@ -338,8 +374,9 @@ def _href(section: Section, name: str) -> str:
 def _fact(field: str, value: Any) -> Fact:
     """A field of a specification; its unit moves from the name to the value."""
     unit = next((unit for unit in UNITS if field.endswith(unit)), "")
+    name = field.removesuffix(unit)
     return Fact(
-        name=formats.words(field.removesuffix(unit)), value=formats.in_words(value, number=UNITS.get(unit, formats.count))
+        name=LABELS.get(name) or formats.words(name), value=formats.in_words(value, number=UNITS.get(unit, formats.count))
     )
 
 
