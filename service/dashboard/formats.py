@@ -211,6 +211,11 @@ def moment(value: datetime | None) -> str:
     return ABSENT if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
 
 
+def instant(value: datetime) -> str:
+    """Date and second in UTC."""
+    return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def subject(query: JsonObject) -> str:
     """Model and cluster of a query, as it names them: llama-3-70b on 64 x h100-sxm-80gb."""
     model, cluster = query.get("model"), query.get("cluster")

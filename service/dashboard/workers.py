@@ -2,10 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from fastapi import APIRouter
 
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchRecord, SearchState
 from service.api.dependencies import StoreDep
 from service.api.workers import WorkerView, searches_in, workers
 from service.dashboard.health import Health, health
@@ -13,8 +15,22 @@ from service.dashboard.page import Page, Tone, page_at
 
 MOST_SEARCHES = 5
 """Searches of a cluster whose runs are looked at."""
+UNKNOWN = "unknown"
 
 router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningSearch:
+    """A running search, and who runs it."""
+
+    id: str
+    cluster: str
+    holder: str
+    """Host and process: of a worker, or of an `hp-tool tune` that shares the database."""
+    seen_at: datetime
+    stalled: bool
+    """The holder has fallen silent: a worker that can run the search takes it over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +39,8 @@ class ClusterLoad:
 
     name: str
     running: int
+    """Those that are not stalled."""
+    stalled: int
     queued: int
     workers: int
     """Live workers that have this launcher."""
@@ -38,40 +56,56 @@ class WorkersPage(Page):
 
     workers: tuple[WorkerView, ...]
     clusters: tuple[ClusterLoad, ...]
+    running: tuple[RunningSearch, ...]
 
 
 @page_at(router, "/workers", template="workers.html", section="Workers")
 def workers_context(store: StoreDep) -> WorkersPage:
     """Workers and clusters, as shown on their page."""
-    records = {state: searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED)}
-    busy = records[SearchState.RUNNING]
-    live = workers(store, running=busy)
-    running, queued = (Counter(record.cluster or "unknown" for record in each) for each in records.values())
+    records, queued = (searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED))
+    live = workers(store, running=records)
+    busy = [_running(record) for record in records]
+    waiting = Counter(record.cluster or UNKNOWN for record in queued)
+    names = sorted({*waiting, *(each.cluster for each in busy)})
+    loads = (
+        _load(store, name, busy=[each for each in busy if each.cluster == name], queued=waiting[name], live=live) for name in names
+    )
     return WorkersPage(
-        title="Workers",
-        json_href="/workers.json",
-        workers=tuple(live),
-        clusters=tuple(
-            _load(
-                name,
-                running=running[name],
-                queued=queued[name],
-                live=live,
-                runs=health(
-                    store, search_ids=[each.id for each in busy if (each.cluster or "unknown") == name][:MOST_SEARCHES]
-                ),
-            )
-            for name in sorted({*running, *queued})
-        ),
+        title="Workers", json_href="/workers.json", workers=tuple(live), clusters=tuple(loads), running=tuple(busy)
     )
 
 
-def _load(name: str, *, running: int, queued: int, live: list[WorkerView], runs: Health) -> ClusterLoad:
+def _running(record: SearchRecord) -> RunningSearch:
+    lease = record.lease
+    return RunningSearch(
+        id=record.id,
+        cluster=record.cluster or UNKNOWN,
+        holder="" if lease is None else lease.holder,
+        seen_at=record.updated_at if lease is None else lease.heartbeat_at,
+        stalled=lease is None or lease.expires_at < datetime.now(UTC),
+    )
+
+
+def _load(store: Store, name: str, *, busy: list[RunningSearch], queued: int, live: list[WorkerView]) -> ClusterLoad:
     launcher = name.partition(":")[0]
     able = sum(any(offer.launcher == launcher for offer in worker.offers) for worker in live)
+    stalled = sum(each.stalled for each in busy)
+    running = len(busy) - stalled
     state: str
     tone: Tone
-    state, tone = ("working", "good") if running else ("next in line", "busy")
-    if not able:
-        state, tone = f"no live worker has launcher {launcher}", "bad"
-    return ClusterLoad(name=name, running=running, queued=queued, workers=able, health=state, tone=tone, runs=runs)
+    if not able and (queued or stalled):
+        state, tone = f"{'queue waits' if queued else 'stalled'}: no live worker has launcher {launcher}", "bad"
+    elif running:
+        state, tone = "working", "good"
+    else:
+        state, tone = "next in line", "busy"
+    return ClusterLoad(
+        name=name,
+        running=running,
+        stalled=stalled,
+        queued=queued,
+        workers=able,
+        health=state,
+        tone=tone,
+        runs=health(store, search_ids=[each.id for each in busy][:MOST_SEARCHES]),
+    )
