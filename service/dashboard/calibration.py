@@ -1,5 +1,6 @@
 """/calibration and its series: prediction errors before and after, drift, outliers, and the runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,8 @@ from service.dashboard.page import Page, address, done, json_href, page_at
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
+MAX_HELD = 200
+"""Held measurements that the page counts."""
 FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
 COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "ring", "size": 8}
 CALIBRATED: dict[str, object] = {"color": "--series-1", "size": 8}
@@ -73,6 +76,8 @@ class MeasuredClusterRow(View):
     gpu: str
     framework: str
     measurements: int
+    held: int
+    """Measurements beside these that wait for someone's look."""
     href: str
     """Page of its measurements."""
 
@@ -85,8 +90,10 @@ class CalibrationsPage(Page):
     clusters: tuple[MeasuredClusterRow, ...]
     may_fit: bool
     """The caller may start a new fit."""
+    held: int
+    """Measurements that wait for someone's look, counted up to MAX_HELD."""
     held_href: str | None
-    """Page of the measurements that wait for someone's look; None if there are none."""
+    """Their page; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +146,25 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: Refit
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
         newest.setdefault((record.cluster_key, record.framework, record.model_family, record.owner), record)
+    held = Counter(
+        (record.cluster_key, record.gpu, record.framework) for record in store.measurements(state="held", limit=MAX_HELD).items
+    )
     return CalibrationsPage(
         title="Calibration",
         json_href="/calibration.json",
         series=tuple(SeriesRow.of(record) for _, record in sorted(newest.items())),
         clusters=tuple(
-            MeasuredClusterRow.of(cluster, cluster=cluster.cluster_key, href=address("/measurements", {"gpu": cluster.gpu}))
+            MeasuredClusterRow.of(
+                cluster,
+                cluster=cluster.cluster_key,
+                held=held[cluster.cluster_key, cluster.gpu, cluster.framework],
+                href=address("/measurements", {"gpu": cluster.gpu}),
+            )
             for cluster in store.measured_clusters()
         ),
         may_fit=principal.scope >= Scope.SUBMIT,
-        held_href="/measurements?state=held" if store.measurements(state="held", limit=1).items else None,
+        held=held.total(),
+        held_href="/measurements?state=held" if held else None,
     )
 
 

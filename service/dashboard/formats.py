@@ -312,6 +312,11 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
         yield "experts' exchange overlapped"
 
 
+def slashed(text: str) -> Markup:
+    """Escaped text that a line may break after each slash, rather than within a word."""
+    return Markup("/<wbr>").join(visible(text).split("/"))  # type: ignore[attr-defined]
+
+
 def _significant(value: float) -> str:
     if value == int(value) or abs(value) >= 99.95:
         return f"{value:,.0f}"

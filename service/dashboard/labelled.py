@@ -28,7 +28,7 @@ def labelled(html: str) -> str:
 
 def _table(match: re.Match[str]) -> str:
     columns = list(_HEADING.finditer(match["head"]))
-    headings = [_TAG.sub("", each["text"]).strip() for each in columns]
+    headings = ["" if "unseen" in each["text"] else _TAG.sub("", each["text"]).strip() for each in columns]
     if sum("spare" not in each["attributes"] for each in columns) < LEAST_COLUMNS:
         return match[0]
     rest = _ROW.sub(lambda row: _row(row[0], iter(headings)), match["rest"])

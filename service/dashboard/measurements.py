@@ -1,5 +1,6 @@
 """/measurements: every run, whether it teaches, and who may change that."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -10,11 +11,13 @@ from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.measurement_records import MeasurementRecord, MeasurementState
+from hp_tool.domain.measurement_records import COMPARED, ODD, MeasurementRecord, MeasurementState
 from hp_tool.errors import InputError
+from hp_tool.units import times
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.measurements import change_state
 from service.api.views import View
+from service.dashboard import formats
 from service.dashboard.page import (
     BLANK_IS_NONE,
     Form,
@@ -102,6 +105,8 @@ class MeasurementRow(MeasuredRow):
     """What predictions learn from it, in words; None of a run that teaches nothing, though it is accepted."""
     state: MeasurementState
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Why it failed, what is odd about it, and why it teaches nothing, each a sentence."""
     actions: tuple[Action, ...]
     """What the caller may make of it."""
     href: str
@@ -179,7 +184,8 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         predicted_s=predicted_s,
         measured_s=measured_s,
         times_off=max(predicted_s / measured_s, measured_s / predicted_s) if predicted_s and measured_s else None,
-        teaches=_teaches(record),
+        teaches=(teaches := _teaches(record)),
+        notes=tuple(_notes(record, teaches=teaches)),
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
         actions=(*trust, *ACTIONS[record.state]) if scope >= Scope.SUBMIT else (),
         href=f"/measurements/{record.id}",
@@ -197,6 +203,35 @@ def _teaches(record: MeasurementRecord) -> str | None:
     timed = measurement.status == "ok" and measurement.objective_s is not None
     names = ("time",) * timed + ("memory",) * (measurement.peak_memory_bytes is not None)
     return " and ".join(names) or None
+
+
+def _notes(record: MeasurementRecord, *, teaches: str | None) -> Iterator[str]:
+    measurement = record.measurement
+    if measurement.cause:
+        yield measurement.cause
+    yield from odd_figures(record)
+    if teaches is None and record.state == "accepted":
+        yield f"Teaches nothing: {_why_nothing(record)}"
+
+
+def odd_figures(record: MeasurementRecord) -> Iterator[str]:
+    """`1,539 s, 25 times the predicted 61.57 s`: the figures that the record's `warnings` name."""
+    for name, distance in record.distances.items():
+        if distance >= ODD:
+            measured, predicted = getattr(record.measurement, name), record.predicted[COMPARED[name]]
+            write = formats.seconds if name.endswith("_s") else formats.gib
+            side = "" if measured > predicted else "below "
+            yield f"{write(measured)}, {times(distance)} {side}the predicted {write(predicted)}"
+
+
+def _why_nothing(record: MeasurementRecord) -> str:
+    if not record.query:
+        return "its query was not stored"
+    if stored_configuration(record.query, record) is None:
+        return "its query is of another version"
+    if record.measurement.status == "crashed":
+        return "a shortened run crashed"
+    return "it ended without a figure"
 
 
 def _configuration_href(record: MeasurementRecord) -> str | None:

@@ -68,7 +68,8 @@ def workers_context(store: StoreDep) -> WorkersPage:
     waiting = Counter(record.cluster or UNKNOWN for record in queued)
     names = sorted({*waiting, *(each.cluster for each in busy)})
     loads = (
-        _load(store, name, busy=[each for each in busy if each.cluster == name], queued=waiting[name], live=live) for name in names
+        _load(store, name, busy=[each for each in busy if each.cluster == name], queued=waiting[name], live=live)
+        for name in names
     )
     return WorkersPage(
         title="Workers", json_href="/workers.json", workers=tuple(live), clusters=tuple(loads), running=tuple(busy)

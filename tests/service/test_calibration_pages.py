@@ -87,7 +87,7 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
     assert [row["teaches"] for row in rows[1:]] == ["that it does not fit", "time"]
     assert rows[0]["times_off"] == pytest.approx(25.0)
     page = http.get("/measurements").text
-    assert "1 measurement is held" in page and "predicted, 25" in page
+    assert "1 measurement is held" in page and "25 times the predicted" in page
     assert len(http.get("/measurements.json", params={"state": "accepted"}).json()["rows"]) == 2
 
 

@@ -14,7 +14,10 @@ const NEAR = 24; // pixels from the pointer to a point that is told about
 const drawn = new Map(); // element -> figure
 const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => target.dataset.width !== String(target.clientWidth) && paint(target)));
 const colour = (name) => `var(${name})`;
-const time = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", timeZone: "UTC" });
+const date = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", timeZone: "UTC" };
+const time = new Intl.DateTimeFormat("en-GB", date);
+const clock = new Intl.DateTimeFormat("en-GB", { ...date, day: undefined, month: undefined, second: "2-digit", fractionalSecondDigits: 1 });
+const MINUTES = 5 * 60_000; // below which an axis of time tells seconds
 
 // Draws the figure, or changes the one that is there. A press on a point that has a key is the element's event "pick".
 export function draw(place, figure) {
@@ -79,7 +82,7 @@ function axis(spec = {}, values, [from, to]) {
   const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
   const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
-  const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
+  const write = spec.time ? (value) => (high - low < MINUTES ? clock : time).format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
     : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
   const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
   return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
@@ -91,8 +94,13 @@ function banded(names, [from, to]) {
   return { at, half: Math.abs(size) * 0.38, ticks: names.map((name) => ({ at: at(name), text: name })) };
 }
 
-// Round values between two, at most so many.
+// Round values between two, at most so many, or as few more as make two.
 function steps(low, high, most, whole) {
+  const ticks = rounded(low, high, most, whole);
+  return ticks.length > 1 || most > 5 ? ticks : steps(low, high, most + 1, whole);
+}
+
+function rounded(low, high, most, whole) {
   const rough = (high - low) / most;
   const ten = 10 ** Math.floor(Math.log10(rough));
   const step = Math.max(whole ? 1 : 0, [1, 2, 2.5, 5, 10].map((each) => each * ten).find((each) => each >= rough && !(whole && each % 1)) ?? 1);
@@ -104,7 +112,9 @@ function decades(low, high, most) {
   const all = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
   const fine = all.flatMap((one) => [one, 2 * one, 5 * one]).map((value) => Number(value.toPrecision(2)));
   const within = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
-  return within(fine).length <= most ? within(fine) : within(all);
+  const [few, many] = [within(all), within(fine)];
+  if (many.length < 2) return steps(10 ** low, 10 ** high, most);
+  return many.length <= most ? many : few.length > 1 ? few : [many[0], many.at(-1)];
 }
 
 function layer(trace, at, x, y) {
