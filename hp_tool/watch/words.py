@@ -97,9 +97,17 @@ def faster_words(verdict: Verdict) -> str:
     if now is None or expected is None or now.interval[1] >= expected.interval[0]:
         return ""
     low, high = map(duration, expected.interval)
-    query = ": the query is probably of another job" if expected.step_s > UNLIKELY * now.step_s else ""
+    query = ": the query is probably of another job" if doubts_query(verdict) else ""
     between = f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to {high}){_of(expected)}"
     return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
+
+
+def doubts_query(verdict: Verdict) -> bool:
+    """Whether the job is so much faster than expected that its query is probably of another job."""
+    now, expected = verdict.now, verdict.expected
+    if now is None or expected is None:
+        return False
+    return now.interval[1] < expected.interval[0] and expected.step_s > UNLIKELY * now.step_s
 
 
 def _of(expected: Expected) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
@@ -16,7 +16,7 @@ from hp_tool.render.words import arithmetic
 from hp_tool.watch.course import Course, course_of
 from hp_tool.watch.loss import after_loss
 from hp_tool.watch.reports import verdict_of
-from hp_tool.watch.words import faster_words
+from hp_tool.watch.words import doubts_query, faster_words
 from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
 from service.api.views import View
 from service.api.watches import MOST_LOST
@@ -53,6 +53,8 @@ class WatchRow(View):
     """Its newest steady pace, seconds a step."""
     slower_fraction: float | None
     """Against what it was, or else against what is expected; None where it is neither."""
+    query_doubted: bool
+    """So much faster than expected that the query is probably of another job."""
     loss_per_day: Loss | None
     steps: int
     event: int
@@ -69,6 +71,7 @@ class WatchRow(View):
             "expected_s": None if verdict.expected is None else verdict.expected.step_s,
             "now_s": None if verdict.now is None else verdict.now.step_s,
             "slower_fraction": None if slower is None else slower.factor - 1.0,
+            "query_doubted": doubts_query(verdict),
             "loss_per_day": verdict.loss_per_day,
             "steps": verdict.steps,
             "href": f"/watches/{record.id}",
@@ -79,6 +82,8 @@ class WatchRow(View):
 class WatchesPage(Page):
     """Watched jobs, newest first."""
 
+    server: str
+    """URL of this service."""
     rows: tuple[WatchRow, ...]
     next_href: str | None
 
@@ -120,11 +125,17 @@ class WatchPage(Page):
 
 
 @page_at(router, "/watches", template="watches.html", section="Watch")
-def watches_context(store: WatchStoreDep, cursor: Cursor = None) -> WatchesPage:
+def watches_context(request: Request, store: WatchStoreDep, cursor: Cursor = None) -> WatchesPage:
     """Watched jobs, as shown on their page."""
     page = store.list_watches(limit=MAX_ROWS, cursor=cursor)
     rows = tuple(WatchRow.of(record) for record in page.items)
-    return WatchesPage(title="Watch", json_href="/watches.json", rows=rows, next_href=next_href("/watches", page))
+    return WatchesPage(
+        title="Watch",
+        json_href="/watches.json",
+        server=str(request.base_url).rstrip("/"),
+        rows=rows,
+        next_href=next_href("/watches", page),
+    )
 
 
 @page_at(router, "/watches/{watch_id}", template="watch.html", section="Watch")
@@ -221,5 +232,6 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     across = [from_step, to_step]
     middle = line("Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2})
     dashed = {"color": "--series-3", "width": 1, "dash": True}
-    ends = [end for end in expected.interval if end < WIDEST * expected.step_s]  # one far above would flatten all else
-    return [middle, *(line("90 % of what is expected", x=across, y=[end] * 2, style=dashed) for end in ends)]
+    ends = zip(("Fast end of its 90 % interval", "Slow end of its 90 % interval"), expected.interval, strict=True)
+    near = [(name, end) for name, end in ends if end < WIDEST * expected.step_s]  # one far above would flatten all else
+    return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

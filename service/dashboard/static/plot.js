@@ -161,7 +161,7 @@ function shaped(shape, x, box) {
   const at = x.at(shape.to ?? shape.at);
   return svg("g", {}, shape.to == null ? null : svg("rect", { x: box.left, y: box.top, width: Math.max(0, Math.min(at, box.right) - box.left), height: box.bottom - box.top, fill: colour("--good-surface") }),
     at > box.right ? null : svg("path", { d: `M${at} ${box.top}V${box.bottom}`, stroke: colour(shape.color), "stroke-dasharray": "5 4" }),
-    shape.label && at <= box.right ? svg("text", { x: at + 4, y: box.top + 12, fill: colour(shape.color) }, shape.label) : null);
+    shape.label && at <= box.right ? svg("text", { x: at + 4, y: box.bottom - 6, fill: colour(shape.color) }, shape.label) : null);
 }
 
 function vertical({ at, text }, box) {
