@@ -81,7 +81,7 @@ class AuditRecord:
     action: str
     """Method and route: `POST /v1/searches/{search_id}/cancel`."""
     resource: str
-    """The path that was asked for."""
+    """The path that was asked for, or of what the request made."""
     outcome: str
     """The HTTP status, or `ok` for the command line."""
     request_id: str | None = None

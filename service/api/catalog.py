@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
+from urllib.parse import quote
 
-from fastapi import Depends, Query, status
+from fastapi import Depends, Query, Response, status
 
 from hp_tool import catalog
 from hp_tool.domain.fields import Strict
@@ -169,9 +170,11 @@ def cluster(name: str, store: StoreDep) -> NodeType:
     openapi_extra=openapi.body(NewRegistration, example=MODEL_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
+def register_model(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Register a model, or replace one's own of this name. Searches already submitted keep the earlier spec."""
-    return registered(new, store, kind="model", owner=None if new.shared else principal.owner)
+    view = registered(new, store, kind="model", owner=None if new.shared else principal.owner)
+    response.headers["Location"] = f"/v1/models/{quote(view.name, safe='')}"
+    return view
 
 
 @router.post(
@@ -180,9 +183,11 @@ def register_model(new: NewBody, store: StoreDep, principal: PrincipalDep) -> Re
     openapi_extra=openapi.body(NewRegistration, example=CLUSTER_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
+def register_cluster(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Register a server or cluster, or replace one's own of this name."""
-    return registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
+    view = registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
+    response.headers["Location"] = f"/v1/clusters/{quote(view.name, safe='')}"
+    return view
 
 
 @router.post(
@@ -191,9 +196,11 @@ def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> 
     openapi_extra=openapi.body(NewRegistration, example=TRACE_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_trace(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
+def register_trace(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
     """Register a trace of requests that inference.trace may name, or replace one's own of this name."""
-    return registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
+    view = registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
+    response.headers["Location"] = f"/v1/traces/{quote(view.name, safe='')}"
+    return view
 
 
 @router.get("/traces")

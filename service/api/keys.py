@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import Query, Request, status
+from fastapi import Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
@@ -73,7 +73,7 @@ EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_se
 
 
 @router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body(NewKey, example=EXAMPLE))
-def create_key(new: Annotated[NewKey, json_body(NewKey)], store: SystemStoreDep) -> IssuedKey:
+def create_key(new: Annotated[NewKey, json_body(NewKey)], response: Response, store: SystemStoreDep) -> IssuedKey:
     """Make a key; only this answer holds its secret."""
     record, token = keys.issue(
         store=store,
@@ -83,6 +83,7 @@ def create_key(new: Annotated[NewKey, json_body(NewKey)], store: SystemStoreDep)
         requests_per_second=new.requests_per_second,
         gpu_seconds_per_day=new.gpu_seconds_per_day,
     )
+    response.headers["Location"] = f"/v1/keys/{record.id}"
     return IssuedKey(key=KeyView.of(record), token=token)
 
 

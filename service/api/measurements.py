@@ -86,7 +86,9 @@ def report(
         if not imported.stored:
             response.status_code = status.HTTP_200_OK
         return ImportView.of(imported)
-    return MeasurementView.of(add_report(body, store=store, source="reported", key=idempotency_key, resolve=looked_up))
+    record = add_report(body, store=store, source="reported", key=idempotency_key, resolve=looked_up)
+    response.headers["Location"] = f"/v1/measurements/{record.id}"
+    return MeasurementView.of(record)
 
 
 def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:

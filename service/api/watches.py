@@ -108,6 +108,7 @@ def _check_webhook(url: str | None, settings: Settings) -> None:
 )
 def begin(
     new: Annotated[NewWatch, json_body(NewWatch)],
+    response: Response,
     store: WatchStoreDep,
     find: FindDep,
     settings: SettingsDep,
@@ -124,6 +125,7 @@ def begin(
     record = store.create_watch(
         name=new.name, query=query, expected=expected, webhook=new.webhook, idempotency_key=idempotency_key
     )
+    response.headers["Location"] = f"/v1/watches/{record.id}"
     return _view(record)
 
 

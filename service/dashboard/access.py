@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, get_args
+from http import HTTPStatus
+from typing import Annotated, Literal
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
+from starlette.status import HTTP_201_CREATED, HTTP_400_BAD_REQUEST, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from hp_tool.errors import HpToolError, InputError
@@ -21,8 +23,23 @@ from service.dashboard.page import ErrorFields, Form, Page, Tone, address, done,
 KeyState = Literal["valid", "expired", "revoked"]
 
 MAX_ROWS = 100
-SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
+SCOPES: dict[ScopeName, str] = {
+    "read": "predict, and read the owner's searches and measurements",
+    "submit": "also submit and control searches, and report measurements",
+    "admin": "everything of all owners; keys and the audit log",
+}
 TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
+
+NOUNS = {
+    "searches": "search", "watches": "watch", "measurements": "measurement", "models": "model", "clusters": "cluster",
+    "traces": "trace", "keys": "key", "calibrations": "calibration", "calibration": "calibration",
+}  # fmt: skip
+"""What is changed, by the first part of its routes."""
+PAGES = frozenset({"searches", "watches", "models", "clusters"})
+"""First parts of routes whose objects have pages."""
+VERBS = {"POST": "create", "PATCH": "change", "PUT": "change", "DELETE": "delete", "GET": "read"}
+DEEDS = {"label": "label", "steps": "report steps to", "budget": "change budget of", "longer": "allow longer runs of"}
+"""What an action's last part means, where the word itself does not say it."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -50,6 +67,8 @@ class KeysPage(Page):
     rows: tuple[KeyRow, ...]
     next_href: str | None
     scopes: tuple[ScopeName, ...]
+    allowed: dict[ScopeName, str]
+    """What each scope allows."""
     fields: dict[str, str]
     """The form as it was last sent."""
     issued: str | None
@@ -58,11 +77,34 @@ class KeysPage(Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow(View):
+    """An AuditRecord in words."""
+
+    id: str
+    created_at: datetime
+    owner: str | None
+    api_key_id: str | None
+    action: str
+    resource: str
+    outcome: str
+    request_id: str | None
+    deed: str
+    """`create search`; the action itself where it has no words."""
+    object: str
+    """What it was done to: an id or a name, or the path."""
+    href: str | None
+    """Page of the object; None if there is none."""
+    result: str
+    """`done`, or what the HTTP status means."""
+    tone: Tone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage(Page):
     """Audit log, newest entry first."""
 
     owner: str
-    rows: tuple[AuditRecord, ...]
+    rows: tuple[AuditRow, ...]
     next_href: str | None
 
 
@@ -75,7 +117,8 @@ def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
         json_href="/keys.json",
         rows=tuple(_row(record) for record in page.items),
         next_href=next_href("/keys", page),
-        scopes=SCOPES,
+        scopes=tuple(SCOPES),
+        allowed=SCOPES,
         fields={},
         issued=None,
         error=None,
@@ -90,7 +133,7 @@ def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=
         title="Audit",
         json_href=address("/audit.json", {"owner": owner}),
         owner=owner,
-        rows=tuple(page.items),
+        rows=tuple(map(_audit_row, page.items)),
         next_href=next_href("/audit", page, {"owner": owner}),
     )
 
@@ -102,7 +145,7 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
         days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
         if scope not in SCOPES:
             raise InputError(f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope")
-        _, token = keys.issue(
+        record, token = keys.issue(
             store=store,
             owner=fields.get("owner", ""),
             scope=Scope[scope.upper()],
@@ -113,7 +156,10 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
     except HpToolError as error:
         page = replace(keys_context(store), fields=fields, error=error.as_dict())
         return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
-    return render("keys.html", page=replace(keys_context(store), issued=token), section="Keys")
+    page = replace(keys_context(store), issued=token)
+    answer = render("keys.html", page=page, section="Keys", status=HTTP_201_CREATED)
+    answer.headers["Location"] = f"/keys/{record.id}"  # which the audit log keeps
+    return answer
 
 
 @router.post("/keys/{key_id}/revoke", include_in_schema=False)
@@ -134,6 +180,30 @@ def _row(record: KeyRecord) -> KeyRow:
         state=state,
         tone=TONES[state],
         revoke_href=f"/keys/{record.id}/revoke" if state == "valid" else None,
+    )
+
+
+def _audit_row(record: AuditRecord) -> AuditRow:
+    method, _, route = record.action.partition(" /")
+    kind, *steps = route.removeprefix("v1/").split("/")
+    name = next(iter(record.resource.removeprefix("/v1").strip("/").split("/")[1:]), "")
+    if kind not in NOUNS:
+        deed, name = (method, record.resource) if route else (record.action, record.resource)
+    elif len(steps) > 1:
+        deed = f"{DEEDS.get(steps[-1], steps[-1])} {NOUNS[kind]}"
+    elif method == "POST" and steps and steps[0].startswith("{"):
+        deed = f"change {NOUNS[kind]}"
+    else:
+        deed = f"{VERBS.get(method, method)} {NOUNS[kind]}"
+    refused = record.outcome.isdecimal() and int(record.outcome) >= HTTP_400_BAD_REQUEST
+    gone = kind in PAGES and deed.split()[0] in ("delete", "remove")
+    return AuditRow.of(
+        record,
+        deed=deed,
+        object=unquote(name) if name not in ("new", "bulk") else "",
+        href=f"/{kind}/{name}" if kind in PAGES and name not in ("", "new") and not refused and not gone else None,
+        result=HTTPStatus(int(record.outcome)).phrase.lower() if refused else "done",
+        tone="bad" if refused else "good",
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import re
 import secrets
 import time
+from functools import partial
 from http import HTTPStatus
 
 from starlette.concurrency import run_in_threadpool
@@ -44,12 +45,15 @@ class RequestLog:
             request_id = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = request_id
         status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+        resource = scope["path"]
 
         async def observed(message: Message) -> None:
-            nonlocal status
+            nonlocal status, resource
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                resource = made_at(scope["path"], location=headers.get("Location", ""))
             await send(message)
 
         started = time.perf_counter()
@@ -60,9 +64,9 @@ class RequestLog:
                 log.exception("unhandled error at %s %s", scope["method"], scope["path"])
                 raise
             finally:
-                await self._record(scope, status=status, seconds=time.perf_counter() - started)
+                await self._record(scope, resource=resource, status=status, seconds=time.perf_counter() - started)
 
-    async def _record(self, scope: Scope, *, status: int, seconds: float) -> None:
+    async def _record(self, scope: Scope, *, resource: str, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         route = route_of(scope)
         self.metrics.count(method=method, route=route, status=status, seconds=seconds)
@@ -79,12 +83,15 @@ class RequestLog:
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
         over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED  # such requests could fill the table
         refused: KeyRecord | None = scope["state"].get("refused_key")
+        audit = partial(self._audit, scope, route=route, resource=resource, status=status)
         if refused is not None:
-            await self._audit(scope, owner=refused.owner, key_id=refused.id, route=route, status=status)
+            await audit(owner=refused.owner, key_id=refused.id)
         elif principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN):
-            await self._audit(scope, owner=principal.owner, key_id=principal.key_id, route=route, status=status)
+            await audit(owner=principal.owner, key_id=principal.key_id)
 
-    async def _audit(self, scope: Scope, *, owner: str | None, key_id: str | None, route: str, status: int) -> None:
+    async def _audit(
+        self, scope: Scope, *, owner: str | None, key_id: str | None, route: str, resource: str, status: int
+    ) -> None:
         path = scope["path"]
         try:
             await run_in_threadpool(
@@ -92,12 +99,18 @@ class RequestLog:
                 owner=owner,
                 api_key_id=key_id,
                 action=f"{scope['method']} {path if route == UNMATCHED else route}",
-                resource=path,
+                resource=resource,
                 outcome=str(status),
                 request_id=scope["state"]["request_id"],
             )
         except HpToolError as error:  # the answer is sent; the ordinary log has the request
             log.error("not audited: %s", error.message)
+
+
+def made_at(path: str, *, location: str) -> str:
+    """Path of what a request made, where its answer's `Location` lies below the path that was asked for; else that path."""
+    made = location.partition("?")[0]
+    return made if made.startswith(f"{path.removesuffix('/new')}/") else path
 
 
 def route_of(scope: Scope) -> str:

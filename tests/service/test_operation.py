@@ -133,7 +133,7 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
     http.post(f"{path}/cancel", headers=ada)
     http.get("/v1/keys", headers=ada)
     http.post("/v1/searches", json=query)  # a stranger: in the log, not in the table, which strangers could fill
-    http.post("/v1/keys", json={"owner": "bob", "scope": "read"}, headers=OPERATOR)
+    made = http.post("/v1/keys", json={"owner": "bob", "scope": "read"}, headers=OPERATOR).headers["location"]
     rows: list[dict[str, Any]] = []
     cursor = None
     while True:
@@ -143,10 +143,10 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
             break
     told = [(row["owner"], row["action"], row["resource"], row["outcome"]) for row in reversed(rows)]
     assert told == [
-        ("ada", "POST /v1/searches", "/v1/searches", "202"),
+        ("ada", "POST /v1/searches", path, "202"),
         ("ada", "POST /v1/searches/{search_id}/cancel", f"{path}/cancel", "200"),
         ("ada", "GET /v1/keys", "/v1/keys", "403"),
-        (None, "POST /v1/keys", "/v1/keys", "201"),
+        (None, "POST /v1/keys", made, "201"),
     ]
     assert (rows[-1]["api_key_id"], rows[-1]["request_id"]) == (record.id, "r1")
     assert len(http.get("/v1/audit", params={"owner": "ada"}, headers=OPERATOR).json()["items"]) == 3
