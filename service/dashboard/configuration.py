@@ -19,7 +19,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs
+from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs, why_wide
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration
@@ -87,6 +87,8 @@ class ConfigurationView(View):
     metrics: tuple[Metric, ...]
     confidence: float | None
     """Confidence of the metrics' ranges."""
+    wide: str
+    """Why that of its step time reaches far up; empty where no slow steps are expected."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
     left_open: tuple[str, ...]
@@ -258,6 +260,7 @@ def _view(
         ),
         metrics=tuple(row for row in metrics if known.memory is None or _fits(known) or row.unit not in OF_THE_WHOLE),
         confidence=estimate.intervals.confidence if estimate.intervals else None,
+        wide="" if isinstance(known, InferenceEstimate) else why_wide(known),
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
         left_open=() if isinstance(known, InferenceEstimate) else tuple(filter(None, (launched(known), by_recipe(known)))),
         evidence=newest(calibrated),
