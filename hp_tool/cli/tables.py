@@ -120,9 +120,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     )
     if intervals is not None:
         low, high = intervals.step_s
-        console.print(
-            f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence{_wide(estimate)}"
-        )
+        between = f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence"
+        console.print(f"{between}{_wide(estimate)}")
         _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
@@ -185,7 +184,8 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
     console.print(
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
-        f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+        f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; "
+        f"{calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
     console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} usable")
     _print_fit(console, calibrated)
