@@ -26,7 +26,7 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.fit import chance, left_open, needs, taken
+from hp_tool.render.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
 from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 
@@ -120,7 +120,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     )
     if intervals is not None:
         low, high = intervals.step_s
-        console.print(f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence")
+        between = f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence"
+        console.print(f"{between}{_wide(estimate)}")
         _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
@@ -172,6 +173,10 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         console.print(sentence, highlight=False)
 
 
+def _wide(estimate: Estimate) -> str:
+    return f" ({why})" if (why := why_wide(estimate)) else ""
+
+
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     if calibrated.time is None or calibrated.memory is None or calibrated.intervals is None:
         return
@@ -179,7 +184,8 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
     console.print(
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
-        f"{calibrated.intervals.confidence:.0%} confidence; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+        f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; "
+        f"{calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
     console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} usable")
     _print_fit(console, calibrated)
@@ -218,6 +224,8 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     for row in ranked[:1]:
         if text := taken(row.set):
             console.print(text, highlight=False)
+        if text := _whole_training(row):
+            console.print(text, highlight=False)
     for best in estimates[:1]:
         _print_left_open(console, best)
     print_space(console, answer)
@@ -225,6 +233,20 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
+
+
+def _whole_training(row: Recommendation) -> str:
+    """`rank 1 trains for 1.8 days (1.5 to 2.1), $18,966 ($15,985 to $22,502), and ends in time with 97 % probability`."""
+    if row.days_interval is None:
+        return ""
+    days = row.known.calendar_days or 0.0
+    text = f"rank 1 trains for {decimal(days)} days ({' to '.join(map(decimal, row.days_interval))})"
+    if row.cost is not None and row.cost_interval is not None:
+        text += f", ${row.cost:,.0f} ({' to '.join(f'${end:,.0f}' for end in row.cost_interval)})"
+    if row.deadline_probability is not None:
+        chance = row.deadline_probability
+        text += f", and ends in time with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} probability"
+    return text
 
 
 def rank_column(rows: Sequence[Recommendation | ServingRecommendation]) -> Column:

@@ -76,7 +76,7 @@ class MeasuredClusterRow(View):
     gpu: str
     framework: str
     measurements: int
-    held: int
+    num_held: int
     """Measurements beside these that wait for someone's look."""
     href: str
     """Page of its measurements."""
@@ -90,7 +90,7 @@ class CalibrationsPage(Page):
     clusters: tuple[MeasuredClusterRow, ...]
     may_fit: bool
     """The caller may start a new fit."""
-    held: int
+    num_held: int
     """Measurements that wait for someone's look, counted up to MAX_HELD."""
     held_href: str | None
     """Their page; None if there are none."""
@@ -146,7 +146,7 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: Refit
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
         newest.setdefault((record.cluster_key, record.framework, record.model_family, record.owner), record)
-    held = Counter(
+    waiting = Counter(
         (record.cluster_key, record.gpu, record.framework) for record in store.measurements(state="held", limit=MAX_HELD).items
     )
     return CalibrationsPage(
@@ -157,14 +157,14 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: Refit
             MeasuredClusterRow.of(
                 cluster,
                 cluster=cluster.cluster_key,
-                held=held[cluster.cluster_key, cluster.gpu, cluster.framework],
+                num_held=waiting[cluster.cluster_key, cluster.gpu, cluster.framework],
                 href=address("/measurements", {"gpu": cluster.gpu}),
             )
             for cluster in store.measured_clusters()
         ),
         may_fit=principal.scope >= Scope.SUBMIT,
-        held=held.total(),
-        held_href="/measurements?state=held" if held else None,
+        num_held=waiting.total(),
+        held_href="/measurements?state=held" if waiting else None,
     )
 
 
