@@ -85,7 +85,9 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
     rows = http.get("/measurements.json").json()["rows"]
     assert [row["state"] for row in rows] == ["held", "accepted", "accepted"]
     assert [row["teaches"] for row in rows[1:]] == ["that it does not fit", "time"]
-    assert rows[0]["times_off"] == pytest.approx(25.0)
+    assert rows[0]["times_off"] == pytest.approx(25.0) and "25 times the predicted" in rows[0]["notes"][0]
+    (cluster,) = http.get("/calibration.json").json()["clusters"]
+    assert (cluster["measurements"], cluster["num_held"]) == (2, 1) and "3, 1 held" in http.get("/calibration").text
     page = http.get("/measurements").text
     assert "1 measurement is held" in page and "25 times the predicted" in page
     assert len(http.get("/measurements.json", params={"state": "accepted"}).json()["rows"]) == 2
@@ -104,6 +106,7 @@ def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
     )  # fmt: skip
     for page in ("/measurements", "/calibration"):
         assert EVIL not in http.get(page).text and "&lt;img" in http.get(page).text
+    assert "Teaches nothing: its query was not stored." in http.get("/measurements").text
 
 
 def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> None:

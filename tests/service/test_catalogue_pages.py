@@ -46,6 +46,18 @@ def test_browsing(http: TestClient, section: str, name: str) -> None:
     assert http.get(f"/{section}/no-such").status_code == 404
 
 
+def test_gpus_are_found_by_a_part_of_a_name_and_a_cluster_says_what_its_gpu_brings(http: TestClient) -> None:
+    rows = http.get("/gpus.json", params={"words": "V100-"}).json()["rows"]
+    assert {row["name"] for row in rows} == {"v100-sxm-32gb", "v100-sxm3-32gb-h"}
+    assert (rows[0]["bf16_flops_per_second"], rows[0]["half_flops_per_second"]) == (None, 125e12)
+    assert ">125</td>" in http.get("/gpus?words=v100").text
+    facts = {fact["name"]: fact["value"] for fact in http.get("/clusters/dgx-h100.json").json()["facts"]}
+    assert facts["network per GPU"] == "50 GB/s" and facts["scale-up link per GPU"] == "450 GB/s"
+    assert (facts["memory per node"], facts["typical $ per GPU-hour"]) == ("632.80 GiB", "$6.88")
+    alone = {fact["name"]: fact["value"] for fact in http.get("/clusters/aws-g6e.48xlarge.json").json()["facts"]}
+    assert "PCIe per GPU" in alone and "typical $ per GPU-hour" not in alone
+
+
 def test_the_parameters_of_a_known_model(http: TestClient) -> None:
     rows = {
         row["name"]: row for name in ("llama-3", "deepseek") for row in http.get(f"/models.json?words={name}").json()["rows"]
@@ -120,6 +132,14 @@ def test_keys_are_made_shown_once_and_revoked(guarded: TestClient) -> None:
     assert guarded.get("/models", headers=ada).status_code in (401, 403)
     rows = guarded.get("/audit.json", headers=operator).json()["rows"]
     assert {"POST /keys", "POST /keys/{key_id}/revoke"} <= {record["action"] for record in rows}
+    deeds = [(each["deed"], each["object"], each["result"]) for each in rows]
+    assert deeds[1:] == [("revoke key", row["id"], "done"), ("create key", row["id"], "done")]
+    assert deeds[0][2] == "unauthorized"
+    guarded.post("/v1/models", json={"name": "mine", "spec": CONFIG}, headers=operator)
+    guarded.delete("/v1/models/none", headers=operator)
+    failed, made = guarded.get("/audit.json", headers=operator).json()["rows"][:2]
+    assert (made["deed"], made["object"], made["href"]) == ("create model", "mine", "/models/mine")
+    assert (failed["deed"], failed["result"], failed["href"]) == ("delete model", "not found", None)
     assert guarded.get("/audit", headers=operator, params={"owner": "ada"}).status_code == 200
 
 

@@ -114,3 +114,16 @@ def test_drift_and_slow_nodes_stand_beside_a_clusters_load(http: TestClient, sto
     found = {node["name"]: node["why"] for node in page["health"]["slow_nodes"]}
     assert found.keys() == {"n2", "n3"} and "1.31 times" in found["n3"] and "36.8 % below" in found["n2"]
     assert "n3" in http.get("/workers").text and "Slow node" in http.get(f"/searches/{search}").text
+
+
+def test_a_running_search_whose_holder_fell_silent_is_stalled(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+    gone, alive = (http.post("/v1/searches", json=query).json()["id"] for _ in range(2))
+    store.claim_search(holder="gone:1", lease_s=1e-6, search_id=gone)
+    store.claim_search(holder="alive:1", lease_s=60.0, search_id=alive)
+    page = http.get("/workers.json").json()
+    assert {each["id"]: (each["holder"], each["stalled"]) for each in page["running"]} == {
+        gone: ("gone:1", True),
+        alive: ("alive:1", False),
+    }
+    (load,) = page["clusters"]
+    assert (load["running"], load["stalled"], load["tone"]) == (1, 1, "bad")
