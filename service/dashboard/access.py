@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -186,7 +186,7 @@ def _row(record: KeyRecord) -> KeyRow:
 def _audit_row(record: AuditRecord) -> AuditRow:
     method, _, route = record.action.partition(" /")
     kind, *steps = route.removeprefix("v1/").split("/")
-    name = next(iter(record.resource.removeprefix("/v1").strip("/").split("/")[1:]), "")
+    name = unquote(next(iter(record.resource.removeprefix("/v1").strip("/").split("/")[1:]), ""))
     if kind not in NOUNS:
         deed, name = (method, record.resource) if route else (record.action, record.resource)
     elif len(steps) > 1:
@@ -200,8 +200,10 @@ def _audit_row(record: AuditRecord) -> AuditRow:
     return AuditRow.of(
         record,
         deed=deed,
-        object=unquote(name) if name not in ("new", "bulk") else "",
-        href=f"/{kind}/{name}" if kind in PAGES and name not in ("", "new") and not refused and not gone else None,
+        object=name if name not in ("new", "bulk") else "",
+        href=f"/{kind}/{quote(name, safe='')}"
+        if kind in PAGES and name not in ("", "new") and not refused and not gone
+        else None,
         result=HTTPStatus(int(record.outcome)).phrase.lower() if refused else "done",
         tone="bad" if refused else "good",
     )

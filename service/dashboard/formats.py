@@ -155,7 +155,12 @@ def unchecked_words(names: Iterable[str]) -> str:
 
 def sentence(text: str) -> str:
     """Text that begins with a capital and ends with a stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+    return f"{capital(text).rstrip('.')}." if text else ""
+
+
+def capital(text: str) -> str:
+    """Text that begins with a capital."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
@@ -332,7 +337,7 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
 
 def slashed(text: str) -> Markup:
     """Escaped text that a line may break after each slash, rather than within a word."""
-    return Markup("/<wbr>").join(visible(text).split("/"))  # type: ignore[attr-defined]
+    return Markup("/<wbr>").join(str(visible(text)).split("/"))
 
 
 def _significant(value: float) -> str:
