@@ -196,14 +196,12 @@ def _audit_row(record: AuditRecord) -> AuditRow:
     else:
         deed = f"{VERBS.get(method, method)} {NOUNS[kind]}"
     refused = record.outcome.isdecimal() and int(record.outcome) >= HTTP_400_BAD_REQUEST
-    gone = kind in PAGES and deed.split()[0] in ("delete", "remove")
+    shown = kind in PAGES and name not in ("", "new") and not refused and deed.split()[0] not in ("delete", "remove")
     return AuditRow.of(
         record,
         deed=deed,
         object=name if name not in ("new", "bulk") else "",
-        href=f"/{kind}/{quote(name, safe='')}"
-        if kind in PAGES and name not in ("", "new") and not refused and not gone
-        else None,
+        href=f"/{kind}/{quote(name, safe='')}" if shown else None,
         result=HTTPStatus(int(record.outcome)).phrase.lower() if refused else "done",
         tone="bad" if refused else "good",
     )
