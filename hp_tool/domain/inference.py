@@ -140,7 +140,7 @@ class InferenceWorkload(Strict):
     """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
     lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
     concurrency: Annotated[
-        Axis[Count] | ConcurrencyRange, Shown("Concurrent requests", "Serving", unset="the most within the targets")
+        Axis[Count] | ConcurrencyRange, Shown("Requests in flight", "Serving", unset="the most within the targets")
     ] = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
     request_rate_per_second: Annotated[Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")] = (

@@ -180,9 +180,9 @@ class ParallelQuery(Strict):
     ] = None
     """Inference only: second copies of experts beside the model's own, over all ranks that divide them; None: the fewest that
     give each rank equally many."""
-    max_num_seqs: Annotated[Axis[Devices], Shown("Requests at once", "Parallelism", unset="engine's own", kind="inference")] = (
-        None
-    )
+    max_num_seqs: Annotated[
+        Axis[Devices], Shown("Engine limit (max_num_seqs)", "Parallelism", unset="engine's own", kind="inference")
+    ] = None
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""

@@ -21,6 +21,7 @@ from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import RECIPE, Field, Section
 from hp_tool.render.figures import STEP
+from hp_tool.render.fit import why_wide
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
@@ -44,12 +45,12 @@ Listed = Annotated[bool, QueryParameter(description="Also list what to run, whic
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
-    ("Selective recomputation", False, "selective"),
+    ("core_attn recomputed", False, "selective"),
     ("Both", True, "selective"),
     ("Full recomputation", False, "full"),
 )
 """Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
-
+THIS = "This configuration"
 LEAST_SLOWER = 0.005
 """Share of a step from which the shown configuration is compared with the best."""
 router = APIRouter(tags=["dashboard"])
@@ -84,6 +85,8 @@ class ExplorerPage(Page):
     fastest: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
     """By how much the shown step is longer than the best one; None where that is shown, or where nothing fits."""
+    why_wide: str = ""
+    """What slow steps widen the interval of the shown step, in words."""
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -157,7 +160,8 @@ def _answered(
     configuration = resolve_configuration(query)
     this = chosen or Configuration(query=as_typed, parallel=configuration.config)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
-    view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    known = configuration.calibrated_estimate(calibrations) or estimate
     memory, time = _effects(this, query, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     shown = settings.at(this)
@@ -184,6 +188,7 @@ def _answered(
             for row in rows
         ),
         slower_fraction=slower if slower is not None and slower >= LEAST_SLOWER else None,
+        why_wide=why_wide(known) if isinstance(known, Estimate) else "",
         nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
@@ -220,10 +225,12 @@ def _effects(
     `query`: that of `this` with registered names looked up."""
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
-    for label, sequence_parallel, recompute in EFFECTS:
-        if sequence_parallel and shown.tensor_parallel_size == 1:
+    variants = {name: replace(shown, sequence_parallel=on, recompute=recompute) for name, on, recompute in EFFECTS}
+    if shown not in variants.values():
+        variants = {THIS: shown} | variants
+    for label, changed in variants.items():
+        if changed.sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # sequence parallelism divides work among tensor parallel ranks
-        changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
             variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
             answer = estimate_answer(variant.query, with_fixes=False, with_query=False, calibrations=calibrations)
@@ -232,10 +239,11 @@ def _effects(
         estimate = answer.known
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
+        note = "shown" if changed == shown and label != THIS else ""
         href = settings.at(replace(this, parallel=changed)).href
         limit = estimate.memory.capacity_bytes
-        sizes.append(BarSpec(label=label, parts=estimate.memory.parts_bytes, limit=limit, href=href))
-        times.append(BarSpec(label=label, parts=estimate.time.parts_s, href=href))
+        sizes.append(BarSpec(label=label, note=note, parts=estimate.memory.parts_bytes, limit=limit, href=href))
+        times.append(BarSpec(label=label, note=note, parts=estimate.time.parts_s, href=href))
     return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)
 
 

@@ -267,7 +267,7 @@ def details(parallel: ParallelConfig) -> str:
 
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
-    return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+    return f"engine limit {config.max_num_seqs:,} requests (max_num_seqs), {config.max_num_batched_tokens:,} tokens per pass"
 
 
 def letters(text: str) -> Markup:

@@ -298,19 +298,28 @@ def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: floa
         f"{count(rate)} tokens/s per GPU"
         for latency, rate, row in points
     ]
-    marker = {"color": "--series-1", "size": 7}
     latencies = [latency for latency, _, _ in points]
+    unit, scaled = ("ms", 1e3) if min(latencies, default=1.0) < 1.0 else ("s", 1.0)  # as the table writes the best
     far = max(latencies, default=1.0) > LOG_FROM * min(latencies, default=1.0)
     scale = {"log": True} if far else {"zero": True}
-    best = [point for point in points if not any(each[0] <= point[0] and each[1] > point[1] for each in points)]
-    front = sorted((latency, rate) for latency, rate, _ in best)
-    shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
+    best = [not any(each[0] <= latency and each[1] > rate for each in points) for latency, rate, _ in points]
+    front = sorted((scaled * latency, rate) for (latency, rate, _), there in zip(points, best, strict=True) if there)
+    labels = [each.partition("\n")[0] if there else "" for each, there in zip(text, best, strict=True)]
+    marker = {"color": "--series-1", "size": 7, "labels": labels}
+    shade = [{"to": scaled * limit, "color": "--good", "label": "target"}] if limit is not None else []
+    drawn = [line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT)] if len(front) > 1 else []
     return {
         "traces": [
-            markers("Configurations", x=latencies, y=(each[1] for each in points), text=text, marker=marker),
-            line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT),
+            markers(
+                "Configurations",
+                x=(scaled * each for each in latencies),
+                y=(each[1] for each in points),
+                text=text,
+                marker=marker,
+            ),
+            *drawn,
         ],
-        "x": {"title": f"{letters}, s", **scale},
+        "x": {"title": f"{letters}, {unit}", **scale},
         "y": {"title": "Output tokens/s per GPU"},
         "shapes": shade,
     }

@@ -2,7 +2,7 @@
 // of tokens.css, so a drawing follows light and dark by itself, and a viewBox lets paper scale it.
 //
 // A trace: {name, x, y, mode: "points" | "lines" | "both" | "bars", color, text (a line break between lines) and keys by point,
-// symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows, highs], from (where bars begin), right (its y axis), plain
+// labels (a word beside each, where there is room), symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows, highs], from (where bars begin), right (its y axis), plain
 // (without a legend)}. An axis: {title, log, zero, whole, percent, time, ticks, labels, left (pixels for its labels)}. A shape:
 // {to} shades up to an x, {at} is a dashed line there; with `color` and `label`.
 // An element with data-figure="name" shows `figures.name` of the page's JSON.
@@ -53,16 +53,17 @@ function paint(place) {
   const x = axis(figure.x, moments(of(traces, "x")), [box.left, box.right]);
   const y = bands ? banded(bands, [box.bottom, box.top]) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
   const second = right.length ? axis(figure.right, of(right, "y"), [box.bottom, box.top]) : null;
-  const points = [];
+  const [points, words] = [[], []];
   const layers = traces.map((trace) => {
     const up = trace.right ? second : y;
     const at = moments(trace.x).map((value, i) => (value == null || trace.y[i] == null ? null : [x.at(value), up.at(trace.y[i])]));
+    if (trace.labels && trace.mode === "points") at.forEach((each, i) => each && trace.labels[i] && words.push({ at: each, text: trace.labels[i] }));
     if (trace.text) at.forEach((each, i) => each && points.push({ at: each, text: trace.text[i], key: trace.keys?.[i] }));
     return layer(trace, at, x, up);
   });
   const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" },
     ...(figure.shapes ?? []).map((shape) => shaped(shape, x, box)), ...x.ticks.map((tick) => vertical(tick, box)),
-    ...y.ticks.map((tick) => horizontal(tick, box)), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...titles(figure, box));
+    ...y.ticks.map((tick) => horizontal(tick, box)), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...beside(words, points, box), ...titles(figure, box));
   place.replaceChildren(legend(traces), image);
   place.dataset.width = width;
   place.points = points;
@@ -131,6 +132,21 @@ function path(at, stepped) {
     before = each;
     return d;
   }).join("");
+}
+
+// Words beside their points: on the first side with room and nothing in the way.
+function beside(words, points, box) {
+  const taken = points.map(({ at: [x, y] }) => [x - 4, x + 4, y - 4, y + 4]);
+  return words.flatMap(({ at: [x, y], text }) => {
+    const long = 7 * text.length;
+    const sides = [[x + 8, y + 4], [x - 8 - long, y + 4], [x + 8, y - 10], [x - 8 - long, y - 10], [x + 8, y + 18], [x - 8 - long, y + 18], [x - long / 2, y - 12], [x - long / 2, y + 20]];
+    const clear = ([left, bottom]) => left >= box.left && left + long <= box.right && bottom <= box.bottom && bottom - 12 >= 0
+      && !taken.some(([a, b, c, d]) => a < left + long && b > left && c < bottom && d > bottom - 12);
+    const place = sides.find(clear);
+    if (!place) return [];
+    taken.push([place[0], place[0] + long, place[1] - 12, place[1]]);
+    return [svg("text", { x: place[0], y: place[1] }, text)];
+  });
 }
 
 function ended(x, low, high) {
