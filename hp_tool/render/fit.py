@@ -41,7 +41,9 @@ def needs(estimate: Estimate) -> str:
     if estimate.intervals is None or estimate.memory is None:
         return ""
     low, high = estimate.intervals.memory_total_bytes
-    device = "" if estimate.memory.device_bytes is None else f"; the device has {gib(estimate.memory.device_bytes)}"
+    has, usable = estimate.memory.device_bytes, estimate.memory.capacity_bytes
+    some = "" if has is None or gib(has) == gib(usable) else f", of which {gib(usable)} are usable"
+    device = "" if has is None else f"; the device has {gib(has)}{some}"
     between = f"{low / GIB:.1f} to {gib(high)} allocated with {estimate.intervals.confidence:.0%} confidence{device}"
     reserved = estimate.intervals.memory_reserved_bytes
     return f"{between}; {RESERVED}" + (f", up to {gib(reserved[1])} in all" if reserved else "")
