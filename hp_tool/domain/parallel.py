@@ -144,7 +144,7 @@ class ParallelQuery(Strict):
     ] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
     pipeline_schedule: Annotated[
-        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="1f1b or interleaved", kind="training")
+        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training")
     ] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank), dualpipe (every stage kept twice) and dualpipe-v (two chunks, kept once), which run forward passes together with

@@ -21,7 +21,6 @@ from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import RECIPE, Field, Section
 from hp_tool.render.figures import STEP
-from hp_tool.render.fit import why_wide
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
@@ -85,8 +84,6 @@ class ExplorerPage(Page):
     fastest: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
     """By how much the shown step is longer than the best one; None where that is shown, or where nothing fits."""
-    why_wide: str = ""
-    """What slow steps widen the interval of the shown step, in words."""
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -160,8 +157,7 @@ def _answered(
     configuration = resolve_configuration(query)
     this = chosen or Configuration(query=as_typed, parallel=configuration.config)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
-    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
-    known = configuration.calibrated_estimate(calibrations) or estimate
+    view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(this, query, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     shown = settings.at(this)
@@ -188,7 +184,6 @@ def _answered(
             for row in rows
         ),
         slower_fraction=slower if slower is not None and slower >= LEAST_SLOWER else None,
-        why_wide=why_wide(known) if isinstance(known, Estimate) else "",
         nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,

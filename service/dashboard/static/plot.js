@@ -78,7 +78,7 @@ function axis(spec = {}, values, [from, to]) {
   const pad = 0.05 * (high - low) || Math.abs(0.1 * high) || 1;
   [low, high] = [spec.zero && low === 0 ? 0 : low - pad, high + pad];
   const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
-  const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
+  const most = Math.max(spec.time ? 2 : 4, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
   const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
     : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
@@ -105,7 +105,8 @@ function decades(low, high, most) {
   const all = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
   const fine = all.flatMap((one) => [one, 2 * one, 5 * one]).map((value) => Number(value.toPrecision(2)));
   const within = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
-  return within(fine).length <= most ? within(fine) : within(all);
+  const few = within(within(fine).length <= most ? fine : all);
+  return few.length > 2 ? few : steps(10 ** low, 10 ** high, most);
 }
 
 function layer(trace, at, x, y) {
