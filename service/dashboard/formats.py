@@ -285,7 +285,7 @@ def details(parallel: ParallelConfig) -> str:
 
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
-    return f"engine limit {config.max_num_seqs:,} requests (max_num_seqs), {config.max_num_batched_tokens:,} tokens per pass"
+    return f"engine limit {config.max_num_seqs:,} (max_num_seqs), {config.max_num_batched_tokens:,} tokens per pass"
 
 
 def code(text: str) -> Markup:
