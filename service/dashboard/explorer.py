@@ -1,6 +1,5 @@
 """/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls are part of the address."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
@@ -31,7 +30,7 @@ from service.dashboard.explorer_settings import Control, Settings, controls, det
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
 from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at, rendered
-from service.dashboard.ranking import RankedRow, ranked_row, run_href
+from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run_href
 from service.dashboard.searches import SearchRow, newest
 
 OF_THE_LIST = {"state", "kind", "words", "owner", "since", "cursor"}
@@ -159,7 +158,7 @@ def _answered(
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(this, query, settings, calibrations)
-    rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
+    rows = best_by_layout(ranking.recommendations)[:MAX_ROWS] or ranking.nearest_misses
     shown = settings.at(this)
     step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
     fastest_s = ranking.recommendations[0].known.time if ranking.recommendations else None
@@ -201,16 +200,6 @@ def _ranking(
     for them again. An id is one of its own store, which `calibrations` stand for.
     """
     return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
-
-
-def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
-    """The first row of each layout; other settings hardly change the throughput of the first places."""
-    first: dict[tuple[int, ...], Recommendation] = {}
-    for row in rows:
-        c = row.parallel
-        layout = (c.tensor_parallel_size, c.pipeline_parallel_size, c.context_parallel_size, c.expert_parallel_size)
-        first.setdefault(layout, row)
-    return list(first.values())[:MAX_ROWS]
 
 
 def _effects(

@@ -28,7 +28,7 @@ def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
     facts["kind"] = {"gpu": "GPU", "cpu": "a process of a processor"}[spec.kind]
     headroom = Constraints().memory_headroom_fraction
     usable = formats.gib((1.0 - headroom) * spec.memory_bytes)
-    facts["memory_bytes"] = f"{formats.gib(spec.memory_bytes)}, of which {usable} are planned with"
+    facts["memory_bytes"] = f"{formats.gib(spec.memory_bytes)}, {usable} of it usable ({formats.share(headroom)} kept free)"
     facts["peak_flops_per_second"] = _peaks(spec.peak_flops_per_second)
     facts["predict_only"] = None
     facts["profile_runs"] = "no: it is predicted alone" if spec.predict_only else "yes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,14 @@ def ranked_row(
         fit=estimate.fit,
         reasons=tuple(reason.message for reason in estimate.reasons),
     )
+
+
+def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
+    """The first row of each layout; other settings hardly change the throughput of the first places."""
+    first: dict[tuple[int, ...], Recommendation] = {}
+    for row in rows:
+        first.setdefault(tuple(getattr(row.parallel, name) for name in LAYOUT), row)
+    return list(first.values())
 
 
 def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:

@@ -146,7 +146,8 @@ def test_only_administrators_see_keys_and_audit(guarded: TestClient, store: SqlS
 def test_a_gpu_says_what_its_figures_are_of(http: TestClient) -> None:
     facts = {fact["name"]: fact["value"] for fact in http.get("/gpus/h100-sxm-80gb.json").json()["facts"]}
     assert (
-        "fp32 (as TF32) 494.7 TFLOP/s" in facts["peak"] and facts["memory"] == "79.10 GiB, of which 75.14 GiB are planned with"
+        "fp32 (as TF32) 494.7 TFLOP/s" in facts["peak"]
+        and facts["memory"] == "79.10 GiB, 75.14 GiB of it usable (5.0 % kept free)"
     )
     assert facts["host power per GPU"] == "575 W" and facts["profile runs"] == "yes"
     assert re.fullmatch(

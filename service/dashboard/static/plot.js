@@ -2,8 +2,9 @@
 // of tokens.css, so a drawing follows light and dark by itself, and a viewBox lets paper scale it.
 //
 // A trace: {name, x, y, mode: "points" | "lines" | "both" | "bars", color, text (a line break between lines) and keys by point,
-// labels (a word beside each, where there is room), symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows, highs], from (where bars begin), right (its y axis), plain
-// (without a legend)}. An axis: {title, log, zero, whole, percent, time, ticks, labels, left (pixels for its labels)}. A shape:
+// labels (words beside points, where there is room), symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows,
+// highs], from (where bars begin), right (its y axis), plain (without a legend)}. An axis: {title, log, zero, whole, percent, times
+// (1000 writes seconds as ms), time, ticks, labels, left (pixels for its labels)}. A shape:
 // {to} shades up to an x, {at} is a dashed line there; with `color` and `label`.
 // An element with data-figure="name" shows `figures.name` of the page's JSON.
 
@@ -81,7 +82,7 @@ function axis(spec = {}, values, [from, to]) {
   const most = Math.max(spec.time ? 2 : 4, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
   const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
-    : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+    : (value) => (value * (spec.times ?? 1)).toLocaleString("en-US", { maximumSignificantDigits: 5 });
   const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
   return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
 }
