@@ -327,7 +327,7 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
 
 
 def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side]) -> Stack | None:
-    """Of each the fullest stage as predicted, and the largest peak that its whole run measured."""
+    """Each one's fullest stage as predicted, and the largest peak that its whole run measured."""
     rows = []
     for name, view, side in zip(names, views, sides, strict=True):
         if view.memory is not None:

@@ -12,31 +12,13 @@ from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.exchange.export import written
-from hp_tool.formats.registry import usual, writable
+from hp_tool.formats.registry import get, usual, writable
 from hp_tool.queries import schema
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep
 from service.dashboard import formats
 from service.dashboard.configuration import QueryText, configuration_view
 from service.dashboard.page import ErrorFields, Page, address, error_status, page_at
-
-TITLES = {
-    "megatron-lm": "Megatron-LM",
-    "megatron-lm-yaml": "Megatron-LM, as YAML",
-    "nemo": "Megatron Bridge",
-    "torchtitan-python": "torchtitan, as Python",
-    "deepspeed": "DeepSpeed",
-    "accelerate": "Accelerate",
-    "trl": "TRL",
-    "axolotl": "Axolotl",
-    "llama-factory": "LLaMA-Factory",
-    "slurm": "Slurm",
-    "kubernetes": "Kubernetes",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "trtllm": "TensorRT-LLM",
-}
-"""Formats as their makers write them; others by their own names."""
 
 LAUNCHES, ASKS = "Launch it with", "Ask hp_tool the same again"
 router = APIRouter(tags=["dashboard"])
@@ -118,7 +100,7 @@ def _tools(query: Query) -> tuple[str, ...]:
 
 
 def _way(this: Configuration, name: str) -> Way:
-    title = TITLES.get(name, name)
+    title = get(name).title or name
     try:
         export = written(this, name)
     except HpToolError as error:
