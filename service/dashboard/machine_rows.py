@@ -169,11 +169,7 @@ def days_and_dollars(rows: Sequence[MachineRow], front: Sequence[MachineRow], qu
             text = (f"{_named(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}" for row in known)
             points = markers(name, x=(row.cost for row in known), y=(row.days for row in known), text=text, marker=marker)
             ends = [[(row.days_interval or (0.0, 0.0))[end] for row in known] for end in (0, 1)]
-            named = (
-                {"labels": [f"{row.machine}, {row.num_gpus:,} GPU{'' if row.num_gpus == 1 else 's'}" for row in known]}
-                if shown is front
-                else {}
-            )
+            named = {"labels": [f"{row.num_gpus:,} x {row.machine}" for row in known]} if shown is front else {}
             traces.append(points | named | {"ends": ends})
     if not traces:
         return None
