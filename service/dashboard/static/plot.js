@@ -140,7 +140,7 @@ function path(at, stepped) {
 function beside(words, points, box) {
   const taken = points.map(({ at: [x, y] }) => [x - 4, x + 4, y - 4, y + 4]);
   return words.flatMap(({ at: [x, y], text }) => {
-    const long = 7 * text.length;
+    const long = 6.4 * text.length;
     const sides = [[x + 8, y + 4], [x - 8 - long, y + 4], [x + 8, y - 10], [x - 8 - long, y - 10], [x + 8, y + 18], [x - 8 - long, y + 18], [x - long / 2, y - 12], [x - long / 2, y + 20]];
     const clear = ([left, bottom]) => left >= box.left && left + long <= box.right && bottom <= box.bottom && bottom - 12 >= 0
       && !taken.some(([a, b, c, d]) => a < left + long && b > left && c < bottom && d > bottom - 12);
