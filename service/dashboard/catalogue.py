@@ -64,7 +64,6 @@ LABELS = {
     "inter_node_bandwidth": "network per GPU",
     "nvlink_bandwidth": "scale-up link per GPU",
     "nvlink_domain_size": "GPUs per scale-up domain",
-    "peak": "dense peak",
 }
 """Names of a GPU's and a cluster's fields, where `formats.words` would name one maker's link or leave open what it counts."""
 HALVES: tuple[Precision, ...] = ("bf16", "fp16")
