@@ -21,7 +21,7 @@ export function history(trials, shown) {
   const ends = [ranged.map((i) => trials.low_s[i]), ranged.map((i) => trials.high_s[i])];
   return {
     traces: [
-      dashes("Expected when chosen", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
+      dashes("Expected", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
       points("Failed, at its expectation", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "cross", color: "--ink-faint" }),
       points("Measured", sample(ok, trials), number, measured, trials, { color: "--series-1" }),
       points("Range of its runs", ranged, number, measured, trials, { color: "--series-1", ends }),
@@ -88,7 +88,7 @@ export function accuracy(trials, shown) {
   const ends = all.length ? [Math.min(...all) * 0.9, Math.max(...all) * 1.1] : [];
   const known = both.filter((i) => trials.calibrated_step_s[i] != null);
   const calibrated = (i) => trials.calibrated_step_s[i];
-  const after = points("Expected when chosen", known, measured, calibrated, trials, { color: "--series-1" });
+  const after = points("Expected", known, measured, calibrated, trials, { color: "--series-1" });
   if (known.length <= MOST_INTERVALS) after.ends = ["low", "high"].map((end) => known.map((i) => trials[`calibrated_${end}_s`][i] ?? calibrated(i)));
   const log = ends.length > 0 && ends[1] > 10 * ends[0];
   return {

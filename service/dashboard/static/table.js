@@ -68,7 +68,7 @@ export function show(body, trials, columns, indices, state, act) {
   }
 
   function cell(column, i) {
-    return element("td", { class: column.number ? "number" : null, "data-heading": column.label }, column.cell(i));
+    return element("td", { class: [column.number && "number", column.look].filter(Boolean).join(" ") || null, "data-heading": column.label }, column.cell(i));
   }
 
   // All runs of a configuration: when and why each was chosen, what came out, its log, and how to launch it.
