@@ -146,7 +146,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         details=details,
         step_s_interval=interval,
         runs=runs,
-        sentences=_sentences(answer, query) if answer else (),
+        sentences=_sentences(answer, query) if answer else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
         warning=(answer and words.warning(answer)) or _unsettled(runs, interval),
         not_better=words.not_better(answer) if answer else None,
@@ -167,6 +167,11 @@ def _sentences(answer: Answer | ServingAnswer, query: JsonObject, *, measured: s
     own = next(each for each in said if words.measured_words(answer.measured) in each[:1].lower() + each[1:])
     rest = [each for each in said if each not in (own, words.warning(answer))]
     return tuple(_page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest)
+
+
+def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
+    """What is said where a stored result has no answer."""
+    return (f"Measured {formats.seconds(measurement.objective_s)}.",) if measurement and measurement.objective_s else ()
 
 
 def _page_words(text: str, query: JsonObject) -> str:

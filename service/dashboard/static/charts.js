@@ -94,7 +94,7 @@ export function accuracy(trials, shown) {
   return {
     traces: [
       { mode: "lines", name: "Predicted = measured", x: ends, y: ends, color: "--ink-faint", width: 1, dash: true },
-      points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "ring", color: "--series-2" }),
+      points("Cost model", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "ring", color: "--series-2" }),
       after,
     ],
     x: { title: axis(trials, "Measured "), log },
@@ -111,10 +111,11 @@ export function front(trials, shown) {
   for (const i of [...ok].sort((a, b) => memory(a) - memory(b) || rate(b) - rate(a))) {
     if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
   }
+  const line = best.length > 1 ? best : []; // one point is no line
   return {
     traces: [
       points("Measured", sample(ok, trials), memory, rate, trials, { color: "--series-1" }),
-      { mode: "lines", name: "Pareto front", x: best.map(memory), y: best.map(rate), color: "--series-3" },
+      { mode: "lines", name: "Pareto front", x: line.map(memory), y: line.map(rate), color: "--series-3" },
       star(trials, shown, memory, rate),
     ],
     x: { title: `Peak memory per ${trials.quantity.device}, GiB` },

@@ -3,7 +3,7 @@
 import { element } from "./elements.js";
 import { count, gib, percent, seconds, setting } from "./numbers.js";
 
-const TITLED = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"]; // by the arithmetic
+const SPARE = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"]; // by the arithmetic
 const CAUSE = 90; // characters of an error's first line
 
 // A run's state in words.
@@ -24,7 +24,7 @@ export function columns(trials, { runs }) {
     },
     { name: "details", label: "Details", hidden: true, value: from(trials.details), cell: from(trials.details) },
     ...trials.axes.map((axis) => ({
-      name: axis.name, label: axis.label, look: TITLED.includes(axis.name) && "titled", number: typeof axis.values[0] === "number",
+      name: axis.name, label: axis.label, look: SPARE.includes(axis.name) && "spare", number: typeof axis.values[0] === "number",
       value: from(axis.values), cell: (i) => setting(axis.values[i]),
     })),
     {
@@ -34,7 +34,7 @@ export function columns(trials, { runs }) {
         trials.cause[i] ? element("div", { class: "small cause", title: trials.cause[i] }, firstLine(trials.cause[i])) : null),
     },
     { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
-    time("predicted", "Cost model alone", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
+    time("predicted", "Cost model", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
     time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended || none(trials.calibrated_step_s) }),
     ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90 % interval`, trials.final_step_s, {
       cell: (i) => lines(seconds(trials.final_step_s[i]), trials.final_low_s[i] != null && between(trials.final_low_s[i], trials.final_high_s[i])),
@@ -47,12 +47,12 @@ export function columns(trials, { runs }) {
       ),
     }),
     { name: "error", label: "Error", title: "Expected against measured", number: true, hidden: Boolean(serving) || ended || none(trials.calibrated_step_s), value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
-    ...(serving ? ["ttft", "tpot"].map((name) => time(name, name.toUpperCase(), "", serving[`${name}_s`], {
+    ...(serving ? [["ttft", "Time to first token"], ["tpot", "Time per output token"]].map(([name, label]) => time(name, label, "", serving[`${name}_s`], {
       cell: (i) => lines(seconds(serving[`${name}_s`][i]), serving[`predicted_${name}_s`][i] != null && `cost model ${seconds(serving[`predicted_${name}_s`][i])}`),
     })) : []),
     ...(serving ? [{ name: "misses", label: "Targets missed", hidden: !serving.misses.some((each) => each.length), value: (i) => serving.misses[i].join("; "), cell: (i) => serving.misses[i].join("; ") }] : []),
-    { name: "rate", label: serving ? "Output tokens/s" : "Tokens/s", title: quantity.rate, number: true, hidden: none(trials.tokens_per_second_per_gpu), value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
-    { name: "memory", label: "Memory", title: `Peak memory per ${quantity.device}`, number: true, hidden: none(trials.peak_memory_bytes), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
+    { name: "rate", label: quantity.rate, number: true, hidden: none(trials.tokens_per_second_per_gpu), value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
+    { name: "memory", label: "Peak memory", title: `Per ${quantity.device}`, number: true, hidden: none(trials.peak_memory_bytes), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
     { name: "why", label: "Chosen because", hidden: true, value: from(trials.why), cell: from(trials.why) },
     { name: "cause", label: "Cause", hidden: true, value: (i) => trials.cause[i] ?? "", cell: (i) => trials.cause[i] ?? "" },
   ];

@@ -79,7 +79,7 @@ function axis(spec = {}, values, [from, to]) {
   const pad = 0.05 * (high - low) || Math.abs(0.1 * high) || 1;
   [low, high] = [spec.zero && low === 0 ? 0 : low - pad, high + pad];
   const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
-  const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
+  const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : to - from > 0 && to - from < 320 ? 56 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
   const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
     : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });

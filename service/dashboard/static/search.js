@@ -187,8 +187,8 @@ function drawVisible() {
 // What the caption says of the Pareto front: a line needs two runs.
 function frontSays(place, figure) {
   const says = place.closest("figure").querySelector("[data-front]");
-  const runs = figure.traces.find(({ name }) => name === "Pareto front")?.x.length;
-  if (says && runs) says.textContent = runs > 1 ? "No run beats those on the line in both." : "No run beats the best in either.";
+  if (!says) return;
+  says.textContent = figure.traces.find(({ name }) => name === "Pareto front").x.length ? "No run beats those on the line in both." : "No run beats the best in either.";
 }
 
 function table() {

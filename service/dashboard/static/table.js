@@ -2,7 +2,7 @@
 
 import { faded } from "./charts.js";
 import { element } from "./elements.js";
-import { seconds } from "./numbers.js";
+import { ABSENT, seconds } from "./numbers.js";
 
 export const ROWS_A_PAGE = 25;
 
@@ -16,7 +16,7 @@ export function head(place, columns, { sort, sortBy }) {
   const cells = columns.map((column) => {
     const chosen = column.name === by;
     const next = chosen && !descending ? `-${column.name}` : column.name;
-    const arrow = element("span", { "aria-hidden": "true" }, chosen ? (descending ? " ↓" : " ↑") : "");
+    const arrow = element("span", { "aria-hidden": "true" }, chosen ? (descending ? "\u00a0↓" : "\u00a0↑") : "");
     const button = element("button", { type: "button", title: column.title, onclick: () => sortBy(next) }, column.label, arrow);
     const order = chosen ? (descending ? "descending" : "ascending") : null;
     return element("th", { scope: "col", class: column.number ? "number" : null, "data-column": column.name, "aria-sort": order }, button);
@@ -68,7 +68,9 @@ export function show(body, trials, columns, indices, state, act) {
   }
 
   function cell(column, i) {
-    return element("td", { class: [column.number && "number", column.look].filter(Boolean).join(" ") || null, "data-heading": column.label }, column.cell(i));
+    const shown = column.cell(i);
+    const look = [column.number && "number", column.look].filter(Boolean).join(" ");
+    return element("td", { class: look || null, "data-heading": column.label, "data-none": [shown, shown.textContent].includes(ABSENT) }, shown);
   }
 
   // All runs of a configuration: when and why each was chosen, what came out, its log, and how to launch it.
