@@ -27,6 +27,8 @@ from service.dashboard.rivals import Rival, rivals
 
 WIDE = 2.0
 """Upper end of the 90 % interval over its lower end from which one run does not settle a step time."""
+PAGE_WORDS = {".0 ms": " ms", " recompute ": " recomputation ", "SP o": "sequence parallel o", "VPP ": "chunks "}
+"""What a page's tables write in place of the command line's words."""
 FAR = 1.5
 """Times too fast or too slow from which the cost model's predictions are said to have been so."""
 
@@ -175,8 +177,10 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
 
 
 def _page_words(text: str, query: JsonObject) -> str:
-    """Numbers as pages write them, and the device by its name."""
-    return formats.arrows(text).replace(".0 ms", " ms").replace("per GPU", f"per {formats.device_of(query)}")
+    """Numbers and settings as pages write them, and the device by its name."""
+    for name, label in (PAGE_WORDS | {"per GPU": f"per {formats.device_of(query)}"}).items():
+        text = text.replace(name, label)
+    return formats.arrows(text)
 
 
 def _unsettled(runs: Repeats | None, interval: tuple[float, float] | None) -> str | None:

@@ -6,6 +6,8 @@ import { ABSENT, seconds } from "./numbers.js";
 
 export const ROWS_A_PAGE = 25;
 
+const look = (column) => [column.number && "number", column.look].filter(Boolean).join(" ") || null;
+
 // The header: a button for each column that sorts by it.
 export function head(place, columns, { sort, sortBy }) {
   const [by, descending] = [sort.replace(/^-/, ""), sort.startsWith("-")];
@@ -19,7 +21,7 @@ export function head(place, columns, { sort, sortBy }) {
     const arrow = element("span", { "aria-hidden": "true" }, chosen ? (descending ? "\u00a0↓" : "\u00a0↑") : "");
     const button = element("button", { type: "button", title: column.title, onclick: () => sortBy(next) }, column.label, arrow);
     const order = chosen ? (descending ? "descending" : "ascending") : null;
-    return element("th", { scope: "col", class: column.number ? "number" : null, "data-column": column.name, "aria-sort": order }, button);
+    return element("th", { scope: "col", class: look(column), "data-column": column.name, "aria-sort": order }, button);
   });
   place.replaceChildren(element("tr", {}, ...cells));
   if (focused) place.querySelector(`[data-column="${CSS.escape(focused)}"] button`)?.focus();
@@ -69,8 +71,7 @@ export function show(body, trials, columns, indices, state, act) {
 
   function cell(column, i) {
     const shown = column.cell(i);
-    const look = [column.number && "number", column.look].filter(Boolean).join(" ");
-    return element("td", { class: look || null, "data-heading": column.label, "data-none": [shown, shown.textContent].includes(ABSENT) }, shown);
+    return element("td", { class: look(column), "data-heading": column.label, "data-none": [shown, shown.textContent].includes(ABSENT) }, shown);
   }
 
   // All runs of a configuration: when and why each was chosen, what came out, its log, and how to launch it.
