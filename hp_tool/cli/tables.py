@@ -26,7 +26,7 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.fit import chance, left_open, needs, taken
+from hp_tool.render.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
 from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 
@@ -120,7 +120,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     )
     if intervals is not None:
         low, high = intervals.step_s
-        console.print(f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence")
+        between = f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence"
+        console.print(f"{between}{_wide(estimate)}")
         _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
@@ -172,6 +173,10 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         console.print(sentence, highlight=False)
 
 
+def _wide(estimate: Estimate) -> str:
+    return f" ({why})" if (why := why_wide(estimate)) else ""
+
+
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     if calibrated.time is None or calibrated.memory is None or calibrated.intervals is None:
         return
@@ -179,7 +184,8 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
     console.print(
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
-        f"{calibrated.intervals.confidence:.0%} confidence; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+        f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; "
+        f"{calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
     console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} usable")
     _print_fit(console, calibrated)

@@ -45,6 +45,7 @@ def watch(
     from hp_tool.errors import InputError
     from hp_tool.formats.logs import READERS
     from hp_tool.training.problem import resolve_training
+    from hp_tool.units import counted
     from hp_tool.watch import expected_of
     from hp_tool.watch.logs import LogSteps, Watched, log_files
 
@@ -78,6 +79,8 @@ def watch(
         if any(each.hugging_face for each in steps.values()):
             fix = "Hugging Face's Trainer prints none; give it HuggingFaceCallback of hp_tool.reporter as a callback"
         raise InputError(f"no step time in the log: {fix}", field="LOG")
+    if unread := sum(each.unread for each in steps.values()):
+        typer.echo(f"{counted(unread, 'line')} of JSON without a step time (step_s) passed over", err=True)
     verdict = watched.verdict()
     _print(verdict, as_json=as_json, number=None)
     if verdict.slow:

@@ -24,6 +24,8 @@ class Format(Generic[Setup]):
     """A tool's configuration: how it is recognised, read and written, and what the tool runs."""
 
     name: str
+    title: str = ""
+    """As its makers write it; empty: as `name`."""
     kind: Kind = "training"
     place: int = 1
     """Where lists have it; formats of one place stand by name."""

@@ -5,7 +5,7 @@ from dataclasses import asdict, is_dataclass
 
 from hp_tool.domain.knobs import FREE
 from hp_tool.domain.result import Estimate
-from hp_tool.units import GIB, duration, gib
+from hp_tool.units import GIB, duration, gib, times
 
 LEAST = 1e-4
 NAMES = {"training.framework_version": "the release", "training.cuda_graphs": "that kernels are recorded"}
@@ -41,10 +41,28 @@ def needs(estimate: Estimate) -> str:
     if estimate.intervals is None or estimate.memory is None:
         return ""
     low, high = estimate.intervals.memory_total_bytes
-    device = "" if estimate.memory.device_bytes is None else f"; the device has {gib(estimate.memory.device_bytes)}"
+    has, usable = estimate.memory.device_bytes, estimate.memory.capacity_bytes
+    some = "" if has is None or gib(has) == gib(usable) else f", of which {gib(usable)} are usable"
+    device = "" if has is None else f"; the device has {gib(has)}{some}"
     between = f"{low / GIB:.1f} to {gib(high)} allocated with {estimate.intervals.confidence:.0%} confidence{device}"
     reserved = estimate.intervals.memory_reserved_bytes
     return f"{between}; {RESERVED}" + (f", up to {gib(reserved[1])} in all" if reserved else "")
+
+
+def why_wide(estimate: Estimate) -> str:
+    """Return `11 % chance that it stalls, as runs measured on this cluster did: a step then takes 5.2 times as long as
+    otherwise`, or such a chance that the allocator of a nearly full device retries; empty where neither widens the interval.
+    """
+    if estimate.intervals is None:
+        return ""
+    if "calibration" in estimate.provenance:  # whose interval holds stalls unless they are rarer than what it leaves out
+        slow, cause = estimate.provenance.get("stalls"), "that it stalls, as runs measured on this cluster did"
+        least = 0.5 * (1.0 - estimate.intervals.confidence)
+    else:
+        slow, cause, least = estimate.provenance.get("nearly_full"), "that the allocator of a nearly full device retries", 0.0
+    if not isinstance(slow, dict) or slow["probability"] <= least:
+        return ""
+    return f"{risk(slow['probability'])} chance {cause}: a step then takes {times(slow['slowdown'])} as long as otherwise"
 
 
 def narrower(estimate: Estimate) -> str:

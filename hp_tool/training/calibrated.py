@@ -87,7 +87,8 @@ class CalibratedPredictor:
         """Row `index` in full after calibration, residuals included, from uncalibrated `costs`; `known`: with its own runs.
 
         Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
-        unknown, and what no factor explains; memory outside the allocator adds no uncertainty.
+        unknown, and what no factor explains; neither memory outside the allocator nor a nearly full device widens them.
+        `provenance["stalls"]`: the chance that a step stalls as runs did, and how many times as long it then takes.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
@@ -111,6 +112,9 @@ class CalibratedPredictor:
             timed = self.provenance.get("accuracy", {}).get("measurements")
             reason = "runs left out were predicted no better with it than without" if timed else "no run of it has a step time"
             provenance["calibration_unused"] = f"the step time is the cost model's: {reason}"
+        if step.slow is not None:
+            stalls = {"probability": float(step.slow.probability[0]), "slowdown": float((step.slow.step_s / step.regular_s)[0])}
+            provenance["stalls"] = stalls
         if crashes := int(self.crashes(one, problem=problem)[0]):
             failed = Reason(code=CRASHED, message=f"{crashes} runs of it crashed on this cluster, and none succeeded")
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))

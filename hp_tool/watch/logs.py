@@ -36,6 +36,8 @@ class LogSteps:
     hugging_face: bool = False
     """Whether a line was Hugging Face's of a step."""
     seq: int = 0
+    unread: int = 0
+    """Lines of JSON without a step time, in a log whose steps are lines of JSON."""
     printed: dict[int | None, list[int]] = field(default_factory=dict)
     """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed by another rank; any other
     that goes back follows a restart from a checkpoint."""
@@ -55,6 +57,7 @@ class LogSteps:
                     self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
                 self.seq += 1
                 return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts)
+        self.unread += self.reader == "json" and line.lstrip().startswith("{")
         return None
 
     def _taken(self) -> tuple[float, int | None] | None:

@@ -38,15 +38,16 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import ComparedRun, Metric, compared_run, measured_parts
+from service.dashboard.metrics import ComparedRun, Metric, compared_run, measured_parts, measured_peak
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Ratio, agreement, verdict
+from service.dashboard.verdict import Ratio, agreement, expected_words, verdict
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
 NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
 """Names of the compared configurations; no more are compared."""
+COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
@@ -93,6 +94,7 @@ class ComparePage(Page):
     """The run of each configuration that stands for one; empty where none does."""
     search_href: str | None = None
     """The search of whose runs all are."""
+    heading: str = ""
     verdict: str = ""
     """Which is faster, by how much, and which does not fit."""
     differences: tuple[Difference, ...] = ()
@@ -172,6 +174,7 @@ def run_context(
         page,
         run=this,
         measured=agreement(this, page.view.metrics) if page.view else None,
+        expected=expected_words(run),
         search_href=f"/searches/{search_id}",
         json_href=f"/searches/{search_id}/runs/{run_id}.json",
     )
@@ -204,6 +207,7 @@ def _compared(
         names=names,
         runs=runs if any(runs) else (),
         search_href=search_id and f"/searches/{search_id}",
+        heading=f"{COUNTS[len(views)]} {'runs' if search_id else 'configurations'}",
         verdict=verdict(
             names,
             ["" if view.feasible else view.verdict for view in views],
@@ -212,7 +216,7 @@ def _compared(
         ),
         differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
-        memory=_fullest_stages(names, views),
+        memory=_fullest_stages(names, views, sides),
         time=_times(names, views, sides),
     )
 
@@ -322,14 +326,17 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
     return values.index(least if unit in LESS_IS_BETTER else most)
 
 
-def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView]) -> Stack | None:
+def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side]) -> Stack | None:
+    """Each one's fullest stage as predicted, and the largest peak that its whole run measured."""
     rows = []
-    for name, view in zip(names, views, strict=True):
+    for name, view, side in zip(names, views, sides, strict=True):
         if view.memory is not None:
             bar = max(view.memory.bars, key=lambda bar: bar.total)
             rows.append(
                 BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit, interval=bar.interval)
             )
+        if peak := measured_peak(side.run):
+            rows.append(BarSpec(label=name, note="measured", parts={"measured": peak}))
     return stack(rows, unit="bytes") if rows else None
 
 

@@ -19,7 +19,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs
+from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs, why_wide
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration
@@ -51,6 +51,8 @@ MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""
 TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little headroom": "warn", "unlikely to fit": "bad"}
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
+OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
+"""Units of what a whole training or service takes, which none that does not fit will."""
 QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
 router = APIRouter(tags=["dashboard"])
 
@@ -62,6 +64,8 @@ class ConfigurationView(View):
     kind: Literal["training", "inference"]
     subject: str
     """Model on cluster."""
+    workload: str
+    """What a step or a request does."""
     device: str
     """What one of its devices is called: GPU, or device where it is a process of a processor."""
     heading: str
@@ -83,6 +87,8 @@ class ConfigurationView(View):
     metrics: tuple[Metric, ...]
     confidence: float | None
     """Confidence of the metrics' ranges."""
+    wide: str
+    """Why that of its step time reaches far up; empty where no slow steps are expected."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
     left_open: tuple[str, ...]
@@ -120,6 +126,8 @@ class ConfigurationPage(Page):
     """The run of a search that it was, if the page is a run's."""
     measured: Agreement | None = None
     """What that run measured, against the prediction."""
+    expected: str = ""
+    """What the search expected of that run, by all that it knew when it chose it."""
     search_href: str | None = None
     error: ErrorFields | None = None
 
@@ -233,6 +241,7 @@ def _view(
         estimate,
         kind=query.kind,
         subject=formats.subject(mapping),
+        workload=formats.workload(mapping),
         device=device,
         heading=heading,
         details=formats.configuration_details(this),
@@ -249,8 +258,9 @@ def _view(
         else tuple(
             fix_row(fix, of=this, before=estimate, calibrated=calibrated, calibrations=calibrations) for fix in estimate.mends
         ),
-        metrics=metrics,
+        metrics=tuple(row for row in metrics if known.memory is None or _fits(known) or row.unit not in OF_THE_WHOLE),
         confidence=estimate.intervals.confidence if estimate.intervals else None,
+        wide="" if isinstance(known, InferenceEstimate) else why_wide(known),
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
         left_open=() if isinstance(known, InferenceEstimate) else tuple(filter(None, (launched(known), by_recipe(known)))),
         evidence=newest(calibrated),
@@ -297,7 +307,7 @@ def _between(metric: Metric) -> str:
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
     """Whether it fits, in the estimate's own word, with the chance and the interval behind it where there is doubt."""
     known = calibrated or estimate
-    fits = known.memory is None or known.memory.total_bytes <= known.memory.capacity_bytes
+    fits = _fits(known)
     word = known.fit or ("fits" if fits else "does not fit")
     note = f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
     if known.feasible or not fits:
@@ -306,6 +316,10 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
         return "not possible", "bad", ""
     missed = any(reason.code == "target_missed" for reason in known.reasons)
     return ("misses a target", "warn", note) if missed else ("not acceptable", "bad", note)
+
+
+def _fits(known: Estimate | InferenceEstimate) -> bool:
+    return known.memory is None or known.memory.total_bytes <= known.memory.capacity_bytes
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:

@@ -63,7 +63,8 @@ def sources(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None)
     known = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
-    known.pop("unchecked", None)  # stands beside the figures
+    for name in ("unchecked", "stalls"):  # which stand beside the figures
+        known.pop(name, None)
     special = {"calibration": calibration_in_words, "assumed": _assumed}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)

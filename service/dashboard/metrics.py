@@ -100,6 +100,13 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
     return {"measured": seconds} if seconds else {}
 
 
+def measured_peak(run: RunRecord | None) -> float | None:
+    """Bytes of the fullest device of a whole run that ended well."""
+    measurement = run and run.measurement
+    whole = run is not None and run.fidelity.is_whole and measurement is not None and measurement.status == "ok"
+    return float(measurement.peak_memory_bytes) if whole and measurement and measurement.peak_memory_bytes else None
+
+
 def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:
     return tuple(row for row in (_metric(each, source, device=device) for each in shown) if row.value is not None)
 

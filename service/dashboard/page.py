@@ -166,9 +166,9 @@ def streamed(
     mark = Markup("<!-- the rest -->")
 
     async def parts() -> AsyncIterator[str]:
-        before, found, after = rendered(template, page=page, section=section, rest=mark).partition(mark)
+        before, place, after = rendered(template, page=page, section=section, rest=mark).partition(mark)
         yield before
-        if found:
+        if place:
             yield rendered(rest, page=await whole())
         yield after
 

@@ -13,6 +13,7 @@ from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import RunConfig, ServingRecommendation
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
+from hp_tool.render.fit import why_wide
 from hp_tool.render.words import serving_arithmetic
 from service.api.views import View
 from service.dashboard import formats
@@ -32,6 +33,8 @@ class RankedRow(View):
     details: str
     unchecked: tuple[str, ...] = ()
     """What no published run covers, which widens its interval."""
+    why_wide: str = ""
+    """What slow steps widen its interval, in words."""
     parallel: RunConfig
     href: str
     """Page of the configuration; its `query` is the configuration as text."""
@@ -75,8 +78,9 @@ def ranked_row(
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
         step_s, rate, intervals = None, row.known.output_tokens_per_second_per_gpu, row.known.intervals
         between = {} if intervals is None else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
+        wide = ""
     else:
-        known = row.known
+        known, wide = row.known, why_wide(row.known)
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
         step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
         between = {} if known.intervals is None else {"step_s_interval": known.intervals.step_s}
@@ -87,6 +91,7 @@ def ranked_row(
         arithmetic=heading,
         details=formats.configuration_details(this),
         unchecked=tuple(unchecked(estimate)),
+        why_wide=wide,
         href=address("/configurations", {"query": text}),
         run_href=address("/run", {"query": text}),
         search_href=_search_href(mapping, row.parallel),

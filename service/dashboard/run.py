@@ -12,32 +12,15 @@ from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.exchange.export import written
-from hp_tool.formats.registry import usual, writable
+from hp_tool.formats.registry import get, usual, writable
 from hp_tool.queries import schema
 from service.api.bodies import read_query
-from service.api.dependencies import FindDep
+from service.api.dependencies import CalibrationsDep, FindDep
 from service.dashboard import formats
 from service.dashboard.configuration import QueryText, configuration_view
 from service.dashboard.page import ErrorFields, Page, address, error_status, page_at
 
-TITLES = {
-    "megatron-lm": "Megatron-LM",
-    "megatron-lm-yaml": "Megatron-LM, as YAML",
-    "nemo": "Megatron Bridge",
-    "torchtitan-python": "torchtitan, as Python",
-    "deepspeed": "DeepSpeed",
-    "accelerate": "Accelerate",
-    "trl": "TRL",
-    "axolotl": "Axolotl",
-    "llama-factory": "LLaMA-Factory",
-    "slurm": "Slurm",
-    "kubernetes": "Kubernetes",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "trtllm": "TensorRT-LLM",
-}
-"""Formats as their makers write them; others by their own names."""
-
+LAUNCHES, ASKS = "Launch it with", "Ask hp_tool the same again"
 router = APIRouter(tags=["dashboard"])
 
 
@@ -48,6 +31,8 @@ class Way:
     name: str
     title: str
     text: str = ""
+    group: str = ""
+    """What it is: a launch, or the same question to hp_tool."""
     notes: tuple[str, ...] = ()
     """What the tool does differently, and what that costs."""
     lacks: str | None = None
@@ -61,6 +46,7 @@ class RunPage(Page):
 
     heading: str = ""
     subject: str = ""
+    details: str = ""
     answer: str = ""
     """What to expect of it."""
     configuration_href: str | None = None
@@ -72,12 +58,12 @@ class RunPage(Page):
 
 
 @page_at(router, "/run", template="run.html", section="Ask", status=error_status)
-def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
+def ways_context(query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep) -> RunPage:
     """What runs a configuration in each tool, as shown on its page."""
     json_href = address("/run.json", {"query": query})
     try:
         parsed = read_query(query.encode(), find=find)
-        view, estimate = configuration_view(parsed, calibrations=None, with_fixes=False)
+        view, estimate = configuration_view(parsed, calibrations=calibrations, with_fixes=False)
         assert estimate.parallel is not None
         this = Configuration(query=parsed, parallel=estimate.parallel)
         server = str(request.base_url).rstrip("/")
@@ -88,7 +74,8 @@ def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
         title=f"Run {view.heading}",
         json_href=json_href,
         heading=view.heading,
-        subject=view.subject,
+        subject=", ".join(filter(None, (view.subject, view.workload))),
+        details=view.details,
         answer=view.answer,
         configuration_href=view.href,
         warning=f"{ways[0].title}: {ways[0].lacks}" if ways[0].lacks else None,
@@ -97,9 +84,9 @@ def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
 
 
 @router.get("/run/{name}", response_class=PlainTextResponse)
-def run_file(name: str, query: QueryText, request: Request, find: FindDep) -> PlainTextResponse:
+def run_file(name: str, query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep) -> PlainTextResponse:
     """One way to run a configuration, as a file."""
-    way = next((each for each in ways_context(query, request, find).ways if each.name == name), None)
+    way = next((each for each in ways_context(query, request, find, calibrations).ways if each.name == name), None)
     if way is None or way.lacks is not None:
         raise NotFoundError(way.lacks if way and way.lacks else f"nothing is written as {name[:40]!r}", field="name")
     return PlainTextResponse(way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'})
@@ -113,14 +100,19 @@ def _tools(query: Query) -> tuple[str, ...]:
 
 
 def _way(this: Configuration, name: str) -> Way:
-    title = TITLES.get(name, name)
+    title = get(name).title or name
     try:
         export = written(this, name)
     except HpToolError as error:
         return Way(name=name, title=title, lacks=error.message)
     notes = tuple(filter(None, (export.cost_in_words(), *export.notes)))
     return Way(
-        name=name, title=title, text=export.text, notes=notes, download_href=address(f"/run/{name}", {"query": this.text()})
+        name=name,
+        title=title,
+        text=export.text,
+        group=LAUNCHES,
+        notes=notes,
+        download_href=address(f"/run/{name}", {"query": this.text()}),
     )
 
 
@@ -135,12 +127,8 @@ def as_text(query: Query, *, server: str, task: str = "recommend") -> tuple[Way,
     posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in routes)
     python = f"import hp_tool\n\nanswer = hp_tool.{task}({mapping!r})\nprint(answer)"
     return (
-        Way(name="yaml", title="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
-        Way(name="command", title="Command line", text="\n".join(commands)),
-        Way(
-            name="curl",
-            title="curl",
-            text="\n".join(posts),
-        ),
-        Way(name="python", title="Python", text=python),
+        Way(name="yaml", title="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), group=ASKS),
+        Way(name="command", title="Command line", text="\n".join(commands), group=ASKS),
+        Way(name="curl", title="curl", text="\n".join(posts), group=ASKS),
+        Way(name="python", title="Python", text=python, group=ASKS),
     )

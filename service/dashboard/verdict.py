@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hp_tool.domain.records import RunFigures
-from hp_tool.render.figures import REQUEST, STEP, TPOT, TTFT
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import RunFigures, RunRecord
+from hp_tool.render.figures import MEMORY, PEAK, REQUEST, STEP, TPOT, TTFT
 from hp_tool.units import counted, times
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, Metric
@@ -61,7 +62,28 @@ def agreement(run: ComparedRun, metrics: Sequence[Metric]) -> Agreement:
         text += f" ({formats.seconds(predicted.low)} to {formats.seconds(predicted.high)})"
     word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
     tone: Tone = "" if inside is None else "good" if inside else "bad"
-    return Agreement(text=f"{text}: {_off(measured_s / predicted.value)}.", inside=inside, word=word, tone=tone)
+    text = f"{text}: {_off(measured_s / predicted.value)}.{_memory(run, metrics)}"
+    return Agreement(text=text, inside=inside, word=word, tone=tone)
+
+
+def _memory(run: ComparedRun, metrics: Sequence[Metric]) -> str:
+    """` Its memory peaked at 3.00 GiB, outside the 15.2 to 18.2 GiB that were predicted.`; empty where its interval held it."""
+    peak = next((each.value for each in run.metrics if each.name == PEAK.label), None)
+    predicted = next((each for each in metrics if each.name == MEMORY.label), None)
+    if not peak or predicted is None or predicted.low is None or predicted.high is None or peak <= predicted.high:
+        return ""  # less than predicted harms nobody: some of it is held in reserve
+    between = f"{formats.gib(predicted.low)} to {formats.gib(predicted.high)}"
+    return f" Its memory peaked at {formats.gib(peak)}, above the {between} that were predicted."
+
+
+def expected_words(run: RunRecord) -> str:
+    """`When the search chose this run, it expected 410 ms a step (380 ms to 450 ms).`; empty where it stored none."""
+    step_s, interval = (run.predicted.get(name) for name in ("calibrated_step_s", "calibrated_step_s_interval"))
+    if not step_s:
+        return ""
+    between = f" ({formats.seconds(interval[0])} to {formats.seconds(interval[1])})" if interval else ""
+    what = "a step" if isinstance(run.parallel, ParallelConfig) else "a request"
+    return f"When the search chose this run, it expected {formats.seconds(step_s)} {what}{between}."
 
 
 def _off(factor: float) -> str:
@@ -87,8 +109,8 @@ def verdict(
     runs: Sequence[ComparedRun | None],
     ratios: Sequence[Ratio | None],
 ) -> str:
-    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit. What was measured on both sides is judged
-    by that. A run that failed is neither slower nor faster. `unfit`: why each cannot run, empty where it can."""
+    """Such as: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. What was measured on both sides is
+    judged by that. A run that failed is neither slower nor faster. `unfit`: why each cannot run, empty where it can."""
     timed = [_timed(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
     parts = [
@@ -96,24 +118,26 @@ def verdict(
         *(
             f"{name} is {_measured(own[1] / timed[0][1], names[0])}"
             if own and timed[0]
-            else f"{name} is {_slower(ratio, names[0])}{_unmeasured(names[0], name, timed[0], own)}"
+            else f"{name} {'would be' if why else 'is'} {_slower(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
+            f"{_unmeasured(names[0], name, timed[0], own)}"
             if ratio is not None
             else ""
-            for name, ratio, own, failure in zip(names[1:], ratios, timed[1:], failed[1:], strict=True)
+            for name, why, ratio, own, failure in zip(names[1:], unfit[1:], ratios, timed[1:], failed[1:], strict=True)
             if not failure and not failed[0]
         ),
     ]
     if failed[0]:
         done = zip(names[1:], timed[1:], strict=True)
         parts = [f"{name} took {formats.seconds(own[1])} {PER[own[0]]}, measured" for name, own in done if own]
+    ended = [f"{name} {_failure(run)}" for name, run, failure in zip(names, runs, failed, strict=True) if run and failure]
     cannot = [
-        f"{name} {_failure(run) if run and failure else why}"
-        for name, why, run, failure, own in zip(names, unfit, runs, failed, timed, strict=True)
-        if failure or (why and not own)
+        f"{name} {why}"
+        for name, why, failure, own in zip(names, unfit, failed, timed, strict=True)
+        if why and not failure and not own
     ]
-    text = "; ".join(filter(None, parts))
-    if cannot:
-        text += f"{'; but ' if text else ''}{' and '.join(cannot)}"
+    text = "; ".join(filter(None, [" and ".join(cannot), *parts]))
+    if ended:
+        text += f"{'; but ' if text else ''}{' and '.join(ended)}"
     return f"{text}." if text else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.queries import schema
 from hp_tool.queries.schema import parse_query, query_mapping
-from hp_tool.render.fit import by_recipe, launched
+from hp_tool.render.fit import by_recipe, launched, why_wide
 from hp_tool.training import estimate, recommend
 from hp_tool.training.recipes import recipe
 
@@ -105,3 +106,21 @@ def test_a_query_that_names_graphs_leaves_other_knobs_free(graphs: bool) -> None
     query = dense({"sequence_length": 8192, "global_batch_size": 512}, cuda_graphs=graphs)
     first = recommend(query=query, top=1).recommendations[0]
     assert first.set["training.cross_entropy"] == "fused" and "training.cuda_graphs" not in first.set
+
+
+def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
+    bare, often, rare = estimate(query=dense()), {"probability": 0.12, "slowdown": 5.0}, {"probability": 0.04, "slowdown": 5.0}
+    full, stalls, seldom, learnt = (
+        why_wide(replace(bare, provenance=bare.provenance | each))
+        for each in (
+            {"nearly_full": rare},
+            {"calibration": {}, "stalls": often, "nearly_full": often},
+            {"calibration": {}, "stalls": rare},
+            {"calibration": {}, "nearly_full": often},
+        )
+    )
+    assert (
+        full
+        == "4.0 % chance that the allocator of a nearly full device retries: a step then takes 5.0 times as long as otherwise"
+    )
+    assert stalls.startswith("12.0 % chance that it stalls, as runs measured") and why_wide(bare) == seldom == learnt == ""

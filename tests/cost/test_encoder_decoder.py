@@ -11,8 +11,9 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.attention import core_seconds
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.encoder_decoder import counted_candidates
 from hp_tool.cost.flops import step_tokens, token_flops
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
@@ -102,6 +103,14 @@ def test_layers_may_differ_between_the_sides() -> None:
     workload = TrainingWorkload(sequence_length=512, decoder_sequence_length=512, global_batch_size=1)
     assert shape.total_layers == SHAPE.total_layers
     assert token_flops(shape, workload).model > token_flops(SHAPE, workload).model
+
+
+@pytest.mark.parametrize(("num_layers", "counted"), [(8, 16), (24, 36), (40, 48)])
+def test_a_side_with_fewer_layers_than_are_recomputed_is_recomputed_whole(num_layers: int, counted: int) -> None:
+    shape = replace(SHAPE, num_hidden_layers=12, num_decoder_layers=36)
+    recompute = Recompute(granularity="full", method="block", num_layers=num_layers)
+    candidates = Candidates.from_configs([ParallelConfig(recompute=recompute)])
+    assert counted_candidates(shape, candidates).recompute_num_layers == [counted]
 
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])

@@ -7,28 +7,50 @@ from pathlib import Path
 
 import pytest
 
+from hp_tool import catalog
 from hp_tool.launchers import local as devices
 
+DRIVERS = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm-80gb",
+    "NVIDIA H100 PCIe": "h100-pcie-80gb",
+    "NVIDIA H800": "h800-sxm-80gb",
+    "NVIDIA H800 PCIe": "nvidia-h800-pcie",
+    "NVIDIA H200": "h200-sxm-141gb",
+    "NVIDIA H200 NVL": "h200-nvl-141gb",
+    "NVIDIA H100 NVL": "h100-nvl-94gb",
+    "NVIDIA B300 SXM6 AC": "b300-sxm-288gb",
+    "NVIDIA GB300": "gb300-nvl72",
+    "NVIDIA GH200 480GB": "gh200-96gb",
+    "NVIDIA GH200 144G HBM3e": "nvidia-gh200-144g-hbm3e",
+    "NVIDIA H20": "h20-sxm-96gb",
+    "NVIDIA H20-3e": "nvidia-h20-3e",
+    "NVIDIA A800-SXM4-80GB": "a800-sxm-80gb",
+    "Tesla V100-SXM3-32GB-H": "v100-sxm3-32gb-h",
+    "NVIDIA L4": "l4-24gb",
+    "NVIDIA A10G": "a10g-24gb",
+    "NVIDIA GeForce RTX 4090": "rtx-4090-24gb",
+    "NVIDIA GeForce RTX 4090 D": "nvidia-geforce-rtx-4090-d",
+    "NVIDIA GeForce RTX 5090": "rtx-5090-32gb",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
+    "NVIDIA A100-SXM4-80GB": "a100-sxm-80gb",
+    "NVIDIA A100-SXM4-40GB": "a100-sxm-40gb",
+    "NVIDIA A100 80GB PCIe": "nvidia-a100-80gb-pcie",
+    "NVIDIA GB200": "gb200-nvl72",
+    "NVIDIA B200": "b200-sxm-180gb",
+    "Tesla V100-SXM2-32GB": "v100-sxm-32gb",
+    "NVIDIA L40S": "l40s-48gb",
+}
+"""Names that are not in the catalogue stay close to the driver's."""
 
-@pytest.mark.parametrize(
-    ("driver", "catalogue"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
-        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
-        ("NVIDIA H800", "h800-sxm-80gb"),
-        ("NVIDIA H800 PCIe", "nvidia-h800-pcie"),
-        ("NVIDIA H200", "h200-sxm-141gb"),
-        ("NVIDIA H200 NVL", "nvidia-h200-nvl"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
-        ("NVIDIA A100 80GB PCIe", "nvidia-a100-80gb-pcie"),
-        ("NVIDIA GB200", "gb200-nvl72"),
-        ("NVIDIA B200", "b200-sxm-180gb"),
-        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
-        ("NVIDIA L40S", "l40s-48gb"),
-    ],
-)
+
+@pytest.mark.parametrize(("driver", "catalogue"), DRIVERS.items())
 def test_catalogue_name(driver: str, catalogue: str) -> None:
     assert devices.catalogue_name(driver) == catalogue
+
+
+def test_every_nvidia_gpu_of_the_catalogue_is_recognised() -> None:
+    known = {name for name in catalog.names("gpus") if not name.startswith(("mi", "gaudi", "cpu"))}
+    assert known == {devices.catalogue_name(driver) for driver in DRIVERS} & set(catalog.names("gpus"))
 
 
 def _fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,15 @@ def test_a_log_as_it_should_be_prints_nothing(tmp_path: Path, times: np.ndarray)
     assert (ended.returncode, ended.stdout) == (0, "")
 
 
+def test_reports_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "job.jsonl"
+    lines = [json.dumps({"step": step, "step_s": 1.0}) for step in range(40)]
+    log.write_text("\n".join([*lines[:20], '{"step": 20, "step_s": "fast"}', '{"step": 21,', *lines[22:], "saving"]) + "\n")
+    ended = hp_tool("watch", str(log))
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "2 lines of JSON without a step time (step_s) passed over" in ended.stderr
+
+
 def test_a_slower_log_is_told_with_what_it_costs(tmp_path: Path, times: np.ndarray, query: Path) -> None:
     log = tmp_path / "job.log"
     times[300:] *= 1.15

@@ -123,6 +123,7 @@ def _launched(evidence: Evidence) -> bool:
 register(
     Format(
         name="accelerate",
+        title="Accelerate",
         signs=(
             Sign(of="keys", rank=30, holds=any_key("distributed_type", "compute_environment")),
             Sign(of="script", rank=60, holds=_launched),

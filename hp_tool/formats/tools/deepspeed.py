@@ -81,6 +81,7 @@ _TRAINER = words(
 register(
     Format(
         name="deepspeed",
+        title="DeepSpeed",
         signs=(Sign(of="keys", rank=60, holds=_KEYS), Sign(of="script", rank=61, holds=_TRAINER)),
         read=read,
         write=text,

@@ -82,6 +82,7 @@ _KEYS = ("finetuning_type", "cutoff_len", "template")
 register(
     Format(
         name="llama-factory",
+        title="LLaMA-Factory",
         signs=(
             Sign(of="keys", rank=51, holds=any_key(*_KEYS)),
             Sign(of="keys", rank=92, holds=key_within(*_KEYS)),

@@ -104,6 +104,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
 register(
     Format(
         name="sglang",
+        title="SGLang",
         kind="inference",
         signs=(Sign(of="script", rank=21, holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b")),),
         read=reader("sglang"),

@@ -228,6 +228,7 @@ def _word(value: Any) -> str:
 register(
     Format(
         name="torchtitan-python",
+        title="torchtitan, as Python",
         signs=(Sign(of="text", rank=9, holds=words(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\(")),),
         read=read,
         write=text,

@@ -43,6 +43,7 @@ def arguments(setup: TrainingSetup) -> Values:
 register(
     Format(
         name="trl",
+        title="TRL",
         write=text,
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,

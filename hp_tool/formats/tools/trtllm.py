@@ -73,6 +73,7 @@ _OPTIONS = key_within("enable_attention_dp")
 register(
     Format(
         name="trtllm",
+        title="TensorRT-LLM",
         kind="inference",
         signs=(
             Sign(of="keys", rank=97, holds=_OPTIONS, refused="TensorRT-LLM's options"),

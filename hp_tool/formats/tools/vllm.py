@@ -94,6 +94,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
 register(
     Format(
         name="vllm",
+        title="vLLM",
         kind="inference",
         place=0,
         signs=(

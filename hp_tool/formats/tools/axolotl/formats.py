@@ -9,6 +9,7 @@ from hp_tool.formats.tools.axolotl.write import text
 register(
     Format(
         name="axolotl",
+        title="Axolotl",
         signs=(
             Sign(of="keys", rank=50, holds=any_key("base_model")),
             Sign(of="keys", rank=91, holds=key_within("base_model")),

@@ -25,6 +25,7 @@ def _words(setup: TrainingSetup) -> list[str]:
 register(
     Format(
         name="megatron-lm",
+        title="Megatron-LM",
         place=0,
         signs=(
             Sign(of="text", rank=20, holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None),
@@ -48,6 +49,7 @@ register(
 register(
     Format(
         name="megatron-lm-yaml",
+        title="Megatron-LM, as YAML",
         write=yaml,
         framework="megatron-core",
         file="megatron-lm.yaml",
@@ -59,6 +61,7 @@ register(
 register(
     Format(
         name="slurm",
+        title="Slurm",
         write=slurm,
         framework="megatron-core",
         writes="Megatron-LM's script for sbatch",
@@ -68,6 +71,7 @@ register(
 register(
     Format(
         name="kubernetes",
+        title="Kubernetes",
         signs=(
             Sign(of="keys", rank=25, holds=any_key("apiVersion"), refused="Kubernetes"),
             Sign(of="keys", rank=93, holds=key_within("apiVersion"), refused="Kubernetes"),

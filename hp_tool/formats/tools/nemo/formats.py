@@ -29,6 +29,7 @@ _RECIPE = "a recipe by name (its settings stand in Python; import the YAML file 
 register(
     Format(
         name="nemo",
+        title="Megatron Bridge",
         signs=(
             Sign(of="keys", rank=70, holds=_is_its_file),
             Sign(
