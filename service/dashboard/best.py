@@ -262,7 +262,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     predicted, known, measurement = row.estimate, row.known, row.measurement
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
-    said = _sentences(answer, query, measured=load and _measured_load(load, answer.measured)) if answer else ()
+    said = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
     return Best(
         parallel=row.parallel,
         set=row.set,

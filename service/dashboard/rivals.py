@@ -38,7 +38,7 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
         if low <= 1.0 <= high:
             configuration = stored_configuration(record.query, row)
             arithmetic, details = trials.words(row.parallel, record.query)
-            href = configuration and configuration_href(configuration, search_id=record.id)
+            href = None if configuration is None else configuration_href(configuration, search_id=record.id)
             alike.append(Rival(arithmetic=arithmetic, details=details, step_s=known[0], href=href))
     return tuple(alike)
 
