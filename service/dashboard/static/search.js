@@ -163,7 +163,7 @@ function blank() {
   const measured = some(trials.measured_step_s);
   const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
   const several = two(trials.measured_step_s);
-  const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
+  const shows = { history: several, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
   part("more").hidden = !measured || ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
@@ -188,7 +188,7 @@ function drawVisible() {
 function frontSays(place, figure) {
   const says = place.closest("figure").querySelector("[data-front]");
   if (!says) return;
-  says.textContent = figure.traces.find(({ name }) => name === "Pareto front").x.length ? "No run beats those on the line in both." : "No run beats the best in either.";
+  says.textContent = figure.traces.find(({ name }) => name === "Pareto front").x.length ? "No run beats those on the line in both." : "One run is ahead of all others in both.";
 }
 
 function table() {
@@ -219,6 +219,7 @@ function table() {
 // What a phone has in place of the headings.
 function sortChoices(list) {
   const choices = list.flatMap(({ name, label }) => [[name, `${label} ↑`], [`-${name}`, `${label} ↓`]]);
+  part("sort").closest("label").hidden = trials.run_id.length < 2;
   part("sort").replaceChildren(...choices.map(([value, text]) => element("option", { value, selected: value === sort() }, text)));
 }
 
