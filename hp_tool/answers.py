@@ -137,9 +137,14 @@ def recommend_answer(
     for a GPU ("throughput"). `sensitivity`: also what the answer of a training depends on.
     """
     ranking, beside = problem_of(query).answer(top=top, pareto=pareto, sensitivity=sensitivity, calibrations=calibrations)
+    rows = ranking.recommendations
+    if query.training is not None and query.training.total_tokens:
+        from hp_tool.machines.answers import with_the_whole  # which most questions do not need
+
+        rows = tuple(with_the_whole(row, query=query) if isinstance(row, Recommendation) else row for row in rows)
     return RecommendAnswer(
         id=query.id,
-        recommendations=ranking.recommendations,
+        recommendations=rows,
         space=ranking.space,
         rejections=ranking.rejections,
         groups=ranking.groups,

@@ -31,6 +31,7 @@ FIRST_FILES = 4
 TEST_LIMIT_S = 300
 RUN_LIMIT_S = 3600
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+CANNOT_IMPORT = re.compile(r"ImportError while loading conftest '.*?/(tests/[^']+)'")
 HUNG = re.compile(r'File ".*?/(tests/[^"]*test_\w+\.py)", line \d+ in')
 
 
@@ -132,7 +133,7 @@ class Copy:
             return tests[0]
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
-        failure = FAILED.search(output) or HUNG.search(output)
+        failure = FAILED.search(output) or CANNOT_IMPORT.search(output) or HUNG.search(output)
         if failure is None:
             raise RuntimeError(f"pytest ended with {code} and named no test:\n{output[-2000:]}")
         return failure[1]

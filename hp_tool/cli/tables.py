@@ -224,6 +224,8 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     for row in ranked[:1]:
         if text := taken(row.set):
             console.print(text, highlight=False)
+        if text := _whole_training(row):
+            console.print(text, highlight=False)
     for best in estimates[:1]:
         _print_left_open(console, best)
     print_space(console, answer)
@@ -231,6 +233,20 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
+
+
+def _whole_training(row: Recommendation) -> str:
+    """`rank 1 trains for 1.8 days (1.5 to 2.1), $18,966 ($15,985 to $22,502), and ends in time with 97 % probability`."""
+    if row.days_interval is None:
+        return ""
+    days = row.known.calendar_days or 0.0
+    text = f"rank 1 trains for {decimal(days)} days ({' to '.join(map(decimal, row.days_interval))})"
+    if row.cost is not None and row.cost_interval is not None:
+        text += f", ${row.cost:,.0f} ({' to '.join(f'${end:,.0f}' for end in row.cost_interval)})"
+    if row.deadline_probability is not None:
+        chance = row.deadline_probability
+        text += f", and ends in time with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} probability"
+    return text
 
 
 def rank_column(rows: Sequence[Recommendation | ServingRecommendation]) -> Column:

@@ -331,12 +331,22 @@ def _missed(row: Row, query: Query) -> float:
 
 def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
     """A row with what its machine costs."""
-    price, known = spec.price_per_gpu_hour, row.known
+    price = spec.price_per_gpu_hour
     own: dict[str, Any] = {"cluster": spec.name, "price": price, "price_date": date}
     if isinstance(row, ServingRecommendation):
         return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
-    own |= {"cost": known.cost, "energy": known.energy, "co2_kg": known.co2_kg}
-    own |= {"days_interval": figures.CALENDAR.between(known), "cost_interval": figures.COST.between(known)}
-    if own["days_interval"] is not None and query.constraints.max_days is not None:
-        own["deadline_probability"] = deadline_probability(known, max_days=query.constraints.max_days)
-    return replace(row, **own)
+    return replace(with_the_whole(row, query=query), **own)
+
+
+def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
+    """A row with what the whole training takes, with intervals, and the chance that it keeps the query's deadline."""
+    known, max_days, days = row.known, query.constraints.max_days, figures.CALENDAR.between(row.known)
+    return replace(
+        row,
+        cost=known.cost,
+        energy=known.energy,
+        co2_kg=known.co2_kg,
+        days_interval=days,
+        cost_interval=figures.COST.between(known),
+        deadline_probability=None if days is None or max_days is None else deadline_probability(known, max_days=max_days),
+    )
