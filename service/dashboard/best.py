@@ -80,7 +80,9 @@ class Best:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a request's latency."""
     warning: str | None = None
-    """Measurement and calibration contradict each other."""
+    """Measurement and calibration contradict each other, or one run leaves its time wide open."""
+    settled: bool = True
+    """False: one run leaves its time wide open, and nothing says that it leads clearly."""
     not_better: str | None = None
     """That nothing is clearly faster than what it is compared with, in words."""
     kept: str | None = None
@@ -140,17 +142,18 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel, query)
     interval = known.intervals.step_s if known.intervals else None
-    runs = answer.measured if answer else None
+    unsettled = _unsettled(answer, interval) if answer else None
     return Best(
         parallel=row.parallel,
         set=row.set,
         arithmetic=arithmetic,
         details=details,
         step_s_interval=interval,
-        runs=runs,
+        runs=answer.measured if answer else None,
         sentences=_sentences(answer, query) if answer else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
-        warning=(answer and words.warning(answer)) or _unsettled(runs, interval),
+        warning=(answer and words.warning(answer)) or unsettled,
+        settled=unsettled is None,
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         measured=measurement is not None,
@@ -183,9 +186,10 @@ def _page_words(text: str, query: JsonObject) -> str:
     return formats.arrows(text)
 
 
-def _unsettled(runs: Repeats | None, interval: tuple[float, float] | None) -> str | None:
-    """What to do where one run leaves the step time wide open; None where it does not."""
-    if runs is None or runs.num_runs > 1 or interval is None or interval[1] < WIDE * interval[0]:
+def _unsettled(answer: Answer, interval: tuple[float, float] | None) -> str | None:
+    """What to do where one run leaves the step time wide open; None where it does not, or where the answer clearly leads."""
+    runs = answer.measured
+    if answer.clearly_better or runs is None or runs.num_runs > 1 or interval is None or interval[1] < WIDE * interval[0]:
         return None
     low, high = map(formats.seconds, interval)
     return f"Not settled: one run leaves its step between {low} and {high}; run it again before you rely on it."
