@@ -197,7 +197,7 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     columns = [
         rank_column(ranked),
         *serving_columns(ranked),
-        Column(head="batch", cells=counts(row.parallel.max_num_seqs for row in ranked), meaning="requests at once"),
+        Column(head="batch", cells=counts(row.parallel.max_num_seqs for row in ranked), meaning="engine limit (max_num_seqs)"),
         figure_column(figures.TTFT, before, head="TTFT before", drop=2),
         figure_column(figures.TTFT, after),
         figure_column(figures.TPOT, before, head="TPOT before", drop=1),
@@ -210,4 +210,4 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     best = ranked[0]
     source = "measured" if best.measurement else "predicted, not measured"
     layout = serving_arithmetic(best.parallel, replicas=best.estimate.replicas)
-    console.print(f"best: {layout}, {best.parallel.max_num_seqs} requests at once ({source})", style="bold", highlight=False)
+    console.print(f"best: {layout}, engine limit {best.parallel.max_num_seqs} ({source})", style="bold", highlight=False)

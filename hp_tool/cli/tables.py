@@ -265,7 +265,7 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
             reasons = "; ".join(reason.message for reason in row.known.reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
             at = f" at {row.set[RATE]:g}/s" if RATE in row.set else ""
-            line = f"nearest{at}: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}"
+            line = f"nearest{at}: {layout}, engine limit {row.parallel.max_num_seqs}: {reasons}"
             bearable = row.estimate.highest_load
             console.print(line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"), highlight=False)
 

@@ -66,11 +66,11 @@ class DisaggregationSpec(Strict):
     ] = None
     """Devices that split a decoding replica's attention; a value or a list."""
     prefill_expert_parallel_size: Annotated[
-        Axis[Devices], Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one, or all of the replica")
+        Axis[Devices], Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one or all")
     ] = None
     """Devices of a prefill replica that hold different experts; None: one, or all of the replica."""
     decode_expert_parallel_size: Annotated[
-        Axis[Devices], Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one, or all of the replica")
+        Axis[Devices], Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one or all")
     ] = None
     """Devices of a decoding replica that hold different experts; None: one, or all of the replica."""
     prefill_attention_data_parallel_size: Annotated[
@@ -140,7 +140,7 @@ class InferenceWorkload(Strict):
     """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
     lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
     concurrency: Annotated[
-        Axis[Count] | ConcurrencyRange, Shown("Concurrent requests", "Serving", unset="the most within the targets")
+        Axis[Count] | ConcurrencyRange, Shown("Requests in flight", "Serving", unset="most within targets")
     ] = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
     request_rate_per_second: Annotated[Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")] = (

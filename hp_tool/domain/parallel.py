@@ -144,7 +144,7 @@ class ParallelQuery(Strict):
     ] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
     pipeline_schedule: Annotated[
-        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="1f1b or interleaved", kind="training")
+        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training")
     ] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank), dualpipe (every stage kept twice) and dualpipe-v (two chunks, kept once), which run forward passes together with
@@ -180,9 +180,9 @@ class ParallelQuery(Strict):
     ] = None
     """Inference only: second copies of experts beside the model's own, over all ranks that divide them; None: the fewest that
     give each rank equally many."""
-    max_num_seqs: Annotated[Axis[Devices], Shown("Requests at once", "Parallelism", unset="engine's own", kind="inference")] = (
-        None
-    )
+    max_num_seqs: Annotated[
+        Axis[Devices], Shown("Engine limit (max_num_seqs)", "Parallelism", unset="engine's own", kind="inference")
+    ] = None
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""

@@ -76,7 +76,7 @@ class SearchSettings(Strict):
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
     """Repetitions before measuring."""
     balanced_routing: Annotated[
-        bool | None, Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance says")
+        bool | None, Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance")
     ] = None
     """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where expert_imbalance is 1."""
     breakdown: bool = False

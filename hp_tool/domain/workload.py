@@ -137,7 +137,7 @@ class TrainingWorkload(Strict):
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: Annotated[
-        AttentionKernel | None, Shown("Attention kernel", "Precision and kernels", unset="recipe's or framework's own")
+        AttentionKernel | None, Shown("Attention kernel", "Precision and kernels", unset="recipe's or own")
     ] = None
     """Whose fused attention runs: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the framework's own choice."""
     dropout: Fraction = 0.0

@@ -155,7 +155,7 @@ SERVING = (
     FLYING,
     USERS,
     SERVED_MEMORY,
-    Figure(name="max_concurrency", label="Maximum concurrent requests", unit="count"),
+    Figure(name="max_concurrency", label="Fit in KV cache and engine limit", unit="count"),
     PER_MILLION,
     OUTPUT_PRICE,
     INPUT_PRICE,

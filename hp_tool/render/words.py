@@ -51,7 +51,7 @@ LABELS = {
     "expert_tensor_parallel_size": "ETP",
     "attention_data_parallel_size": "attention DP",
     "redundant_experts": "redundant experts",
-    "max_num_seqs": "requests at once",
+    "max_num_seqs": "engine limit (max_num_seqs)",
     "max_num_batched_tokens": "tokens a pass",
     "micro_batch_size": "micro-batch",
     "sequence_parallel": "SP",
@@ -118,7 +118,7 @@ def arithmetic(config: ParallelConfig) -> str:
 def brief(config: Config) -> str:
     """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of a narrow terminal."""
     if isinstance(config, ServingConfig):
-        return f"{serving_arithmetic(config, replicas=None)}, {config.max_num_seqs} requests at once"
+        return f"{serving_arithmetic(config, replicas=None)}, engine limit {config.max_num_seqs}"
     sizes, _ = parallel_sizes(config)
     more = {"VPP": config.virtual_pipeline_parallel_size, "EP": config.expert_parallel_size}
     words = [sizes, *(f"{name} {size}" for name, size in more.items() if size > 1), f"MBS {config.micro_batch_size}"]

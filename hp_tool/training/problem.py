@@ -169,7 +169,8 @@ class TrainingProblem(TrainingCase):
             value = None if limit is None else estimate.calendar_days if name == "days" else estimate.cost
             if value is not None and limit is not None and value > limit:
                 of, most = (f"{value:,.1f} days", f"{limit:,.12g}") if name == "days" else (f"${value:,.0f}", f"${limit:,.0f}")
-                message = f"{of} is {times(value / limit)} the maximum of {most}{_in_parts(estimate, value)}"
+                parts = _in_parts(estimate, value, currency="" if name == "days" else "$")
+                message = f"{of} is {times(value / limit)} the maximum of {most}{parts}"
                 reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
         return tuple(reasons)
 
@@ -238,13 +239,13 @@ def resolve_training(query: Query) -> TrainingProblem:
     )
 
 
-def _in_parts(estimate: Estimate, value: float) -> str:
-    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part first."""
+def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
+    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part first; dollars as `$18.1`."""
     if estimate.time is None:
         return ""
     shares = {name.replace("_", " "): seconds / estimate.time.step_s for name, seconds in estimate.time.parts_s.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])
-    return ": " + ", ".join(f"{name} {share * value:,.1f}" for name, share in largest if share >= 0.01)
+    return ": " + ", ".join(f"{name} {currency}{share * value:,.1f}" for name, share in largest if share >= 0.01)
 
 
 def self_contained(query: Query) -> Query:

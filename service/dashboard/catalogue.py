@@ -26,6 +26,7 @@ from service.api.catalog import CountedModel, Listing, NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
+from service.dashboard.gpu_facts import gpu_facts
 from service.dashboard.page import ErrorFields, Fact, Form, Page, address, done, page_at, render
 from service.keys import Principal
 
@@ -310,6 +311,8 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         values = {name: formats.billions(number) for name, number in counts.items()} | _of_its_family(values)
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
+    if isinstance(spec, GpuSpec):
+        values = gpu_facts(spec, values)
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
     page, control = ASKED_AT[section]
     href = _href(section, spec.name)

@@ -1,6 +1,5 @@
 """/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls are part of the address."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
@@ -31,7 +30,7 @@ from service.dashboard.explorer_settings import Control, Settings, controls, det
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
 from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at, rendered
-from service.dashboard.ranking import RankedRow, ranked_row, run_href
+from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run_href
 from service.dashboard.searches import SearchRow, newest
 
 OF_THE_LIST = {"state", "kind", "words", "owner", "since", "cursor"}
@@ -44,12 +43,12 @@ Listed = Annotated[bool, QueryParameter(description="Also list what to run, whic
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
-    ("Selective recomputation", False, "selective"),
+    ("core_attn recomputed", False, "selective"),
     ("Both", True, "selective"),
     ("Full recomputation", False, "full"),
 )
 """Variants of arXiv 2205.05198's figures 7 and 8: (name, sequence parallel, recompute)."""
-
+THIS = "This configuration"
 LEAST_SLOWER = 0.005
 """Share of a step from which the shown configuration is compared with the best."""
 router = APIRouter(tags=["dashboard"])
@@ -159,7 +158,7 @@ def _answered(
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(this, query, settings, calibrations)
-    rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
+    rows = best_by_layout(ranking.recommendations)[:MAX_ROWS] or ranking.nearest_misses
     shown = settings.at(this)
     step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
     fastest_s = ranking.recommendations[0].known.time if ranking.recommendations else None
@@ -203,16 +202,6 @@ def _ranking(
     return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
 
 
-def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
-    """The first row of each layout; other settings hardly change the throughput of the first places."""
-    first: dict[tuple[int, ...], Recommendation] = {}
-    for row in rows:
-        c = row.parallel
-        layout = (c.tensor_parallel_size, c.pipeline_parallel_size, c.context_parallel_size, c.expert_parallel_size)
-        first.setdefault(layout, row)
-    return list(first.values())[:MAX_ROWS]
-
-
 def _effects(
     this: Configuration, query: Query, settings: Settings, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
@@ -220,10 +209,12 @@ def _effects(
     `query`: that of `this` with registered names looked up."""
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
-    for label, sequence_parallel, recompute in EFFECTS:
-        if sequence_parallel and shown.tensor_parallel_size == 1:
+    variants = {name: replace(shown, sequence_parallel=on, recompute=recompute) for name, on, recompute in EFFECTS}
+    if shown not in variants.values():
+        variants = {THIS: shown} | variants
+    for label, changed in variants.items():
+        if changed.sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # sequence parallelism divides work among tensor parallel ranks
-        changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
             variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
             answer = estimate_answer(variant.query, with_fixes=False, with_query=False, calibrations=calibrations)
@@ -232,10 +223,11 @@ def _effects(
         estimate = answer.known
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
+        note = "shown" if changed == shown and label != THIS else ""
         href = settings.at(replace(this, parallel=changed)).href
         limit = estimate.memory.capacity_bytes
-        sizes.append(BarSpec(label=label, parts=estimate.memory.parts_bytes, limit=limit, href=href))
-        times.append(BarSpec(label=label, parts=estimate.time.parts_s, href=href))
+        sizes.append(BarSpec(label=label, note=note, parts=estimate.memory.parts_bytes, limit=limit, href=href))
+        times.append(BarSpec(label=label, note=note, parts=estimate.time.parts_s, href=href))
     return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)
 
 

@@ -53,6 +53,13 @@ AXES = {
     "parallel.attention_data_parallel_size": "Attention data parallel",
 }
 """Controls of the layout; one that is not set is the best for the others."""
+RANKED_BY = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "cost": "cost",
+    "min_gpus": "number of GPUs",
+}
+"""Objectives of serving but the usual one, in words."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -82,6 +89,8 @@ class ServingExplorerPage(Page):
     rows: tuple[RankedRow, ...] = ()
     nothing_fits: bool = False
     """`rows` lists the nearest infeasible configurations instead."""
+    ranked_by: str = ""
+    """The figure that orders `rows`, in words."""
     legal: int = 0
     feasible: int = 0
     error: ErrorFields | None = None
@@ -150,6 +159,7 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
         rows=shown,
         figures=tuple(latency_figure(name, rows, _target(query, name)) for name in ("ttft_s", "tpot_s")) if rows else (),
         nothing_fits=not ranking.recommendations,
+        ranked_by=RANKED_BY.get(query.objective or "", "output tokens/s per GPU"),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
         controls=_controls(query, best),

@@ -285,7 +285,12 @@ def details(parallel: ParallelConfig) -> str:
 
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
-    return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+    return f"engine limit {config.max_num_seqs:,} (max_num_seqs), {config.max_num_batched_tokens:,} tokens per pass"
+
+
+def code(text: str) -> Markup:
+    """Escaped text with what stands between backticks as code."""
+    return Markup().join(_CODE.format(part) if n % 2 else part for n, part in enumerate(text.rstrip(".").split("`")))
 
 
 def letters(text: str) -> Markup:
@@ -294,6 +299,7 @@ def letters(text: str) -> Markup:
     return Markup().join(_ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts))
 
 
+_CODE = Markup('<code class="mono">{}</code>')
 _ABBREVIATED = Markup('<abbr title="{}">{}</abbr>')
 _LETTERS = re.compile(rf"\b({'|'.join(letters for letters in MEANINGS if letters[:2].isupper() and ' ' not in letters)})\b")
 

@@ -109,7 +109,7 @@ def machine_verdict(
         priced = [row for row in misses if row.cost is not None and row.days is not None]
         if priced:
             nearest = min(priced, key=lambda row: row.cost or 0.0)
-            yield f"Cheapest that comes near: {_named(nearest)}{_money(nearest)}."
+            yield f"The least it takes: {_named(nearest)}{_money(nearest)}."
         return
     timed = [row for row in every if row.days is not None and row.cost is not None]
     if not timed:
@@ -131,7 +131,8 @@ def _money(row: MachineRow) -> str:
         if row.per_million_tokens is None:
             return ""
         dollars = _between(row.per_million_interval, formats.dollars)
-        return f", {formats.dollars(row.per_million_tokens)}{dollars} per million tokens{_latencies(row.configuration)}"
+        tokens = "tokens" if row.configuration.ttft_s is None else "output tokens"
+        return f", {formats.dollars(row.per_million_tokens)}{dollars} per million {tokens}{_latencies(row.configuration)}"
     dollars = _between(row.cost_interval, formats.dollars)
     return f", {formats.dollars(row.cost)}{dollars} and {formats.days(row.days)}{_between(row.days_interval, formats.number)}"
 
@@ -168,7 +169,8 @@ def days_and_dollars(rows: Sequence[MachineRow], front: Sequence[MachineRow], qu
             text = (f"{_named(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}" for row in known)
             points = markers(name, x=(row.cost for row in known), y=(row.days for row in known), text=text, marker=marker)
             ends = [[(row.days_interval or (0.0, 0.0))[end] for row in known] for end in (0, 1)]
-            traces.append(points | {"ends": ends})
+            named = {"labels": [f"{row.num_gpus:,} x {row.machine}" for row in known]} if shown is front else {}
+            traces.append(points | named | {"ends": ends})
     if not traces:
         return None
     joined = [row for row in front if row.cost is not None and row.days is not None]

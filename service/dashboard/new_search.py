@@ -37,7 +37,7 @@ from service.dashboard.formats import arithmetic, count, details, seconds
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query, to_values
 from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
-from service.dashboard.ranking import RankedRow, ranked_row
+from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row
 from service.dashboard.run import Way, as_text
 
 MAX_ROWS = 8
@@ -165,12 +165,14 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
     plan = _plan(resolved, store=store) if answer.recommendations else None
+    trained = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+    listed = best_by_layout(trained) if trained else answer.recommendations
     # Links and commands use the query as typed, in which a registered name is still a name.
     return Preview(
         kind=query.kind,
         error=None,
         calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
-        rows=tuple(ranked_row(row, query=query, chosen=row.rank == 1) for row in answer.recommendations[:MAX_ROWS]),
+        rows=tuple(ranked_row(row, query=query, chosen=row.rank == 1) for row in listed[:MAX_ROWS]),
         misses=tuple(ranked_row(row, query=query) for row in answer.nearest_misses),
         legal=answer.space.legal,
         feasible=answer.space.feasible,
@@ -298,19 +300,28 @@ def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: floa
         f"{count(rate)} tokens/s per GPU"
         for latency, rate, row in points
     ]
-    marker = {"color": "--series-1", "size": 7}
     latencies = [latency for latency, _, _ in points]
+    unit = {"title": f"{letters}, ms", "times": 1e3} if min(latencies, default=1.0) < 1.0 else {"title": f"{letters}, s"}
     far = max(latencies, default=1.0) > LOG_FROM * min(latencies, default=1.0)
     scale = {"log": True} if far else {"zero": True}
-    best = [point for point in points if not any(each[0] <= point[0] and each[1] > point[1] for each in points)]
-    front = sorted((latency, rate) for latency, rate, _ in best)
+    best = [not any(each[0] <= latency and each[1] > rate for each in points) for latency, rate, _ in points]
+    front = sorted((latency, rate) for (latency, rate, _), there in zip(points, best, strict=True) if there)
+    labels = [each.partition("\n")[0] if there else "" for each, there in zip(text, best, strict=True)]
+    marker = {"color": "--series-1", "size": 7, "labels": labels}
     shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
+    drawn = [line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT)] if len(front) > 1 else []
     return {
         "traces": [
-            markers("Configurations", x=latencies, y=(each[1] for each in points), text=text, marker=marker),
-            line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT),
+            markers(
+                "Configurations",
+                x=latencies,
+                y=(each[1] for each in points),
+                text=text,
+                marker=marker,
+            ),
+            *drawn,
         ],
-        "x": {"title": f"{letters}, s", **scale},
+        "x": unit | scale,
         "y": {"title": "Output tokens/s per GPU"},
         "shapes": shade,
     }

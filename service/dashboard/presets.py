@@ -15,7 +15,7 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "this-machine": Preset(
-        label="This machine",
+        label="Small GPT on this machine",
         about="A small GPT on two processes of a worker's processor: real runs, a few minutes, no GPU.",
         query={
             "kind": "training",
@@ -48,7 +48,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "llama-3-70b": Preset(
         label="Llama 3 70B on 64 H100",
-        about="Predictions alone: read the ranking beside the form. A search would need a worker on such a cluster.",
+        about="Predictions alone: read the ranking. A search would need a worker on such a cluster.",
         query={
             "kind": "training",
             "model": "llama-3-70b",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from hp_tool.domain.fit import Fit
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import RunConfig, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingConfig, ServingRecommendation
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
 from hp_tool.render.fit import why_wide
@@ -20,6 +21,8 @@ from service.dashboard import formats
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 
+ALL = 0.99
+"""Share of the requests in flight below which those that run are said not to be all."""
 LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
 """What a search around a row keeps of it."""
 
@@ -55,6 +58,8 @@ class RankedRow(View):
     ttft_s_interval: tuple[float, float] | None = None
     tpot_s: float | None = None
     tpot_s_interval: tuple[float, float] | None = None
+    waiting: str = ""
+    """Why requests wait for others, in words."""
     users: int | None = None
     """People who keep up the load, each with one request at a time."""
     memory_bytes: float | None = None
@@ -78,9 +83,9 @@ def ranked_row(
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
         step_s, rate, intervals = None, row.known.output_tokens_per_second_per_gpu, row.known.intervals
         between = {} if intervals is None else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
-        wide = ""
+        wide, waits = "", _waiting(row.known, row.parallel)
     else:
-        known, wide = row.known, why_wide(row.known)
+        known, wide, waits = row.known, why_wide(row.known), ""
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
         step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
         between = {} if known.intervals is None else {"step_s_interval": known.intervals.step_s}
@@ -92,6 +97,7 @@ def ranked_row(
         details=formats.configuration_details(this),
         unchecked=tuple(unchecked(estimate)),
         why_wide=wide,
+        waiting=waits,
         href=address("/configurations", {"query": text}),
         run_href=address("/run", {"query": text}),
         search_href=_search_href(mapping, row.parallel),
@@ -106,6 +112,23 @@ def ranked_row(
         fit=estimate.fit,
         reasons=tuple(reason.message for reason in estimate.reasons),
     )
+
+
+def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
+    """The first row of each layout; other settings hardly change the throughput of the first places."""
+    first: dict[tuple[int, ...], Recommendation] = {}
+    for row in rows:
+        first.setdefault(tuple(getattr(row.parallel, name) for name in LAYOUT), row)
+    return list(first.values())
+
+
+def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
+    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty where all that are in flight run."""
+    running, flying = estimate.running_requests, estimate.concurrency
+    if not running or not flying or running >= ALL * flying:
+        return ""
+    room = "fit in the KV cache" if estimate.kv_cache_limited else f"run under the engine limit {config.max_num_seqs:,}"
+    return f"{running:,.0f} of {flying:,.0f} requests {room}; the others wait"
 
 
 def run_href(configuration: Configuration) -> str:

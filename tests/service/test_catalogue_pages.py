@@ -141,3 +141,17 @@ def test_only_administrators_see_keys_and_audit(guarded: TestClient, store: SqlS
         assert guarded.get(path, headers=headers).status_code == 403
     assert guarded.post("/keys", data={"owner": "me", "scope": "admin"}, headers=headers).status_code == 403
     assert ('name="spec"' in guarded.get("/models", headers=headers).text) == (scope >= Scope.SUBMIT)
+
+
+def test_a_gpu_says_what_its_figures_are_of(http: TestClient) -> None:
+    facts = {fact["name"]: fact["value"] for fact in http.get("/gpus/h100-sxm-80gb.json").json()["facts"]}
+    assert (
+        "fp32 (as TF32) 494.7 TFLOP/s" in facts["peak"]
+        and facts["memory"] == "79.10 GiB, 75.14 GiB of it usable (5.0 % kept free)"
+    )
+    assert facts["host power per GPU"] == "575 W" and facts["profile runs"] == "yes"
+    assert re.fullmatch(
+        r"\$6\.88 on demand, typical \(aws-\S+, \d{4}-\d\d-\d\d\); least \$[\d.]+ \(\S+, \S+\)", facts["$ per GPU-hour"]
+    )
+    old = {fact["name"]: fact["value"] for fact in http.get("/gpus/v100-sxm-32gb.json").json()["facts"]}
+    assert "fp32 15.7 TFLOP/s" in old["peak"]

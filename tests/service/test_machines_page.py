@@ -82,7 +82,7 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
     assert own["price"] == {"per_gpu_hour": 2.5, "date": None, "age_days": None, "line": None, "source": None}
     served = shared_http.get("/explorer/machines.json?kind=inference&machines=h100-sxm-80gb").json()
     costs = [row["per_million_tokens"] for row in served["rows"]]
-    assert costs == sorted(costs) and len(costs) > 4 and " per million tokens, " in served["verdict"][0]
+    assert costs == sorted(costs) and len(costs) > 4 and " per million output tokens, " in served["verdict"][0]
     assert served["verdict"][0].endswith(" per output token; it meets both targets.")
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_compared_says_why(shared_http: TestClient, change: dict[
 def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient) -> None:
     page = shared_http.get("/explorer/machines.json", params=RENT | {"constraints.max_cost": "5"}).json()
     assert page["verdict"][0] == "No machine does it within 9 days and $5.00." and page["rows"] == []
-    assert page["verdict"][1].startswith("Cheapest that comes near: ") and " days (" in page["verdict"][1]
+    assert page["verdict"][1].startswith("The least it takes: ") and " days (" in page["verdict"][1]
     assert 0 < len(page["misses"]) <= 3 and page["misses"][0]["configuration"]["reasons"]
     costs = [row["cost"] for row in page["misses"]]
     assert costs == sorted(costs)
@@ -118,7 +118,7 @@ def test_a_reader_without_scripts_compares_machines(browser: Browser, server: st
     page.locator("summary", has_text="Machines:").click()
     page.get_by_label("a100-sxm-80gb").check()
     page.get_by_label("GPUs of each").fill("8")
-    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("button", name="Rank the machines").click()
     asked = parse_qs(urlsplit(page.url).query)
     assert asked["machines"][:2] == ["a100-sxm-80gb", "h100-sxm-80gb"] and asked["cluster.num_gpus"] == ["8"]
     rows = page.locator("table tbody tr")

@@ -120,7 +120,7 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60, measured), "
         "saves $0.25 per million output tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
-        "Against the baseline, TP 2 → 1, requests at once 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
+        "Against the baseline, TP 2 → 1, engine limit (max_num_seqs) 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
     ]
     unseen = replace(
         answer, source="calibrated", measured=None, ttft_s_interval=(0.3, 0.35), as_good=0, baseline=None, users=None, gain=None

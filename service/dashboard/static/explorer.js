@@ -14,6 +14,9 @@ const machine = /^(precision$|inference\.precision$|cluster\.(?!gpu$|num_gpus$)|
 let asking;
 let moved = ""; // the control of the newest entry of the history: moving it on replaces that entry
 
+// On a phone the controls begin closed, unless one of them is wrong.
+if (matchMedia("(max-width: 37.5rem)").matches && !form.querySelector("[aria-invalid]")) form.closest("details").open = false;
+
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
 document.querySelector("[data-unscripted]").hidden = true;
 

@@ -32,7 +32,7 @@ async function preview() {
   shown();
   const refused = place.querySelector("[data-refused]");
   start.disabled = Boolean(refused);
-  starts.textContent = refused?.textContent ?? usual;
+  starts.textContent = refused ? "No search with real runs, for the reason above the ranking." : usual;
   keepInSight(() => mark(place.querySelector("[data-code]")));
   drawAll();
 }

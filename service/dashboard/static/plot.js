@@ -2,8 +2,9 @@
 // of tokens.css, so a drawing follows light and dark by itself, and a viewBox lets paper scale it.
 //
 // A trace: {name, x, y, mode: "points" | "lines" | "both" | "bars", color, text (a line break between lines) and keys by point,
-// symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows, highs], from (where bars begin), right (its y axis), plain
-// (without a legend)}. An axis: {title, log, zero, whole, percent, time, ticks, labels, left (pixels for its labels)}. A shape:
+// labels (words beside points, where there is room), symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows,
+// highs], from (where bars begin), right (its y axis), plain (without a legend)}. An axis: {title, log, zero, whole, percent, times
+// (1000 writes seconds as ms), time, ticks, labels, left (pixels for its labels)}. A shape:
 // {to} shades up to an x, {at} is a dashed line there; with `color` and `label`.
 // An element with data-figure="name" shows `figures.name` of the page's JSON.
 
@@ -55,16 +56,17 @@ function paint(place) {
   const x = axis(figure.x, moments(of(traces, "x")), [box.left, box.right]);
   const y = bands ? banded(bands, [box.bottom, box.top], above) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
   const second = right.length ? axis(figure.right, of(right, "y"), [box.bottom, box.top]) : null;
-  const points = [];
+  const [points, words] = [[], []];
   const layers = traces.map((trace) => {
     const up = trace.right ? second : y;
     const at = moments(trace.x).map((value, i) => (value == null || trace.y[i] == null ? null : [x.at(value), up.at(trace.y[i])]));
+    if (trace.labels && trace.mode === "points") at.forEach((each, i) => each && trace.labels[i] && words.push({ at: each, text: trace.labels[i] }));
     if (trace.text) at.forEach((each, i) => each && points.push({ at: each, text: trace.text[i], key: trace.keys?.[i] }));
     return layer(trace, at, x, up);
   });
   const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" },
     ...(figure.shapes ?? []).map((shape) => shaped(shape, x, box)), ...x.ticks.map((tick) => vertical(tick, box)),
-    ...y.ticks.map((tick) => (above ? svg("text", { x: box.left, y: tick.at - y.half - 4 }, tick.text) : horizontal(tick, box))), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...titles(figure, box, width));
+    ...y.ticks.map((tick) => (above ? svg("text", { x: box.left, y: tick.at - y.half - 4 }, tick.text) : horizontal(tick, box))), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...beside(words, points, box), ...titles(figure, box, width));
   place.replaceChildren(legend(traces), image);
   place.dataset.width = width;
   place.points = points;
@@ -79,10 +81,10 @@ function axis(spec = {}, values, [from, to]) {
   const pad = 0.05 * (high - low) || Math.abs(0.1 * high) || 1;
   [low, high] = [spec.zero && low === 0 ? 0 : low - pad, high + pad];
   const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
-  const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : to - from > 0 && to - from < 320 ? 56 : 80)));
+  const most = Math.max(spec.time ? 2 : 4, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
   const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
   const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
-    : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+    : (value) => (value * (spec.times ?? 1)).toLocaleString("en-US", { maximumSignificantDigits: 5 });
   const named = ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) }));
   return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
 }
@@ -106,7 +108,8 @@ function decades(low, high, most) {
   const all = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
   const fine = all.flatMap((one) => [one, 2 * one, 5 * one]).map((value) => Number(value.toPrecision(2)));
   const within = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
-  return within(fine).length <= most ? within(fine) : within(all);
+  const few = within(within(fine).length <= most ? fine : all);
+  return few.length > 2 ? few : steps(10 ** low, 10 ** high, most);
 }
 
 function layer(trace, at, x, y) {
@@ -133,6 +136,21 @@ function path(at, stepped) {
     before = each;
     return d;
   }).join("");
+}
+
+// Words beside their points: on the first side with room and nothing in the way.
+function beside(words, points, box) {
+  const taken = points.map(({ at: [x, y] }) => [x - 4, x + 4, y - 4, y + 4]);
+  return words.flatMap(({ at: [x, y], text }) => {
+    const long = 6.4 * text.length;
+    const sides = [[x + 8, y + 4], [x - 8 - long, y + 4], [x + 8, y - 10], [x - 8 - long, y - 10], [x + 8, y + 18], [x - 8 - long, y + 18], [x - long / 2, y - 12], [x - long / 2, y + 20]];
+    const clear = ([left, bottom]) => left >= box.left && left + long <= box.right && bottom <= box.bottom && bottom - 12 >= 0
+      && !taken.some(([a, b, c, d]) => a < left + long && b > left && c < bottom && d > bottom - 12);
+    const place = sides.find(clear);
+    if (!place) return [];
+    taken.push([place[0], place[0] + long, place[1] - 12, place[1]]);
+    return [svg("text", { x: place[0], y: place[1] }, text)];
+  });
 }
 
 function ended(x, low, high) {

@@ -1,0 +1,71 @@
+"""A GPU's fields as its page says them: what is usable, what is per GPU, and what renting it costs where and when."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.catalog.prices import offers
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.prices import Offer
+from hp_tool.domain.query import Constraints
+from service.dashboard import formats
+
+TF32_OF_BF16 = (0.45, 0.55)
+"""Rate of TF32 over that of bf16: where the catalogue's fp32 has this, matmuls in fp32 run as TF32."""
+PER_GPU = (
+    "host_power_w",
+    "host_memory_bytes",
+    "host_memory_bandwidth_bytes_per_second",
+    "inter_node_bandwidth_bytes_per_second",
+)
+"""Fields of a server's parts, of which each of its GPUs has its share."""
+UNITS = ("_bytes_per_second", "_bytes", "_w")
+
+
+def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a GPU's fields in words where a number alone misleads; others as they are."""
+    facts = {_per_gpu(name): value for name, value in values.items()}
+    facts["kind"] = {"gpu": "GPU", "cpu": "a process of a processor"}[spec.kind]
+    headroom = Constraints().memory_headroom_fraction
+    usable = formats.gib((1.0 - headroom) * spec.memory_bytes)
+    facts["memory_bytes"] = f"{formats.gib(spec.memory_bytes)}, {usable} of it usable ({formats.share(headroom)} kept free)"
+    facts["peak_flops_per_second"] = _peaks(spec.peak_flops_per_second)
+    facts["predict_only"] = None
+    facts["profile_runs"] = "no: it is predicted alone" if spec.predict_only else "yes"
+    facts["price_per_hour"] = None
+    facts["price_per_gpu_hour"] = _price(spec) or None
+    return facts
+
+
+def _per_gpu(name: str) -> str:
+    if name not in PER_GPU:
+        return name
+    unit = next(unit for unit in UNITS if name.endswith(unit))
+    return f"{name.removesuffix(unit)}_per_gpu{unit}"
+
+
+def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
+    """Rates by precision; fp32 says so where it is TF32's."""
+    least, most = (share * rates.get("bf16", 0.0) for share in TF32_OF_BF16)
+    return {"fp32 (as TF32)" if name == "fp32" and least < rate < most else name: rate for name, rate in rates.items()}
+
+
+def _price(spec: GpuSpec) -> str:
+    """`$6.88 on demand (aws-p5.48xlarge, 2026-11-09); least $3.20 (hyperstack-h100-sxm, 2026-08-26)`; empty without a price."""
+    listed = [(offer.on_demand, offer) for offer in offers() if offer.on_demand is not None and _gpu(offer) == spec.name]
+    least = min(listed, key=lambda each: each[0], default=None)
+    words = []
+    if spec.price_per_hour is not None:
+        whose = next((_whose(offer) for price, offer in listed if price == spec.price_per_hour), "")
+        words.append(f"{formats.dollars(spec.price_per_hour)} on demand, typical{whose}")
+    if least is not None and least[0] != spec.price_per_hour:
+        words.append(f"least {formats.dollars(least[0])}{_whose(least[1])}")
+    return "; ".join(words)
+
+
+def _gpu(offer: Offer) -> str:
+    return catalog.gpu(offer.gpu or catalog.node_type(offer.node_type or "").gpu).name
+
+
+def _whose(offer: Offer) -> str:
+    return f" ({offer.name}, {offer.date})"
