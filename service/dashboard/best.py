@@ -11,7 +11,7 @@ from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
+from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError
@@ -23,7 +23,12 @@ from hp_tool.units import times
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
+from service.dashboard.rivals import Rival, rivals
 
+WIDE = 2.0
+"""Upper end of the 90 % interval over its lower end from which one run does not settle a step time."""
+PAGE_WORDS = {".0 ms": " ms", " recompute ": " recomputation ", "SP o": "sequence parallel o", "VPP ": "chunks "}
+"""What a page's tables write in place of the command line's words."""
 FAR = 1.5
 """Times too fast or too slow from which the cost model's predictions are said to have been so."""
 
@@ -75,11 +80,15 @@ class Best:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a request's latency."""
     warning: str | None = None
-    """Measurement and calibration contradict each other."""
+    """Measurement and calibration contradict each other, or one run leaves its time wide open."""
+    settled: bool = True
+    """False: one run leaves its time wide open, and nothing says that it leads clearly."""
     not_better: str | None = None
     """That nothing is clearly faster than what it is compared with, in words."""
     kept: str | None = None
     """The configuration to keep, where that is not this one."""
+    rivals: tuple[Rival, ...] = ()
+    """Those of the result that did not run and may be as good, the likeliest first."""
     set: dict[str, Any] = field(default_factory=dict)
     """Values of the query that were chosen beside `parallel`, by path."""
 
@@ -110,11 +119,16 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     row, run_id = recommended(record), record.progress.get("best_run_id")
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
-        return _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
+        best = _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
+        return replace(best, rivals=rivals(record))
     if row is not None:
-        return _with_details(_trained(row, record.query, answer and schema.parse(Answer, answer)), record)
-    best = _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
-    return best and _with_details(best, record)
+        best = _trained(row, record.query, answer and schema.parse(Answer, answer))
+        return _with_details(replace(best, rivals=rivals(record)), record)
+    if run_id is None:
+        return None
+    only = len(store.list_runs(search_id=record.id, state=RunState.FINISHED, limit=2).items) == 1
+    leading = _leading(store.get_run(search_id=record.id, run_id=run_id), record, only=only)
+    return leading and _with_details(leading, record)
 
 
 def _with_details(best: Best, record: SearchRecord) -> Best:
@@ -127,16 +141,19 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     predicted, known, measurement = row.estimate, row.known, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel, query)
+    interval = known.intervals.step_s if known.intervals else None
+    unsettled = _unsettled(answer, interval) if answer else None
     return Best(
         parallel=row.parallel,
         set=row.set,
         arithmetic=arithmetic,
         details=details,
-        step_s_interval=known.intervals.step_s if known.intervals else None,
+        step_s_interval=interval,
         runs=answer.measured if answer else None,
-        sentences=tuple(each for each in words.sentences(answer) if each != words.warning(answer)) if answer else (),
+        sentences=_sentences(answer, query) if answer else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
-        warning=words.warning(answer) if answer else None,
+        warning=(answer and words.warning(answer)) or unsettled,
+        settled=unsettled is None,
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         measured=measurement is not None,
@@ -149,8 +166,37 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     )
 
 
-def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
-    """The best run so far with its predictions; None without a measurement."""
+def _sentences(answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None) -> tuple[str, ...]:
+    """All that is said of an answer, what was measured first; `measured`: that, where the answer does not say it in full."""
+    said = words.sentences(replace(answer, as_good=0))
+    own = next(each for each in said if words.measured_words(answer.measured) in each[:1].lower() + each[1:])
+    rest = [each for each in said if each not in (own, words.warning(answer))]
+    return tuple(_page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest)
+
+
+def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
+    """What is said where a stored result has no answer."""
+    return (f"Measured {formats.seconds(measurement.objective_s)}.",) if measurement and measurement.objective_s else ()
+
+
+def _page_words(text: str, query: JsonObject) -> str:
+    """Numbers and settings as pages write them, and the device by its name."""
+    for name, label in (PAGE_WORDS | {"per GPU": f"per {formats.device_of(query)}"}).items():
+        text = text.replace(name, label)
+    return formats.arrows(text)
+
+
+def _unsettled(answer: Answer, interval: tuple[float, float] | None) -> str | None:
+    """What to do where one run leaves the step time wide open; None where it does not, or where the answer clearly leads."""
+    runs = answer.measured
+    if answer.clearly_better or runs is None or runs.num_runs > 1 or interval is None or interval[1] < WIDE * interval[0]:
+        return None
+    low, high = map(formats.seconds, interval)
+    return f"Not settled: one run leaves its step between {low} and {high}; run it again before you rely on it."
+
+
+def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
+    """The best run so far with its predictions; None without a measurement. `only`: no other run has ended."""
     query, progress = record.query, record.progress
     if (measurement := run.measurement) is None or measurement.objective_s is None:
         return None
@@ -171,7 +217,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
         details=details,
         measured=True,
         runs=runs,
-        sentences=(f"{words.measured_words(runs).capitalize()}, the fastest so far.",),
+        sentences=(_page_words(f"{words.measured_words(runs).capitalize()}, {_standing(record, only=only)}.", query),),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
@@ -195,6 +241,12 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     )
 
 
+def _standing(record: SearchRecord, *, only: bool) -> str:
+    if record.state.ended:
+        return "the only run that ended" if only else "the fastest that ran"
+    return "the only run so far" if only else "the fastest so far"
+
+
 def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
     """Tokens/s per GPU of the whole configuration, measured or as a reduced run implies."""
     if measurement is None:
@@ -212,19 +264,21 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
     predicted, known, measurement = row.estimate, row.known, row.measurement
+    load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
+    said = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
     return Best(
         parallel=row.parallel,
         set=row.set,
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
-        sentences=(*(words.sentences(answer) if answer else ()), *_off(predicted, measurement.load if measurement else None)),
+        sentences=(*said, *_off(predicted, load)),
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
-        step_s=measurement.load.request_latency_s if measurement and measurement.load else known.request_latency_s,
+        step_s=load.request_latency_s if load else known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
         predicted_step_s=predicted.request_latency_s,
@@ -233,10 +287,17 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         latencies=_latencies(
             {name: getattr(predicted, name) for name in TARGETS},
             known=known,
-            measured=measurement.load if measurement else None,
+            measured=load,
             query=query,
         ),
     )
+
+
+def _measured_load(load: Latencies, runs: Repeats | None) -> str:
+    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms for a whole request in one run.`"""
+    first, each, whole = map(formats.seconds, (load.ttft_s, load.tpot_s, load.request_latency_s))
+    several = "in one run" if runs is None or runs.num_runs == 1 else f"by the last of {runs.num_runs} runs"
+    return f"Measured {first} to the first token, {each} per output token and {whole} for a whole request {several}."
 
 
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:

@@ -107,6 +107,8 @@ class SearchPage(Page, View):
     """Runs that the engine has now."""
     ahead: int | None
     """Queued searches that are claimed before this queued one, as far as the caller sees them."""
+    targets: dict[str, float]
+    """Maximum mean latencies of a serving search in seconds, by name."""
     profile_runs: int
     budget_runs: int
     seconds_left: float | None
@@ -114,6 +116,8 @@ class SearchPage(Page, View):
     gpu_seconds: float
     grid_gpu_seconds: float | None
     """Cost of running every feasible configuration."""
+    saved_gpu_seconds: float | None
+    """That minus what the search has cost; None if unknown."""
     expected_gain_fraction: float | None
     """Expected relative gain of another run."""
     queue_s: float
@@ -124,6 +128,8 @@ class SearchPage(Page, View):
     """Problem with the runs folder that keeps runs from starting."""
     stopped_because: str | None
     worker: str | None
+    stalled: bool
+    """It runs, and its worker has fallen silent."""
     no_worker: bool
     """It waits, and no worker is alive."""
     created_at: datetime
@@ -233,7 +239,7 @@ for _action in MEANING:  # the gate has checked by the Origin header that our ow
 def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     """Context of one search's page."""
     view = SearchView.of(record)
-    account = view.progress | (view.summary or {})
+    account = account_of(view)
     best = best_of_search(record, store)
     configuration = best and stored_configuration(view.query, best)
     left = budget_runs_of(view.query) - account.get("profile_runs", 0)
@@ -268,19 +274,38 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         health=health(store, search_ids=[view.id]),
         running=() if view.state.ended else running_now(store, record),
         ahead=_ahead(record, store),
+        targets=trials.targets_of(view.query),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         seconds_left=seconds_left(view),
         gpu_seconds=account.get("gpu_seconds", 0.0),
         grid_gpu_seconds=account.get("grid_gpu_seconds"),
+        saved_gpu_seconds=saved_gpu_seconds(account),
         expected_gain_fraction=account.get("expected_gain_fraction"),
         queue_s=account.get("queue_s", 0.0),
         pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=_why_stopped(view.stopped_because),
+        stalled=stalled(record),
         no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
+
+
+def account_of(view: SearchView) -> JsonObject:
+    """What a search has cost: by its result, until there is one by its progress."""
+    return view.progress | (view.summary or {})
+
+
+def saved_gpu_seconds(account: JsonObject) -> float | None:
+    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    grid, spent = account.get("grid_gpu_seconds"), account.get("gpu_seconds")
+    return max(0.0, grid - spent) if grid and spent is not None else None
+
+
+def stalled(record: SearchRecord) -> bool:
+    """Whether a running search's worker has fallen silent, so that another may take it over."""
+    return record.state is SearchState.RUNNING and record.lease is not None and record.lease.expires_at < datetime.now(UTC)
 
 
 def number(text: str, *, field: str) -> int:

@@ -10,14 +10,14 @@ from pydantic import BeforeValidator
 from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import Label, SearchState
+from hp_tool.domain.records import Label, SearchRecord, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
 from service.api.views import SearchView, View
 from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
-from service.dashboard.search import TONES, budget_runs_of
+from service.dashboard.search import TONES, budget_runs_of, saved_gpu_seconds, stalled
 from service.dashboard.trials import serves, words
 
 MAX_ROWS = 50
@@ -37,6 +37,10 @@ class SearchRow(View):
     href: str
     state: SearchState
     tone: Tone
+    worker: str | None
+    """Host and process of the worker that runs it."""
+    stalled: bool
+    """It runs, and its worker has fallen silent."""
     kind: Kind
     subject: str
     """Model on cluster."""
@@ -118,7 +122,7 @@ def searches_context(
         limit=MAX_ROWS,
         cursor=cursor,
     )
-    rows = tuple(_row(SearchView.of(record)) for record in page.items)
+    rows = tuple(_row(record) for record in page.items)
     parameters = asdict(filters)
     return SearchesPage(
         title="Searches",
@@ -140,27 +144,31 @@ def searches_context(
 
 def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
     """Return the rows of the newest searches that the caller may see."""
-    return tuple(_row(SearchView.of(record)) for record in store.list_searches(limit=most).items)
+    return tuple(_row(record) for record in store.list_searches(limit=most).items)
 
 
-def _row(view: SearchView) -> SearchRow:
-    progress, grid, spent = view.progress, *(view.progress.get(name) for name in ("grid_gpu_seconds", "gpu_seconds"))
+def _row(record: SearchRecord) -> SearchRow:
+    view = SearchView.of(record)
+    progress = view.progress
     so_far = {"parallel": progress.get("best_parallel"), "step_s": progress.get("best_step_s"), "source": "measured"}
     best = progress.get("answer") or so_far
+    # An answer's seconds are by calibration and its own runs, also where these weigh most.
+    known = "calibrated" if best is not so_far and best["source"] == "measured" else best["source"]
     return SearchRow.of(
         view,
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
         tone=TONES.get(view.state, ""),
         kind="inference" if serves(view.query) else "training",
+        stalled=stalled(record),
         subject=subject(view.query),
         device=device_of(view.query),
         model=model_of(view.query),
         best=words(decode_configuration(best["parallel"]), view.query)[0] if best["parallel"] else None,
         best_step_s=best["step_s"],
-        known=best["source"] if best["parallel"] else "",
+        known=known if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
-        gpu_seconds=spent or 0.0,
-        saved_gpu_seconds=max(0.0, grid - spent) if grid and spent is not None else None,
+        gpu_seconds=progress.get("gpu_seconds") or 0.0,
+        saved_gpu_seconds=saved_gpu_seconds(progress),
     )

@@ -62,6 +62,8 @@ WHY = {
     "baseline": "your baseline, for comparison",
 }
 """Why a run was chosen, by the search's word for it."""
+DOES = {"queued": "waiting", "start-up": "starting", "warm-up": "warming up", "steps": "measuring", "running": "running"}
+"""What a job does, by the phase that its log shows."""
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
 
 
@@ -130,6 +132,8 @@ class TrialTable:
     arithmetic: tuple[str, ...]
     details: tuple[str, ...]
     state: tuple[str, ...]
+    now: tuple[str | None, ...]
+    """What a run that has not ended does, such as measuring; None where its worker has not looked."""
     cause: tuple[str | None, ...]
     predicted_step_s: tuple[float | None, ...]
     """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
@@ -164,6 +168,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     counting = standing(runs)
     counts = [place[counting.get(run.parallel, run).id] for run in runs]
     by_configuration = repeats(runs)
+    underway = {run: DOES[seen["phase"]] for run, seen in (record.progress.get("underway") or {}).items()}
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
@@ -180,6 +185,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         arithmetic=tuple(arithmetic for arithmetic, _ in worded),
         details=tuple(details for _, details in worded),
         state=tuple(run.status or str(run.state) for run in runs),
+        now=tuple(None if run.state.ended else underway.get(run.id) for run in runs),
         cause=tuple(run.cause for run in runs),
         predicted_step_s=tuple(run.predicted_step_s for run in runs),
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),

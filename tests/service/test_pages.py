@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -188,9 +189,38 @@ def test_a_run_in_progress_says_what_it_does(http: TestClient, store: Store, que
     assert "warming up, 1 step done" in shown(Underway(phase="warm-up", warmup_steps=1, step_s=90.0))[1]
     running, text = shown(Underway(phase="steps", warmup_steps=2, steps=3, step_s=60.0, log_tail=EVIL))
     assert "measuring, step 3 of 5" in text and EVIL not in text
+    assert "0 done, 1 running, of at most" in text
+    trials = http.get(f"/searches/{lease.search_id}/trials.json").json()
+    assert (trials["state"], trials["now"]) == (["submitted"], ["measuring"]), "the table says what the page says"
     assert datetime.fromisoformat(running["ends_at"]) - datetime.now(UTC) == pytest.approx(
         timedelta(0, 120), abs=timedelta(0, 30)
     )
+
+
+def test_a_search_whose_worker_fell_silent_is_stalled(http: TestClient, store: Store, query: Query) -> None:
+    search = submit(http, query)
+    assert store.claim_search(holder="host-7", lease_s=1e-3, search_id=search) is not None
+    time.sleep(0.01)
+    (row,) = http.get("/searches.json").json()["rows"]
+    assert (row["state"], row["worker"], row["stalled"]) == ("running", "host-7", True)
+    assert "its worker fell silent" in http.get("/searches").text
+    assert "The worker that had it, host-7, fell silent" in http.get(f"/searches/{search}").text
+
+
+def test_the_only_run_is_not_called_the_fastest(http: TestClient, store: Store, query: Query) -> None:
+    lease = claim(store, submit(http, query))
+
+    def said() -> str:
+        (sentence,) = http.get(f"/searches/{lease.search_id}.json").json()["best"]["sentences"]
+        return str(sentence)
+
+    one_run(store, lease, Measurement(status="ok", step_s=0.4))
+    assert said() == "Measured 400 ms in one run, the only run so far."
+    assert "No run is underway: the next one is being chosen." in http.get(f"/searches/{lease.search_id}").text
+    one_run(store, lease, Measurement(status="crashed"), TWO_WAY)
+    assert said() == "Measured 400 ms in one run, the fastest so far."
+    store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
+    assert said() == "Measured 400 ms in one run, the fastest that ran."
 
 
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:

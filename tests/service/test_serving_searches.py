@@ -69,14 +69,26 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
     for latency in best["latencies"]:
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
+    first, each, whole = (formats.seconds(latency["measured_s"]) for latency in best["latencies"])
+    measured = f"Measured {first} to the first token, {each} per output token and {whole} for a whole request in one run."
+    said = [sentence for sentence in best["sentences"] if not sentence.startswith("Keep")]
+    assert said[0] == measured and "calibrated by 4 runs" in said[1] and "per device" in said[1] and "GPU" not in " ".join(said)
+    ran = http.get(twin["trials_href"]).json()
+    ran_words = set(zip(ran["arithmetic"], ran["details"], strict=True))
+    rivals = {(rival["arithmetic"], rival["details"]) for rival in best["rivals"]}
+    assert rivals and not rivals & ran_words and f"{len(rivals)} configurations that did not run are not ruled out" in page
+    (listed,) = http.get("/searches.json").json()["rows"]
+    assert (listed["known"], page.count("The shaded region meets the target.")) == ("calibrated", 2), (
+        "of one chart: its caption and name"
+    )
     assert best["sentences"][-1].startswith(f"The cost model alone was {FACTOR:.1f} times too fast: ")
     row = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
     for latency in best["latencies"]:
         name = TARGETS[latency["name"]]
         assert latency["measured_s"] == row["measurement"]["load"][name], "what was measured"
         assert latency["known_s"] == row["calibrated_estimate"][name] != latency["measured_s"], "the answer's estimate"
-        assert f'<dd class="lead">{formats.seconds(latency["known_s"])}</dd>' in page
-        assert f"measured {formats.seconds(latency['measured_s'])}" in page
+        assert f'<dd class="lead">{formats.seconds(latency["measured_s"])}</dd>' in page
+        assert f"calibrated {formats.seconds(latency['known_s'])}<" in page
     targets = {each["name"]: each["target_s"] for each in best["latencies"]}
     assert targets == {"time to first token": None, "time per output token": TARGET_S, "request latency": None}
 

@@ -116,9 +116,9 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED), clearly_better=True, advice="use",
     )  # fmt: skip
     assert sentences(answer) == [
-        "323.0 ms to the first token and 16.8 ms per output token, measured, 300 output tokens/s per GPU, 16 users, $0.5 per "
-        "million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60, measured), saves $0.25 "
-        "per million output tokens.",
+        "323.0 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 output tokens/s per GPU, "
+        "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60, measured), "
+        "saves $0.25 per million output tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
         "Against the baseline, TP 2 → 1, engine limit (max_num_seqs) 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
     ]

@@ -21,7 +21,7 @@ export function history(trials, shown) {
   const ends = [ranged.map((i) => trials.low_s[i]), ranged.map((i) => trials.high_s[i])];
   return {
     traces: [
-      dashes("Expected when chosen", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
+      dashes("Expected", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
       points("Failed, at its expectation", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "cross", color: "--ink-faint" }),
       points("Measured", sample(ok, trials), number, measured, trials, { color: "--series-1" }),
       points("Range of its runs", ranged, number, measured, trials, { color: "--series-1", ends }),
@@ -88,13 +88,13 @@ export function accuracy(trials, shown) {
   const ends = all.length ? [Math.min(...all) * 0.9, Math.max(...all) * 1.1] : [];
   const known = both.filter((i) => trials.calibrated_step_s[i] != null);
   const calibrated = (i) => trials.calibrated_step_s[i];
-  const after = points("Expected when chosen", known, measured, calibrated, trials, { color: "--series-1" });
+  const after = points("Expected", known, measured, calibrated, trials, { color: "--series-1" });
   if (known.length <= MOST_INTERVALS) after.ends = ["low", "high"].map((end) => known.map((i) => trials[`calibrated_${end}_s`][i] ?? calibrated(i)));
   const log = ends.length > 0 && ends[1] > 10 * ends[0];
   return {
     traces: [
       { mode: "lines", name: "Predicted = measured", x: ends, y: ends, color: "--ink-faint", width: 1, dash: true },
-      points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "ring", color: "--series-2" }),
+      points("Cost model", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "ring", color: "--series-2" }),
       after,
     ],
     x: { title: axis(trials, "Measured "), log },
@@ -111,10 +111,11 @@ export function front(trials, shown) {
   for (const i of [...ok].sort((a, b) => memory(a) - memory(b) || rate(b) - rate(a))) {
     if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
   }
+  const line = best.length > 1 ? best : []; // one point is no line
   return {
     traces: [
       points("Measured", sample(ok, trials), memory, rate, trials, { color: "--series-1" }),
-      { mode: "lines", name: "Pareto front", x: best.map(memory), y: best.map(rate), color: "--series-3" },
+      { mode: "lines", name: "Pareto front", x: line.map(memory), y: line.map(rate), color: "--series-3" },
       star(trials, shown, memory, rate),
     ],
     x: { title: `Peak memory per ${trials.quantity.device}, GiB` },

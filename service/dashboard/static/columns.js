@@ -3,35 +3,39 @@
 import { element } from "./elements.js";
 import { count, gib, percent, seconds, setting } from "./numbers.js";
 
-const SHORT = {
-  virtual_pipeline_parallel_size: "VPP", micro_batch_size: "MBS", sequence_parallel: "SP", recompute: "Recompute",
-  expert_tensor_parallel_size: "ETP", data_parallel_shard_size: "Shards", moe_token_dispatcher_type: "Dispatcher", max_num_seqs: "Requests",
-};
+const SPARE = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"]; // by the arithmetic
+const CAUSE = 90; // characters of an error's first line
+
+// A run's state in words.
+export const named = (state) => (state === "submitted" ? "running" : state);
 
 // {name, label, title, number, hidden (unless chosen), value(i) to sort by and for CSV, cell(i) to show}
 export function columns(trials, { runs }) {
   const { quantity, serving } = trials;
   const from = (values) => (i) => values[i];
+  const none = (values) => values.every((value) => value == null);
   const off = (guess) => (i) => (guess[i] && trials.measured_step_s[i] ? guess[i] / trials.measured_step_s[i] - 1 : null);
   const time = (name, label, title, values, more = {}) => ({ name, label, title, number: true, value: from(values), cell: (i) => seconds(values[i]), ...more });
   const ended = trials.final_step_s.some((value) => value != null); // by then the last calibration says more
   const list = [
     {
-      name: "configuration", label: "Configuration", value: from(trials.arithmetic),
+      name: "configuration", label: "Configuration", look: "title", value: from(trials.arithmetic),
       cell: (i) => (runs ? element("a", { class: "whole", href: runs + trials.run_id[i], title: trials.details[i] }, trials.arithmetic[i]) : trials.arithmetic[i]),
     },
     { name: "details", label: "Details", hidden: true, value: from(trials.details), cell: from(trials.details) },
     ...trials.axes.map((axis) => ({
-      name: axis.name, label: SHORT[axis.name] ?? axis.label, title: axis.label, number: typeof axis.values[0] === "number",
+      name: axis.name, label: axis.label, look: SPARE.includes(axis.name) && "spare", number: typeof axis.values[0] === "number",
       value: from(axis.values), cell: (i) => setting(axis.values[i]),
     })),
     {
       name: "state", label: "State", value: from(trials.state),
-      cell: (i) => element("span", { class: `state ${trials.tones[trials.state[i]] ?? ""}`, title: trials.cause[i] ?? "" }, trials.state[i]),
+      cell: (i) => element("div", {},
+        element("span", { class: `state ${trials.tones[trials.state[i]] ?? ""}` }, trials.now[i] ?? named(trials.state[i])),
+        trials.cause[i] ? element("div", { class: "small cause", title: trials.cause[i] }, firstLine(trials.cause[i])) : null),
     },
     { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
     time("predicted", "Cost model", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
-    time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended }),
+    time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended || none(trials.calibrated_step_s) }),
     ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90 % interval`, trials.final_step_s, {
       cell: (i) => lines(seconds(trials.final_step_s[i]), trials.final_low_s[i] != null && between(trials.final_low_s[i], trials.final_high_s[i])),
     })] : []),
@@ -42,13 +46,13 @@ export function columns(trials, { runs }) {
         trials.num_runs[i] > 1 && `${trials.num_runs[i]} runs, ${between(trials.low_s[i], trials.high_s[i])}`,
       ),
     }),
-    { name: "error", label: "Error", title: "Expected against measured", number: true, hidden: Boolean(serving) || ended, value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
-    ...(serving ? ["ttft", "tpot"].map((name) => time(name, name.toUpperCase(), "", serving[`${name}_s`], {
-      cell: (i) => lines(seconds(serving[`${name}_s`][i]), serving[`predicted_${name}_s`][i] != null && `predicted ${seconds(serving[`predicted_${name}_s`][i])}`),
+    { name: "error", label: "Error", title: "Expected against measured", number: true, hidden: Boolean(serving) || ended || none(trials.calibrated_step_s), value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
+    ...(serving ? [["ttft", "Time to first token"], ["tpot", "Time per output token"]].map(([name, label]) => time(name, label, "", serving[`${name}_s`], {
+      cell: (i) => lines(seconds(serving[`${name}_s`][i]), serving[`predicted_${name}_s`][i] != null && `cost model ${seconds(serving[`predicted_${name}_s`][i])}`),
     })) : []),
     ...(serving ? [{ name: "misses", label: "Targets missed", hidden: !serving.misses.some((each) => each.length), value: (i) => serving.misses[i].join("; "), cell: (i) => serving.misses[i].join("; ") }] : []),
-    { name: "rate", label: serving ? "Output tokens/s" : "Tokens/s", title: quantity.rate, number: true, value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
-    { name: "memory", label: "Memory", title: `Peak memory per ${quantity.device}`, number: true, hidden: trials.peak_memory_bytes.every((bytes) => bytes == null), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
+    { name: "rate", label: quantity.rate, number: true, hidden: none(trials.tokens_per_second_per_gpu), value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
+    { name: "memory", label: "Peak memory", title: `Per ${quantity.device}`, number: true, hidden: none(trials.peak_memory_bytes), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
     { name: "why", label: "Chosen because", hidden: true, value: from(trials.why), cell: from(trials.why) },
     { name: "cause", label: "Cause", hidden: true, value: (i) => trials.cause[i] ?? "", cell: (i) => trials.cause[i] ?? "" },
   ];
@@ -72,6 +76,11 @@ export function csv(list, indices) {
   const safe = (value) => (typeof value === "string" && /^[=+\-@]/.test(value) ? `'${value}` : String(value ?? "")); // no formula
   return [list.map((column) => column.name), ...indices.map((i) => list.map((column) => safe(column.value(i))))]
     .map((row) => row.map(quoted).join(",")).join("\n");
+}
+
+function firstLine(text) {
+  const [line] = text.split("\n");
+  return line.length > CAUSE ? `${line.slice(0, CAUSE)} …` : line;
 }
 
 function between(low, high) {

@@ -14,7 +14,7 @@ document.addEventListener("click", async (event) => {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy-href]");
   if (!button) return;
-  const place = button.parentElement.querySelector("[data-copied]");
+  const place = (button.closest("p") ?? button.parentElement).querySelector("[data-copied]");
   const response = await fetch(button.dataset.copyHref).catch(() => null);
   const text = response ? await response.text() : "";
   if (response?.ok) await copied(text);

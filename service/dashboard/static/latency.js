@@ -18,7 +18,7 @@ function against(name, trials, shown) {
   const line = front(ok, latency, rate);
   return {
     traces: [
-      points("Cost model alone", sample(guessed, trials), (i) => guess[i], (i) => guessedRate[i], trials, { symbol: "ring", color: "--series-2" }),
+      points("Cost model", sample(guessed, trials), (i) => guess[i], (i) => guessedRate[i], trials, { symbol: "ring", color: "--series-2" }),
       points("Measured, misses a target", sample(missed, trials), latency, rate, trials, { symbol: "cross", color: "--ink-faint", size: 7 }),
       points("Measured", sample(kept, trials), latency, rate, trials, { color: "--series-1", size: 7 }),
       { mode: "lines", name: "Pareto front", x: line.map(latency), y: line.map(rate), color: "--series-3" },
@@ -30,11 +30,11 @@ function against(name, trials, shown) {
   };
 }
 
-// The Pareto front.
+// The Pareto front; none of one run.
 function front(indices, latency, rate) {
   const best = [];
   for (const i of [...indices].sort((a, b) => latency(a) - latency(b) || rate(b) - rate(a))) {
     if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
   }
-  return best;
+  return best.length > 1 ? best : []; // one point is no line
 }

@@ -4,7 +4,7 @@ import { faded } from "./charts.js";
 import { svg } from "./elements.js";
 import { count, setting } from "./numbers.js";
 
-const NARROWEST = 560; // on smaller screens the drawing scrolls
+const LEAST = 130; // between two axes, for their titles; on smaller screens the drawing scrolls
 const HEIGHT = 300;
 const TOP = 36;
 const BOTTOM = 18;
@@ -24,7 +24,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
   }
   const rates = known.map((i) => rate[i]).sort((a, b) => a - b);
   const [low, high] = [rates[0] ?? 0, rates.at(-1) ?? 1];
-  const width = Math.max(NARROWEST, place.clientWidth);
+  const width = Math.max(LEAST * (axes.length + 1), place.clientWidth);
   const across = (n) => SIDE + (n * (width - 2 * SIDE)) / axes.length;
   const down = (share) => HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
   const speed = (i) => down(high > low ? (rate[i] - low) / (high - low) : 0.5);

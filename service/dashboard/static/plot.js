@@ -11,6 +11,7 @@
 import { element, svg } from "./elements.js";
 
 const HEIGHT = 340;
+const NARROW = 480; // pixels below which the names of bars stand above them
 const NEAR = 24; // pixels from the pointer to a point that is told about
 const drawn = new Map(); // element -> figure
 const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => target.dataset.width !== String(target.clientWidth) && paint(target)));
@@ -51,11 +52,12 @@ function paint(place) {
   const right = traces.filter((trace) => trace.right);
   const of = (list, name) => list.flatMap((trace) => [trace[name], trace.from && name === "x" ? trace.from : [], name === "y" && trace.ends ? trace.ends.flat() : []].flat());
   const bars = traces.some((trace) => trace.mode === "bars"); // whose labels stand behind them
-  const box = { left: figure.y?.left ?? 64, right: width - (right.length || bars ? 72 : 16), top: 10, bottom: HEIGHT - 44 };
+  const above = bars && width < NARROW;
+  const box = { left: above ? 4 : (figure.y?.left ?? 64), right: width - (right.length || bars ? 72 : 16), top: 10, bottom: HEIGHT - 44 };
   const moments = (values) => (figure.x?.time ? values.map((value) => Date.parse(value)) : values);
   const bands = bars ? traces[0].y : null;
   const x = axis(figure.x, moments(of(traces, "x")), [box.left, box.right]);
-  const y = bands ? banded(bands, [box.bottom, box.top]) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
+  const y = bands ? banded(bands, [box.bottom, box.top], above) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
   const second = right.length ? axis(figure.right, of(right, "y"), [box.bottom, box.top]) : null;
   const [points, words] = [[], []];
   const layers = traces.map((trace) => {
@@ -67,7 +69,7 @@ function paint(place) {
   });
   const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" },
     ...(figure.shapes ?? []).map((shape) => shaped(shape, x, box)), ...x.ticks.map((tick) => vertical(tick, box)),
-    ...y.ticks.map((tick) => horizontal(tick, box)), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...beside(words, points, box), ...titles(figure, box));
+    ...y.ticks.map((tick) => (above ? svg("text", { x: box.left, y: tick.at - y.half - 4 }, tick.text) : horizontal(tick, box))), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...beside(words, points, box), ...titles(figure, box, width));
   place.replaceChildren(legend(traces), image);
   place.dataset.width = width;
   place.points = points;
@@ -90,10 +92,10 @@ function axis(spec = {}, values, [from, to]) {
   return { at, ticks: named.filter(({ text }, n) => text !== named[n - 1]?.text) }; // of moments within a minute, one
 }
 
-function banded(names, [from, to]) {
+function banded(names, [from, to], above) {
   const size = (to - from) / names.length;
-  const at = (name) => from + size * (names.indexOf(name) + 0.5);
-  return { at, half: Math.abs(size) * 0.38, ticks: names.map((name) => ({ at: at(name), text: name })) };
+  const at = (name) => from + size * (names.indexOf(name) + (above ? 0.25 : 0.5));
+  return { at, half: Math.abs(size) * (above ? 0.2 : 0.38), ticks: names.map((name) => ({ at: at(name), text: name })) };
 }
 
 // Round values between two, at most so many, or as few more as make two.
@@ -192,10 +194,10 @@ function label({ at, text }, box) {
   return svg("text", { x: box.right + 6, y: at + 4 }, text);
 }
 
-function titles(figure, box) {
+function titles(figure, box, width) {
   const middle = (box.top + box.bottom) / 2;
   const turned = (x, text) => text && svg("text", { class: "title", transform: `translate(${x} ${middle}) rotate(-90)`, "text-anchor": "middle" }, text);
-  return [svg("text", { class: "title", x: (box.left + box.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, figure.x?.title ?? ""),
+  return [svg("text", { class: "title", x: width < NARROW ? width / 2 : (box.left + box.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, figure.x?.title ?? ""),
     turned(14, figure.y?.title), turned(box.right + 66, figure.right?.title)].filter(Boolean);
 }
 

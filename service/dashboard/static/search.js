@@ -1,7 +1,7 @@
 // A search's trials: one filter, order and choice of columns for the table and all charts, stored in the URL.
 
 import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts.js";
-import { columns as columnsOf, csv, sorted } from "./columns.js";
+import { columns as columnsOf, csv, named, sorted } from "./columns.js";
 import { element } from "./elements.js";
 import { tpot, ttft } from "./latency.js";
 import { setting } from "./numbers.js";
@@ -98,13 +98,14 @@ function controls() {
     form.dataset.says = says;
     form.replaceChildren(
       ...selects.map(([name, label, values]) => {
-        const options = [["", "Any"], ...values.map((value) => [String(value), setting(value)])];
+        const options = [["", "Any"], ...values.map((value) => [String(value), name === "state" ? named(value) : setting(value)])];
         const select = element("select", { name, onchange: (event) => choose(name, event.target.value) });
         select.append(...options.map(([value, text]) => element("option", { value }, text)));
         return element("label", {}, label, select);
       }),
       ...(selects.length ? [element("button", { type: "button", onclick: reset }, "Clear")] : []),
     );
+    for (const each of [form, part("fold")]) each.hidden = !selects.length;
     part("columns").replaceChildren(...columns.slice(1).map((column) => element(
       "label", {}, element("input", { type: "checkbox", name: column.name, onchange: chooseColumns }), column.title ? `${column.label}: ${column.title}` : column.label,
     )));
@@ -162,7 +163,7 @@ function blank() {
   const measured = some(trials.measured_step_s);
   const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
   const several = two(trials.measured_step_s);
-  const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
+  const shows = { history: several, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
   part("more").hidden = !measured || ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
@@ -176,10 +177,18 @@ function drawVisible() {
     } else {
       const figure = figures[name](trials, shown, part(name));
       if (marked != null) ring(figure, marked, trials);
+      frontSays(part(name), figure);
       draw(part(name), figure);
     }
   }
   root.dataset.drawn = String(shown.length);
+}
+
+// What the caption says of the Pareto front: a line needs two runs.
+function frontSays(place, figure) {
+  const says = place.closest("figure").querySelector("[data-front]");
+  if (!says) return;
+  says.textContent = figure.traces.find(({ name }) => name === "Pareto front").x.length ? "No run beats those on the line in both." : "One run is ahead of all others in both.";
 }
 
 function table() {
@@ -192,6 +201,7 @@ function table() {
   const pages = Math.max(1, Math.ceil(order.length / ROWS_A_PAGE));
   page = Math.min(page, pages - 1);
   head(part("head"), list, { sort: sort(), sortBy });
+  sortChoices(list);
   show(part("rows"), trials, list, order, { page, picked, open, marked }, act);
   const [from, to] = [page * ROWS_A_PAGE + 1, Math.min(order.length, (page + 1) * ROWS_A_PAGE)];
   const of = shown.length < trials.run_id.length ? ` (of ${trials.run_id.length.toLocaleString("en-US")})` : "";
@@ -204,6 +214,13 @@ function table() {
   part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : order.length === 0 ? "No matching runs." : "";
   part("sampled").hidden = shown.length <= MOST_POINTS;
   part("only").closest("label").hidden = !picked.size;
+}
+
+// What a phone has in place of the headings.
+function sortChoices(list) {
+  const choices = list.flatMap(({ name, label }) => [[name, `${label} ↑`], [`-${name}`, `${label} ↓`]]);
+  part("sort").closest("label").hidden = trials.run_id.length < 2;
+  part("sort").replaceChildren(...choices.map(([value, text]) => element("option", { value, selected: value === sort() }, text)));
 }
 
 function sortBy(next) {
@@ -255,6 +272,7 @@ part("only").addEventListener("change", () => {
   page = 0;
   table();
 });
+part("sort").addEventListener("change", ({ target }) => sortBy(target.value));
 part("csv").addEventListener("click", () => {
   const address = URL.createObjectURL(new Blob([csv(columns, order)], { type: "text/csv" }));
   element("a", { href: address, download: "runs.csv" }).click();
@@ -279,6 +297,9 @@ for (const name of [...Object.keys(figures), "parallel"]) {
   watch.observe(part(name));
   part(name).addEventListener("pick", ({ detail }) => reveal(detail));
 }
+
+// Other charts follow the width by themselves.
+new ResizeObserver(() => trials && (pending.add("parallel"), drawVisible())).observe(part("parallel"));
 
 // Paper shows every chart, also those that nobody has scrolled to.
 matchMedia("print").addEventListener("change", ({ matches }) => {

@@ -2,9 +2,11 @@
 
 import { faded } from "./charts.js";
 import { element } from "./elements.js";
-import { seconds } from "./numbers.js";
+import { ABSENT, seconds } from "./numbers.js";
 
 export const ROWS_A_PAGE = 25;
+
+const look = (column) => [column.number && "number", column.look].filter(Boolean).join(" ") || null;
 
 // The header: a button for each column that sorts by it.
 export function head(place, columns, { sort, sortBy }) {
@@ -16,10 +18,10 @@ export function head(place, columns, { sort, sortBy }) {
   const cells = columns.map((column) => {
     const chosen = column.name === by;
     const next = chosen && !descending ? `-${column.name}` : column.name;
-    const arrow = element("span", { "aria-hidden": "true" }, chosen ? (descending ? " ↓" : " ↑") : "");
+    const arrow = element("span", { "aria-hidden": "true" }, chosen ? (descending ? "\u00a0↓" : "\u00a0↑") : "");
     const button = element("button", { type: "button", title: column.title, onclick: () => sortBy(next) }, column.label, arrow);
     const order = chosen ? (descending ? "descending" : "ascending") : null;
-    return element("th", { scope: "col", class: column.number ? "number" : null, "data-column": column.name, "aria-sort": order }, button);
+    return element("th", { scope: "col", class: look(column), "data-column": column.name, "aria-sort": order }, button);
   });
   place.replaceChildren(element("tr", {}, ...cells));
   if (focused) place.querySelector(`[data-column="${CSS.escape(focused)}"] button`)?.focus();
@@ -68,7 +70,8 @@ export function show(body, trials, columns, indices, state, act) {
   }
 
   function cell(column, i) {
-    return element("td", { class: column.number ? "number" : null, "data-heading": column.label }, column.cell(i));
+    const shown = column.cell(i);
+    return element("td", { class: look(column), "data-heading": column.label, "data-none": [shown, shown.textContent].includes(ABSENT) }, shown);
   }
 
   // All runs of a configuration: when and why each was chosen, what came out, its log, and how to launch it.

@@ -1,0 +1,54 @@
+"""Configurations of an ended search that did not run and cannot be told apart from its answer."""
+
+import math
+from dataclasses import dataclass
+
+from hp_tool.calibration.posterior import ratio
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.records import SearchRecord
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.serving import InferenceEstimate
+from service.api.search_results import known_rows
+from service.dashboard import trials
+from service.dashboard.page import configuration_href, stored_configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A configuration that did not run and may be as good as the answer."""
+
+    arithmetic: str
+    details: str
+    step_s: float
+    """Calibrated seconds, of a step or a request."""
+    href: str | None
+    """Its page; None where the stored query cannot be read."""
+
+
+def rivals(record: SearchRecord) -> tuple[Rival, ...]:
+    """Rows of the result that did not run and whose time may be the first row's: the 90 % interval of their ratio holds 1."""
+    rows = known_rows(record)
+    if not rows or rows[0].rank != 1 or (first := _known(rows[0].known)) is None:
+        return ()
+    alike = []
+    for row in rows[1:]:
+        if row.measurement is not None or (known := _known(row.known)) is None:
+            continue
+        _, low, high = ratio(known, first, quantile=NORMAL_QUANTILE)
+        if low <= 1.0 <= high:
+            configuration = stored_configuration(record.query, row)
+            arithmetic, details = trials.words(row.parallel, record.query)
+            href = None if configuration is None else configuration_href(configuration, search_id=record.id)
+            alike.append(Rival(arithmetic=arithmetic, details=details, step_s=known[0], href=href))
+    return tuple(alike)
+
+
+def _known(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
+    """(seconds of a step or a request, standard deviation of their logarithm); None where they are not stated."""
+    if estimate.intervals is None:
+        return None
+    if isinstance(estimate, Estimate):
+        seconds, interval = estimate.time and estimate.time.step_s, estimate.intervals.step_s
+    else:  # most of a request's seconds are its output tokens'
+        seconds, interval = estimate.request_latency_s, estimate.intervals.tpot_s
+    return (seconds, math.log(interval[1] / interval[0]) / (2.0 * NORMAL_QUANTILE)) if seconds and interval[0] > 0.0 else None
