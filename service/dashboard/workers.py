@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter
 
@@ -12,6 +12,7 @@ from service.api.dependencies import StoreDep
 from service.api.workers import WorkerView, searches_in, workers
 from service.dashboard.health import Health, health
 from service.dashboard.page import Page, Tone, page_at
+from service.dashboard.search import stalled
 
 MOST_SEARCHES = 5
 """Searches of a cluster whose runs are looked at."""
@@ -83,18 +84,18 @@ def _running(record: SearchRecord) -> RunningSearch:
         cluster=record.cluster or UNKNOWN,
         holder="" if lease is None else lease.holder,
         seen_at=record.updated_at if lease is None else lease.heartbeat_at,
-        stalled=lease is None or lease.expires_at < datetime.now(UTC),
+        stalled=stalled(record),
     )
 
 
 def _load(store: Store, name: str, *, busy: list[RunningSearch], queued: int, live: list[WorkerView]) -> ClusterLoad:
     launcher = name.partition(":")[0]
     able = sum(any(offer.launcher == launcher for offer in worker.offers) for worker in live)
-    stalled = sum(each.stalled for each in busy)
-    running = len(busy) - stalled
+    silent = sum(each.stalled for each in busy)
+    running = len(busy) - silent
     state: str
     tone: Tone
-    if not able and (queued or stalled):
+    if not able and (queued or silent):
         state, tone = f"{'queue waits' if queued else 'stalled'}: no live worker has launcher {launcher}", "bad"
     elif running:
         state, tone = "working", "good"
@@ -103,7 +104,7 @@ def _load(store: Store, name: str, *, busy: list[RunningSearch], queued: int, li
     return ClusterLoad(
         name=name,
         running=running,
-        stalled=stalled,
+        stalled=silent,
         queued=queued,
         workers=able,
         health=state,
