@@ -168,9 +168,9 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
 
 def _sentences(answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None) -> tuple[str, ...]:
     """All that is said of an answer, what was measured first; `measured`: that, where the answer does not say it in full."""
-    said = words.sentences(replace(answer, as_good=0))
-    own = next(each for each in said if words.measured_words(answer.measured) in each[:1].lower() + each[1:])
-    rest = [each for each in said if each not in (own, words.warning(answer))]
+    sentences = words.sentences(replace(answer, as_good=0))
+    own = next(each for each in sentences if words.measured_words(answer.measured) in each[:1].lower() + each[1:])
+    rest = [each for each in sentences if each not in (own, words.warning(answer))]
     return tuple(_page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest)
 
 
@@ -266,14 +266,14 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     predicted, known, measurement = row.estimate, row.known, row.measurement
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
-    said = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
+    sentences = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
     return Best(
         parallel=row.parallel,
         set=row.set,
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
-        sentences=(*said, *_off(predicted, load)),
+        sentences=(*sentences, *_off(predicted, load)),
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
