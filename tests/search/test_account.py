@@ -69,3 +69,17 @@ def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() ->
     assert problem.request(record, startup_s=3.0).timeout_s == pytest.approx(180.0 + steps * 60.0)
     fixed = make_problem(run_timeout_s=300.0)
     assert fixed.request(record, startup_s=100.0).timeout_s == 300.0
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "imbalance", "balanced"), [(None, 1.0, True), (None, 1.3, False), (True, 1.3, True), (False, 1.0, False)]
+)
+def test_tokens_are_routed_evenly_where_that_was_asked_or_predicted(
+    experts: bool, setting: bool | None, imbalance: float, balanced: bool
+) -> None:
+    problem = make_problem(balanced_routing=setting)
+    model = replace(problem.model, num_experts=8, num_experts_per_tok=2) if experts else problem.model
+    problem = replace(problem, model=model, training=replace(problem.training, expert_imbalance=imbalance))
+    record = replace(run(1, wall_s=None, step_s=None), parallel=problem.candidates.config(0), predicted={})
+    assert problem.request(record, startup_s=1.0).balanced_routing == (balanced and experts)
