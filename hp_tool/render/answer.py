@@ -62,10 +62,14 @@ def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
 
 
 def not_better(answer: Answer | ServingAnswer) -> str | None:
-    """`Keep your first: no other layout is clearly better`; None where one is, or where there is nothing to compare with."""
+    """`Keep your first: no other layout is clearly better`; where that led its search, `Keep your first: it was the fastest`;
+    None where one is better, or where there is nothing to compare with.
+    """
     if answer.gain is None or answer.clearly_better:
         return None
     yours = "baseline" if answer.gain.against == "search.baseline" else "first"
+    if answer.gain.against == "slowest run" and answer.gain.interval[0] > 1.0:
+        return f"Keep your {yours}: it was the fastest of all runs"
     return f"Keep your {yours}: no other layout is clearly better"
 
 

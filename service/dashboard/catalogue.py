@@ -367,7 +367,7 @@ def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
     yield Fact(name="memory per GPU", value=formats.gib(gpu.memory_bytes))
     yield Fact(name="memory per node", value=formats.gib(gpu.memory_bytes * node.gpus_per_node))
     if node.price_per_gpu_hour is None and gpu.price_per_hour is not None:
-        yield Fact(name="typical $ per GPU-hour", value=formats.dollars(gpu.price_per_hour))
+        yield Fact(name="$ per GPU-hour", value=f"none of its own; {formats.dollars(gpu.price_per_hour)} is typical of the GPU")
 
 
 def _href(section: Section, name: str) -> str:

@@ -234,21 +234,23 @@ def subject(query: JsonObject) -> str:
 
 
 def workload(query: JsonObject) -> str:
-    """What one step or request does: `8,192 tokens a sequence, batch 512, 1,000 billion tokens in all`; `4,000 tokens in, 1,000
-    out, 64 at once`; empty where the query names a distribution or a trace.
+    """What one step or request does: `8,192 tokens a sequence, batch 512, 1,000 billion tokens in all`; `weights in fp8, 4,000
+    tokens in, 1,000 out, 64 in flight`. Distributions and traces of lengths are left out, as defaults are.
     """
     training, served = query.get("training") or {}, query.get("inference") or {}
     total = training.get("total_tokens")
     parts = (
+        (training.get("precision"), "{}"),
+        (served.get("precision"), "weights in {}"),
         (training.get("sequence_length"), "{:,} tokens a sequence"),
         (training.get("global_batch_size"), "batch {:,}"),
         (total and total / 1e9, "{:,.4g} billion tokens in all"),
         (served.get("input_length"), "{:,} tokens in"),
         (served.get("output_length"), "{:,} out"),
-        (served.get("concurrency"), "{:,} at once"),
+        (served.get("concurrency"), "{:,} in flight"),
         (served.get("request_rate_per_second"), "{:,} requests/s"),
     )
-    return ", ".join(text.format(value) for value, text in parts if isinstance(value, int | float) and value)
+    return ", ".join(text.format(value) for value, text in parts if isinstance(value, int | float | str) and value)
 
 
 def query_text(query: JsonObject) -> str:

@@ -27,6 +27,7 @@ class GuideEntry:
     name: str
     """In its address."""
     title: str
+    """Its heading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +68,14 @@ def guide_sections() -> tuple[GuideSection, ...]:
     for section in yaml.safe_load(site.read_text(encoding="utf-8"))["nav"]:
         ((title, pages),) = section.items()
         if isinstance(pages, list):
-            listed = [(heading, file) for page in pages for heading, file in page.items() if (folder / file).is_file()]
-            entries = tuple(GuideEntry(name=file.removesuffix(".md"), title=heading) for heading, file in listed)
+            listed = [path for page in pages for file in page.values() if (path := folder / file).is_file()]
+            entries = tuple(GuideEntry(name=path.stem, title=_heading(path)) for path in listed)
             sections.append(GuideSection(title=title, entries=entries))
     return tuple(sections)
+
+
+def _heading(file: Path) -> str:
+    return file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").strip()
 
 
 @page_at(router, "", template="guide.html", section="Guide")

@@ -54,6 +54,8 @@ class SearchRow(View):
     """Step time, or for serving the request latency; of an ended search its answer's, else the shortest measured so far."""
     known: str
     """How it is known: measured, calibrated or predicted."""
+    failure: str
+    """Why it failed; empty where it did not."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
@@ -152,8 +154,10 @@ def _row(record: SearchRecord) -> SearchRow:
     progress = view.progress
     so_far = {"parallel": progress.get("best_parallel"), "step_s": progress.get("best_step_s"), "source": "measured"}
     best = progress.get("answer") or so_far
-    # An answer's seconds are by calibration and its own runs, also where these weigh most.
+    # An answer's own seconds are by calibration and its runs, also where these weigh most.
     known = "calibrated" if best is not so_far and best["source"] == "measured" else best["source"]
+    if measured := best.get("measured"):
+        best, known = best | {"step_s": measured["step_s"]}, "measured"
     return SearchRow.of(
         view,
         short_id=view.id[:8],
@@ -169,6 +173,7 @@ def _row(record: SearchRecord) -> SearchRow:
         known=known if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
+        failure=str((record.error or {}).get("message") or "").partition("\n")[0][:160],
         gpu_seconds=progress.get("gpu_seconds") or 0.0,
         saved_gpu_seconds=saved_gpu_seconds(progress),
     )
