@@ -14,7 +14,7 @@ Extra = Literal["client", "import", "search", "service", "plot", "mcp", "profile
 _CLIENT = ("httpcore", "httpx")
 _IMPORT = ("tree_sitter", "tree_sitter_bash")
 _SEARCH = (*_CLIENT, *_IMPORT, "alembic", "optuna", "psutil", "scipy", "sqlalchemy", "threadpoolctl")
-_SERVICE = (*_SEARCH, "fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn")
+_SERVICE = (*_SEARCH, "fastapi", "jinja2", "markdown_it", "prometheus_client", "python_multipart", "uvicorn")
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "client": _CLIENT,

@@ -103,7 +103,12 @@ def _as_html(text: str) -> Markup:
             token.attrSet("id", _anchor(content.content))
         _mend_links(token.children or ())
     html = parser.renderer.render(tokens, parser.options, {})
-    return Markup(html.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>"))  # noqa: S704
+    for tag, opening, end in (
+        ("pre", "<pre tabindex=0>", "</pre>"),
+        ("table", '<div class="scroll" tabindex=0><table>', "</table></div>"),
+    ):
+        html = html.replace(f"<{tag}>", opening).replace(f"</{tag}>", end)  # what scrolls sideways is reached by keyboard
+    return Markup(html)  # noqa: S704
 
 
 def _mend_links(tokens: Iterable[Token]) -> None:

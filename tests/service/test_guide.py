@@ -33,7 +33,7 @@ def test_links_within_the_guide_lead_to_their_headings(pages: dict[str, str]) ->
 
 
 def test_a_page_is_text_and_its_json_markdown(shared_http: TestClient, pages: dict[str, str]) -> None:
-    assert "<h1" in pages["glossary"] and "<table>" in pages["queries"] and "<pre>" in pages["tutorial"]
+    assert "<h1" in pages["glossary"] and "<table>" in pages["queries"] and "<pre tabindex=0>" in pages["tutorial"]
     twin = shared_http.get("/guide/glossary.json").json()
     assert twin["title"] == "Glossary" and twin["text"].startswith("# Glossary")
 
