@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import Label, SearchRecord, SearchState
+from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
@@ -152,8 +152,12 @@ def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
 def _row(record: SearchRecord) -> SearchRow:
     view = SearchView.of(record)
     progress = view.progress
-    so_far = {"parallel": progress.get("best_parallel"), "step_s": progress.get("best_step_s"), "source": "measured"}
-    best = progress.get("answer") or so_far
+    so_far: JsonObject = {
+        "parallel": progress.get("best_parallel"),
+        "step_s": progress.get("best_step_s"),
+        "source": "measured",
+    }
+    best: JsonObject = progress.get("answer") or so_far
     # An answer's own seconds are by calibration and its runs, also where these weigh most.
     known = "calibrated" if best is not so_far and best["source"] == "measured" else best["source"]
     if measured := best.get("measured"):
