@@ -186,6 +186,16 @@ def test_drafts_that_are_refused_are_work_all_the_same() -> None:
     assert 1.5 * seconds(plain, 512) < seconds(drafting, 512) < seconds(plain, 2048)
 
 
+def test_drafts_that_are_kept_share_the_seconds_of_their_pass() -> None:
+    """All three kept: a pass, as long as with all of them refused, yields four tokens."""
+    refused, kept = (
+        case_of(speculative=SpeculativeSpec(num_speculative_tokens=3, acceptance_rate=rate)).case for rate in (0.0, 1.0)
+    )
+    one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
+    alone, shared = (float(token_seconds(case, one, np.ones(1))[0]) for case in (refused, kept))
+    assert shared == pytest.approx(alone / 4, rel=0.05)  # less what the front end takes of each token
+
+
 def test_the_wait_of_arrivals_one_by_one_is_the_queues() -> None:
     """Lindley's recursion over 400,000 independent arrivals: each waits for what was left when the one before arrived."""
     setup = case_of()
