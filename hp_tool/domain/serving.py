@@ -133,6 +133,10 @@ class TokenPrices:
     """By the time that decoding takes."""
 
 
+ALL_RUN = 0.99
+"""Share of the requests in flight from which all of them are said to run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
     """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
@@ -191,6 +195,12 @@ class InferenceEstimate:
     fit: ClassVar[None] = None
     """Of trainings alone, as the next."""
     out_of_memory_probability: ClassVar[None] = None
+
+    @property
+    def some_wait(self) -> bool:
+        """Whether clearly fewer requests run than are in flight."""
+        running, flying = self.running_requests, self.concurrency
+        return bool(running and flying and running < ALL_RUN * flying)
 
     def __repr__(self) -> str:
         """A line for people; the fields are those of --json."""

@@ -17,8 +17,6 @@ from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.space.serving import serving_space
 from hp_tool.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 
-ALL = 0.99
-"""Share of the requests in flight below which those that run are said not to be all."""
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
 """Powers of two by which an engine's limits are moved; far down, since most targets are missed by crowding."""
 AXES = (
@@ -147,7 +145,7 @@ def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus:
     figures = {name: getattr(after, name) for name in FIGURES}
     change = change_in_words(infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus))
     lowered = after.parallel.max_num_seqs < infeasible.parallel.max_num_seqs
-    if lowered and (after.running_requests or 0.0) < ALL * (after.concurrency or 0.0):
+    if lowered and after.some_wait:
         change += "; further requests wait"
     before, throughput = infeasible.output_tokens_per_second_per_gpu, figures["output_tokens_per_second_per_gpu"]
     return ServingMend(

@@ -216,7 +216,7 @@ def _compared(
         ),
         differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
-        memory=_fullest_stages(names, views, sides),
+        memory=_fullest_stages(names, views, runs),
         time=_times(names, views, sides),
     )
 
@@ -326,16 +326,18 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
     return values.index(least if unit in LESS_IS_BETTER else most)
 
 
-def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side]) -> Stack | None:
+def _fullest_stages(
+    names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
+) -> Stack | None:
     """Each one's fullest stage as predicted, and the largest peak that its whole run measured."""
     rows = []
-    for name, view, side in zip(names, views, sides, strict=True):
+    for name, view, run in zip(names, views, runs, strict=True):
         if view.memory is not None:
             bar = max(view.memory.bars, key=lambda bar: bar.total)
             rows.append(
                 BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit, interval=bar.interval)
             )
-        if peak := measured_peak(side.run):
+        if peak := measured_peak(run):
             rows.append(BarSpec(label=name, note="measured", parts={"measured": peak}))
     return stack(rows, unit="bytes") if rows else None
 

@@ -100,11 +100,9 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
     return {"measured": seconds} if seconds else {}
 
 
-def measured_peak(run: RunRecord | None) -> float | None:
-    """Bytes of the fullest device of a whole run that ended well."""
-    measurement = run and run.measurement
-    whole = run is not None and run.fidelity.is_whole and measurement is not None and measurement.status == "ok"
-    return float(measurement.peak_memory_bytes) if whole and measurement and measurement.peak_memory_bytes else None
+def measured_peak(run: ComparedRun | None) -> float | None:
+    """Bytes of the fullest device; None of a reduced run, or of one that failed."""
+    return next((each.value for each in run.metrics if each.name == figures.PEAK.label), None) if run else None
 
 
 def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:

@@ -21,8 +21,6 @@ from service.dashboard import formats
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 
-ALL = 0.99
-"""Share of the requests in flight below which those that run are said not to be all."""
 LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
 """What a search around a row keeps of it."""
 
@@ -124,9 +122,9 @@ def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
 
 def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
     """Return `40 of 64 requests fit in the KV cache; the others wait`; empty where all that are in flight run."""
-    running, flying = estimate.running_requests, estimate.concurrency
-    if not running or not flying or running >= ALL * flying:
+    if not estimate.some_wait:
         return ""
+    running, flying = estimate.running_requests, estimate.concurrency
     room = "fit in the KV cache" if estimate.kv_cache_limited else f"run under the engine limit {config.max_num_seqs:,}"
     return f"{running:,.0f} of {flying:,.0f} requests {room}; the others wait"
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunFigures, RunRecord
-from hp_tool.render.figures import MEMORY, PEAK, REQUEST, STEP, TPOT, TTFT
+from hp_tool.render.figures import MEMORY, REQUEST, STEP, TPOT, TTFT
 from hp_tool.units import counted, times
 from service.dashboard import formats
-from service.dashboard.metrics import ComparedRun, Metric
+from service.dashboard.metrics import ComparedRun, Metric, measured_peak
 from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
@@ -68,7 +68,7 @@ def agreement(run: ComparedRun, metrics: Sequence[Metric]) -> Agreement:
 
 def _memory(run: ComparedRun, metrics: Sequence[Metric]) -> str:
     """` Its memory peaked at 3.00 GiB, outside the 15.2 to 18.2 GiB that were predicted.`; empty where its interval held it."""
-    peak = next((each.value for each in run.metrics if each.name == PEAK.label), None)
+    peak = measured_peak(run)
     predicted = next((each for each in metrics if each.name == MEMORY.label), None)
     if not peak or predicted is None or predicted.low is None or predicted.high is None or peak <= predicted.high:
         return ""  # less than predicted harms nobody: some of it is held in reserve
