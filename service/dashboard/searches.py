@@ -158,8 +158,8 @@ def _row(record: SearchRecord) -> SearchRow:
         "source": "measured",
     }
     best: JsonObject = progress.get("answer") or so_far
-    if measured := best.get("measured"):  # an answer's own seconds are by calibration
-        best = best | {"step_s": measured["step_s"], "source": "measured"}
+    # An answer's seconds are by calibration and its own runs, also where these weigh most.
+    known = "calibrated" if best is not so_far and best["source"] == "measured" else best["source"]
     return SearchRow.of(
         view,
         short_id=view.id[:8],
@@ -172,7 +172,7 @@ def _row(record: SearchRecord) -> SearchRow:
         model=model_of(view.query),
         best=words(decode_configuration(best["parallel"]), view.query)[0] if best["parallel"] else None,
         best_step_s=best["step_s"],
-        known=best["source"] if best["parallel"] else "",
+        known=known if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         failure=str((record.error or {}).get("message") or "").partition("\n")[0][:160],
