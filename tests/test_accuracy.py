@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import baseline, days, evidence, report
+from benchmarks.accuracy import days, evidence, ledger, report
 from benchmarks.accuracy.groups import Group, figures, votes
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import gb300_cases, recipe_cases, release_cases
@@ -39,22 +39,11 @@ def groups(folder: Path) -> dict[str, Group]:
 def figures_of(request: pytest.FixtureRequest) -> Figures:
     """As the pages show them, and as they are."""
     if request.param == "saved":
-        saved = baseline.load(baseline.RESULT)["groups"]
-        return lambda title: saved[title]["figures"]
+        saved = ledger.load()["groups"]
+        names = {new: old for old, new in ledger.NAMES.items()}
+        return lambda title: {names.get(name, name): value for name, value in saved[title].items()}
     computed: dict[str, Group] = request.getfixturevalue("groups")
     return lambda title: figures(computed[title].rows)
-
-
-def test_what_is_saved_is_of_these_constants(folder: Path) -> None:
-    """Where nothing is fitted again; `pytest -m long` and `python -m benchmarks.accuracy` compute the rest."""
-    saved = baseline.load(baseline.RESULT)["groups"]
-    computed = [group for group in evidence.of_shipped_constants(folder) if group.title in saved]
-    assert len(computed) >= 5
-    for group in computed:
-        found = figures(group.rows)
-        for name in {"mean_error", "worst_error", "coverage", "width"} & found.keys():
-            if found[name] is not None:
-                assert found[name] == pytest.approx(saved[group.title]["figures"][name], rel=1e-3), (group.title, name)
 
 
 def test_days_and_their_ratio() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import baseline, page
+from benchmarks.accuracy import ledger, page
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.groups import Group
 from benchmarks.accuracy.scatter import scatter
@@ -15,23 +15,23 @@ from benchmarks.accuracy.scatter import scatter
 
 @pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.name)
 def test_pages_hold_what_the_result_gives(path: Path) -> None:
-    result, before = baseline.load(baseline.RESULT), baseline.load(baseline.SAVED)
+    result = ledger.load()
     text = path.read_text(encoding="utf-8")
     assert page.BLOCK.search(text)
-    assert page.filled(text, result, before) == text, "run python -m benchmarks.accuracy.page"
+    assert page.filled(text, result) == text, "run python -m benchmarks.accuracy.page"
 
 
 def test_pictures_show_what_the_result_gives() -> None:
-    for name, picture in page.pictures(baseline.load(baseline.RESULT)).items():
+    for name, picture in page.pictures(ledger.load()).items():
         assert (page.PICTURES / f"{name}.svg").read_text(encoding="utf-8") == picture, "run python -m benchmarks.accuracy.page"
 
 
 def test_the_page_leaves_no_group_out_and_the_first_page_not_the_worst() -> None:
-    result = baseline.load(baseline.RESULT)
+    result = ledger.load()
     table = page.summary(result)
     assert all(f"| {title}" in table for title in result["groups"])
-    unseen = {title: group for title, group in result["groups"].items() if group["left_out"] in baseline.DRAWN}
-    worst = max(unseen, key=lambda title: unseen[title]["figures"]["worst_error"])
+    unseen = {title: group for title, group in result["groups"].items() if group["left_out"] in ledger.DRAWN}
+    worst = max(unseen, key=lambda title: unseen[title]["worst"])
     assert set(page.HEADLINES) <= set(result["groups"]) and worst in page.HEADLINES
 
 
@@ -40,8 +40,7 @@ def test_what_is_worse_is_told() -> None:
     good = Comparison(source="s", model="m", what="fine", published=1.0, predicted=1.0, low=0.9, high=1.1, part="h100")
     bad = dataclasses.replace(good, what="far off", published=2.0, refused="memory")
     group = Group(title="Runs", left_out="model", saw="others", rows=[good, bad])
-    report = {"groups": [group], "grid": None, "days": {}, "not_stated": {}}
-    text = page.groups(baseline.summarise(report))
+    text = page.groups({"groups": {group.title: ledger.entry(group)}})
     assert "m, far off: -50.0%" in text and "1 infeasible: memory" in text and "50 % (50-100)" in text
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import dataclasses
+import os
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.accuracy import activations
@@ -35,28 +39,29 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
 
-def groups(folder: Path) -> list[Group]:
-    """Those with rows."""
-    groups = [
-        *_paper(folder),
-        *_megatron(folder),
-        *_hybrids(folder),
-        *_tuning(folder),
-        *new_dies(folder),
-        *_plain(folder),
-        *other.fsdp(folder),
-        *other.internevo(folder),
-        *other.nanotron(folder),
-        *other.memory(folder),
-    ]
-    groups += _pairs(folder, {group.title: group.rows for group in groups})
-    groups += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
-    return [group for group in groups if group.rows]
+def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
+    """Return every group of evidence that has rows, computed by one process per core.
+
+    Args:
+        folder: The folder of measured figures.
+        only: Names of the SECTIONS to compute; all of them by default.
+    """
+    names = [name for name in SECTIONS if only is None or name in only]
+    # Longest first, so that the cores finish together.
+    order = sorted(names, key=lambda name: -SECONDS.get(name, 0.0))
+    # Spawned: a process that inherits the threads of a numeric library may hang.
+    with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        pending = {name: pool.submit(_section, name, folder) for name in order}
+        found = [group for name in names for group in pending[name].result()]
+    in_quick = _pairs(folder, {group.title: group.rows for group in found if not group.is_long})
+    quick = {group.title for group in in_quick if group.rows}
+    for group in _pairs(folder, {group.title: group.rows for group in found}):
+        found.append(dataclasses.replace(group, is_long=group.title not in quick))
+    return [group for group in found if group.rows]
 
 
-def of_shipped_constants(folder: Path) -> list[Group]:
-    """Those among them that take seconds: hardly anything is fitted again for them."""
-    return [*_tuning(folder), *new_dies(folder), *other.memory(folder), *other.published()]
+def _section(name: str, folder: Path) -> list[Group]:
+    return [dataclasses.replace(group, is_long=name in LONG) for group in SECTIONS[name](folder)]
 
 
 def _paper(folder: Path) -> list[Group]:
@@ -240,3 +245,25 @@ def _ahead(folder: Path) -> list[Group]:
         Group(title="The next release: mixtures of experts", left_out="future", saw=saw,
               rows=of([case for case in releases if case.has_experts])),
     ]  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Path], list[Group]]] = {
+    "paper": _paper,
+    "today": lambda folder: [*_megatron(folder), *_plain(folder)],
+    "hybrids": _hybrids,
+    "tuning": _tuning,
+    "new dies": new_dies,
+    "fsdp": other.fsdp,
+    "internevo": other.internevo,
+    "nanotron": other.nanotron,
+    "memory": other.memory,
+    "other software": other.other_software,
+    "ahead": _ahead,
+    "published": lambda folder: other.published(),
+    "serving": other.serving,
+}
+"""Functions that compute groups, each independent of the others and of their fits."""
+SECONDS = {"today": 140.0, "fsdp": 30.0, "ahead": 20.0, "nanotron": 12.0}
+"""Processor seconds of the sections that take more than ten; they are started first."""
+LONG = frozenset({"today"})
+"""Sections that CI leaves out, because it has two minutes of two cores."""

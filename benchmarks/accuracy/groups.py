@@ -45,6 +45,8 @@ class Group:
     """The rows behind the constants that predicted these."""
     rows: list[Comparison]
     unit: str = "s"
+    is_long: bool = False
+    """Needs fits that take minutes; CI leaves it out."""
 
     @property
     def parts(self) -> dict[str, list[Comparison]]:

@@ -153,7 +153,7 @@ def published() -> list[Group]:
               unit="over a layer without", rows=ranges),
         Group(title="arXiv 1909.08053, GPT-2 on V100", left_out="seen", saw=OPS, rows=of("1909.08053", "v100-sxm-32gb"),
               unit="PFLOP/s, %, TFLOP/s"),
-        Group(title="Strong scaling of 177B to 4,608 H100, by our layout", left_out="seen", saw=TODAY,
+        Group(title="Megatron-LM's README on H100, by our layout", left_out="seen", saw=TODAY,
               rows=of("README, H100", "h100-sxm-80gb"), unit="% MFU"),
         Group(title="arXiv 2407.21783, Llama 3.1 405B by its recipe", left_out="seen", saw="ops/, MPT under llm-foundry",
               rows=of("2407.21783", "h100-sxm-80gb"), unit="TFLOP/s"),

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md, its pictures and README's table from the saved result: `python -m benchmarks.accuracy.page`.
+"""Write docs/accuracy.md, its pictures and README's table from the ledger: `python -m benchmarks.accuracy.page`.
 
 Only what stands between `<!-- result: NAME -->` and `<!-- end -->` is written; the prose around it is by hand.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import baseline
+from benchmarks.accuracy import ledger
 from benchmarks.accuracy.scatter import scatter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,10 +85,10 @@ def headlines(result: dict[str, Any]) -> str:
     head = "| what is predicted | configurations | mean error | median | worst | inside 90 % interval |"
     lines = [head, f"|---{'|---' * 5}|"]
     for title, words in HEADLINES.items():
-        f = result["groups"][title]["figures"]
-        inside = percent(f["coverage"], 0) if "coverage" in f else "none stated"
-        errors = " | ".join(percent(f[name]) for name in ("mean_error", "median_error", "worst_error"))
-        lines.append(f"| {words} | {f['configurations']:,} | {errors} | {inside} |")
+        f = result["groups"][title]
+        inside = percent(f["inside"], 0) if "inside" in f else "none stated"
+        errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
+        lines.append(f"| {words} | {f['n']:,} | {errors} | {inside} |")
     return "\n".join(lines)
 
 
@@ -99,14 +99,13 @@ def summary(result: dict[str, Any]) -> str:
         f"|---{'|---' * 6}|",
     ]
     for left_out, words in LEFT_OUT.items():
-        for title, group in result["groups"].items():
-            if group["left_out"] == left_out:
-                f = group["figures"]
-                inside = percent(f["coverage"], 0) if "coverage" in f else "none stated"
-                head = f"{title}{_refused(f)} | {words} | {f['configurations']:,}"
-                errors = " | ".join(percent(f[name]) for name in ("mean_error", "median_error", "worst_error"))
+        for title, f in result["groups"].items():
+            if f["left_out"] == left_out:
+                inside = percent(f["inside"], 0) if "inside" in f else "none stated"
+                head = f"{title}{_refused(f)} | {words} | {f['n']:,}"
+                errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
                 lines.append(f"| {head} | {errors} | {inside} |")
-    grid, days = result["grid"], result["days"]
+    grid, days = result["report"]["grid"], result["report"]["days"]
     ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
     words = (
         f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible by the shipped constants, and "
@@ -130,7 +129,7 @@ def _refused(f: dict[str, Any]) -> str:
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
     lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|"]
-    return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["pooled"].items())])
+    return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())])
 
 
 COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | worst case |"
@@ -138,15 +137,15 @@ COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | 
 
 def _cells(f: dict[str, Any]) -> str:
     refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
-    head = f"{f['rows']:,}{refused} | {f['configurations']:,}"
-    if "mean_error" not in f:
+    head = f"{f['rows']:,}{refused} | {f['n']:,}"
+    if "mean" not in f:
         return f"{head} | | | | | | | |"
-    errors = f"{percent(f['mean_error'])} | {percent(f['median_error'])} | {100 * f['bias']:+.1f} %"
+    errors = f"{percent(f['mean'])} | {percent(f['median'])} | {100 * f['bias']:+.1f} %"
     stated = "| | |"
-    if "coverage" in f:
-        low, high = (f"{100 * bound:.0f}" for bound in f["coverage_range"])
-        stated = f"{percent(f['coverage'], 0)} ({low}-{high}) | {f['width']:.2f} | {f['interval_score']:.2f} |"
-    return f"{head} | {errors} | {stated} {f['worst'].replace('|', '/')} |"
+    if "inside" in f:
+        low, high = (f"{100 * bound:.0f}" for bound in f["inside_range"])
+        stated = f"{percent(f['inside'], 0)} ({low}-{high}) | {f['high_low']:.2f} | {f['score']:.2f} |"
+    return f"{head} | {errors} | {stated} {f['worst_case'].replace('|', '/')} |"
 
 
 def groups(result: dict[str, Any]) -> str:
@@ -158,32 +157,38 @@ def groups(result: dict[str, Any]) -> str:
             if group["left_out"] != left_out:
                 continue
             parts = list(group["parts"].items())
-            lines = [("all", group["figures"]), *parts] if len(parts) > 1 else parts
+            lines = [("all", group), *parts] if len(parts) > 1 else parts
             rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
             table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|", *rows]
             blocks += [f"**{title}** ({group['unit']}). Constants from: {group['saw']}.", "\n".join(table)]
     return "\n\n".join(blocks)
 
 
-def since(result: dict[str, Any], before: dict[str, Any]) -> str:
-    """Groups whose errors or intervals differ from the baseline's."""
-    lines = []
-    for title, group in result["groups"].items():
-        was = before["groups"].get(title, {}).get("figures")
-        now = group["figures"]
-        if was is None or was == now or "mean_error" not in was or "mean_error" not in now:
-            continue
-        changes = [f"{percent(was[name])} to {percent(now[name])}" for name in ("mean_error", "worst_error")]
-        changes += [_change(was, now, name) for name in ("coverage", "width", "interval_score")]
-        lines.append(f"| {title} | {' | '.join(changes)} |")
-    if not lines:
-        return "Nothing moved since the baseline."
-    head = "| what moved since the baseline | mean | worst | inside 90 % | high/low | score |"
-    return "\n".join([head, f"|---{'|---' * 5}|", *lines])
+def published(result: dict[str, Any]) -> str:
+    """Return a table of the published headlines: date, published and predicted figure, error, and why one is far off."""
+    lines = ["| published | month | figure | predicted | error |", f"|---{'|---' * 4}|"]
+    known = result["known"]
+    for name, one in result["headlines"].items():
+        error = "" if one["error"] is None else f"{100 * one['error']:+.1f} %"
+        lines.append(f"| {name} | {one['date']} | {one['published']} {one['unit']} | {one['predicted']:,.4g} | {error} |")
+    reasons = [f"- {name}: {why}" for name, why in known.items()]
+    return "\n".join([*lines, "", "Outside 6 %, or against a law below, and why:", "", *reasons])
 
 
-def _change(was: dict[str, Any], now: dict[str, Any], name: str) -> str:
-    return f"{was[name]:.3g} to {now[name]:.3g}" if name in was and name in now else ""
+def laws(result: dict[str, Any]) -> str:
+    """Return a table of the laws: comparisons made, and broken."""
+    rows = [f"| {name} | {one['checked']:,} | {len(one['broken'])} |" for name, one in result["laws"].items()]
+    return "\n".join(["| law | comparisons | broken |", "|---|---|---|", *rows])
+
+
+def moves(result: dict[str, Any]) -> str:
+    """Return the moves of recorded figures with their reasons, the newest first."""
+    if not result["moves"]:
+        return "Nothing moved since the ledger began."
+    return "\n".join(
+        f"- {one['date']}: {one['reason']} ({', '.join(one['figures']) or 'parts of groups'})"
+        for one in reversed(result["moves"])
+    )
 
 
 def pictures(result: dict[str, Any]) -> dict[str, str]:
@@ -191,27 +196,27 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
     drawn = {}
     for name, (title, chosen) in SKETCHES.items():
         series = {
-            one: [(float(x), float(y)) for x, y in (point.split(",") for point in group["points"].split())]
-            for one, group in result["groups"].items()
-            if group["left_out"] in baseline.DRAWN and chosen(one, group)
+            one: [(float(x), float(y)) for x, y in (point.split(",") for point in drawn_points.split())]
+            for one, drawn_points in result["points"].items()
+            if chosen(one, result["groups"][one])
         }
         drawn[name] = scatter(series, title=title)
     return drawn
 
 
-def filled(text: str, result: dict[str, Any], before: dict[str, Any]) -> str:
+def filled(text: str, result: dict[str, Any]) -> str:
     """The page with its blocks as the result gives them."""
     blocks = {
         "headlines": headlines(result), "summary": summary(result), "pooled": pooled(result), "groups": groups(result),
-        "since": since(result, before),
+        "published": published(result), "laws": laws(result), "moves": moves(result),
     }  # fmt: skip
     return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}", text)
 
 
 def main() -> None:
-    result, before = baseline.load(baseline.RESULT), baseline.load(baseline.SAVED)
+    result = ledger.load()
     for path in PAGES:
-        path.write_text(filled(path.read_text(encoding="utf-8"), result, before), encoding="utf-8")
+        path.write_text(filled(path.read_text(encoding="utf-8"), result), encoding="utf-8")
     for name, picture in pictures(result).items():
         (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
 

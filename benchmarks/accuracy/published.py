@@ -9,6 +9,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Where figures were published, and the software that they were measured with."""
+
+    source: str
+    date: str
+    """Month of publication."""
+    release: str | None = None
+    """NVIDIA container of that month, as `training.framework_version`; None: the constants are of the paper's own software."""
+
+
+SHOEYBI = Paper(source="arXiv 1909.08053", date="2019-09")
+NARAYANAN = Paper(source="arXiv 2104.04473 table 1", date="2021-04", release="21.04")
+KORTHIKANTI = Paper(source="arXiv 2205.05198", date="2022-05")
+BLOOM = Paper(source="arXiv 2211.05100", date="2022-03")
+MCORE_README = Paper(source="Megatron-LM README, H100", date="2024-05", release="24.05")
+LLAMA = Paper(source="arXiv 2407.21783 table 4", date="2024-07")
+DYNAMIC_CONTEXT = Paper(source="NVIDIA's technical blog", date="2026-01")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """One model of a scaling study."""
 
@@ -61,6 +81,7 @@ KORTHIKANTI_2022 = {
     "overhead_selective": (0.02, 0.04),
     "memory_factor": 5.0,
     "throughput_gain": (0.29, 0.32),
+    "throughput_gain_175b": 0.318,
 }
 """arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead of one layer from 36-39 %
 to 2-4 % or, for the smallest model, 7 %) and table 5 (29.0, 31.8, 29.7 and 32.1 % more throughput from 22B to 1T)."""
@@ -76,11 +97,16 @@ is interleaved; the first model chunk holds the embedding alone and the last one
 eight chunks a rank of one layer each. How FLOPs are counted is not told: taken as torchtitan does, attention in full."""
 LLAMA_3_LAYOUT = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "micro_batch_size": 1}
 
+BLOOM_STEP_S = 105.0
+"""arXiv 2211.05100, section 3.2: BLOOM 176B on 384 A100 under Megatron-DeepSpeed, TP 4, PP 12 and DP 8, micro-batch 2, batch
+2,048, bf16, everything recomputed; 150 TFLOP/s per GPU, 105 s per iteration."""
+
 MCORE_H100 = (
-    # model, GPUs, batch (None: not published as text), published MFU
+    # model, GPUs, batch, published MFU
     ("mcore-gpt-177b", 96, 1152, 0.47),
     ("mcore-gpt-177b", 4608, 1152, 0.42),
+    ("mcore-gpt-462b", 6144, 3072, 0.475),
 )
-"""Megatron-LM's README of 2024, strong scaling of 177B on H100 in bf16, s = 4096, V = 131,072, communication overlapped. The
-weak scaling from 2B (MFU 41 %) to 462B on 6,144 GPUs (47 to 48 %) gives its batch sizes, GPUs and layouts in a picture
-alone: those rows are not held against predictions."""
+"""Megatron-LM's README of 2024, on H100 in bf16, s = 4096, V = 131,072, communication overlapped: strong scaling of 177B, and
+the largest model of the weak scaling, 462B (47 to 48 % MFU). The batch of 462B is not published as text: 3,072 is assumed; with
+half of it the predicted MFU is 44 %, with twice as much 48 %. Batches and GPUs of the other models stand in a picture alone."""

@@ -14,6 +14,7 @@ from hp_tool.cost.matrices import rank_matrices
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.network import dense_group, expert_group, group_ring, ring_lap_seconds
 from hp_tool.cost.optimizer import (
+    STATE_BYTES,
     BytesPerParameter,
     StageBytes,
     bytes_per_parameter,
@@ -39,6 +40,7 @@ from hp_tool.cost.shared import Shared
 from hp_tool.cost.zero import Sharding, StateTimes, sharding, tied_gradient_seconds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +87,20 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
-    run, whole = _runs(c, micro_batches) if workload.gradient_reduction == "run" else (1, 0.0)
+    by_run = workload.gradient_reduction == "run"
+    run, whole = _runs(c, micro_batches) if by_run else (1, 0.0)
+    added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
     stages, times = _divided(
         _shared_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size, sharding=division,
-        pieces=pieces, whole=whole,
+        pieces=pieces, whole=whole, added=added,
     )  # fmt: skip
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
             _expert_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size,
-            sharding=expert_division, pieces=pieces, whole=whole,
+            sharding=expert_division, pieces=pieces, whole=whole, added=added,
         )  # fmt: skip
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
@@ -126,6 +130,23 @@ def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
     chunks = c.virtual_pipeline_parallel_size
     run = where(chunks > 1, c.pipeline_parallel_size, 1)
     return run, (c.zero_stage == 2) * (chunks > 1) * minimum(micro_batches / run, 2) / chunks
+
+
+def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run: Ints) -> Floats:
+    """Return the bytes moved in a step to accumulate gradients over runs of micro-batches, per byte of a gradient.
+
+    A framework whose matmuls write 16-bit gradients adds them up in kernels of its own: the first micro-batch of a run reads 2
+    bytes per parameter and writes 4, each further one reads 2 + 4 and writes 4, so m micro-batches in runs of r move
+    m (10 - 4 / r) bytes. Kernels that add to the fp32 buffer within the matmul (Megatron Core's) move nothing more here.
+
+    Source: pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (to_accumulated_grad_if_needed,
+    accumulate_unsharded_grad_if_needed).
+    """
+    framework = facts(workload.framework)
+    width = STATE_BYTES[workload.gradient_precision or framework.gradient_precision]
+    if framework.accumulates_in_fp32 or width < STATE_BYTES["fp32"]:
+        return 0.0
+    return micro_batches * (10.0 - 4.0 / run) / width
 
 
 # Parameters on one rank of a stage.
@@ -283,9 +304,11 @@ def _divided(
     sharding: Sharding,
     pieces: Floats,
     whole: Floats,
+    added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
     """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones, sent in
-    `pieces`; the share `whole` of their gradients lies on every rank besides.
+    `pieces`; the share `whole` of their gradients lies on every rank besides. `added` are the bytes per byte of a gradient that
+    kernels of their own move in a step to accumulate it.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
     share of the accumulated gradients'. Where these are small, each scattered or gathered one waits for a lap around the ring;
@@ -327,7 +350,7 @@ def _divided(
         reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0), pieces=pieces),
         replica_s=sharding.replica_seconds(gradients, machine=case),
         gather_s=data.seconds((1.0 - shard) * sent, pieces=pieces) * (zero_stage >= 1),
-        update_s=traffic * (profile.framework.optimizer_traffic_factor / reached),
+        update_s=traffic * (profile.framework.optimizer_traffic_factor / reached) + added * gradients / reached,
     )
     if not framework.broadcasts_weights:
         return states, times

@@ -98,6 +98,8 @@ class Recipe(Strict):
     name: str
     description: str
     source: str
+    date: str = ""
+    """Month of the software that the recipe describes, such as 2024-07; empty: its rules name a release instead."""
     models: tuple[str, ...] = ()
     """Models of which the source publishes trainings: another one has the settings of one that is like it, or else those of the
     rules that name none."""

@@ -20,8 +20,10 @@ def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Step time under a release of the framework over that under the newest one of its runs, by their trend; 1 for releases
-    that no query names, and for Megatron Core's own versions, which tell no date.
+    """Return the step time under a release of the framework over that under the newest release of its measured runs.
+
+    The trend of today's releases gives it. Constants of one software (2022's, on A100) carry the trend back in time alone: none
+    of their runs is newer. 1 for releases that no query names, and for Megatron Core's own versions, which have no date.
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
@@ -29,7 +31,8 @@ def release_factor(framework: FrameworkEfficiency, release: str | None) -> float
     if len(numbers) < 2 or numbers[0] < FIRST_CONTAINER:
         return 1.0
     years = newest[0] - numbers[0] + (newest[1] - numbers[1]) / 12.0
-    return math.exp(framework.yearly_gain * min(max(years, -MOST_YEARS_AHEAD), MOST_YEARS_BACK))
+    ahead = MOST_YEARS_AHEAD if framework.newest_release >= LATEST else 0.0
+    return math.exp(framework.yearly_gain * min(max(years, -ahead), MOST_YEARS_BACK))
 
 
 def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.hardware import ClusterQuery
@@ -122,6 +122,37 @@ def test_gradients_reduced_by_runs_lie_whole_for_one_chunk_or_two() -> None:
     assert caught.value.field == "training.gradient_reduction"
 
 
+def test_gradients_added_up_by_kernels_of_their_own_are_read_and_written_per_micro_batch() -> None:
+    """torch FSDP with fp32 gradients by hand: 32 micro-batches in runs of 16; Megatron Core adds within the matmul."""
+
+    def optimizer_s(framework: str, precision: Literal["fp32", "bf16"], reduced: Literal["run"] | None) -> float:
+        query = Query(
+            kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=256),
+            training=TrainingWorkload(
+                sequence_length=8192, global_batch_size=64, gradient_reduction=reduced, framework=framework,
+                gradient_precision=precision,
+            ),
+            parallel=ParallelQuery(
+                tensor_parallel_size=8, pipeline_parallel_size=16, virtual_pipeline_parallel_size=8, micro_batch_size=1,
+                zero_stage=2,
+            ),
+        )  # fmt: skip
+        time = estimate(query=query, with_fixes=False).time
+        assert time is not None
+        return time.parts_s["optimizer"]
+
+    card = gpu("h100-sxm-80gb")
+    reached = gpu_efficiency(card).memory_fraction * card.memory_bandwidth_bytes_per_second
+    # 126 layers on 128 chunks: the critical stage is the last, with 7 layers and the output layer. Llama's layer over 8 tensor
+    # ranks: 2 x 16384^2 (queries, output), 2 x 16384 x 1024 (keys, values), 3 x 16384 x 53248; two norms of 16384 on each.
+    layer = (2 * 16384**2 + 2 * 16384 * 1024 + 3 * 16384 * 53248) / 8 + 2 * 16384
+    expected = 32 * (10 - 4 / 16) * (7 * layer + 128256 * 16384 / 8) / reached
+    added = optimizer_s("torch-fsdp", "fp32", "run") - optimizer_s("torch-fsdp", "fp32", None)
+    assert added == pytest.approx(expected, rel=0.01)
+    assert optimizer_s("torch-fsdp", "bf16", "run") == pytest.approx(optimizer_s("torch-fsdp", "bf16", None), rel=0.02)
+    assert optimizer_s("megatron-core", "fp32", "run") == pytest.approx(optimizer_s("megatron-core", "fp32", None), rel=0.02)
+
+
 def test_an_earlier_release_takes_longer_by_the_trend_of_the_measured_ones() -> None:
     def asked(release: str | None, card: str = "h100-sxm-80gb") -> Estimate:
         query = Query(
@@ -147,4 +178,7 @@ def test_an_earlier_release_takes_longer_by_the_trend_of_the_measured_ones() -> 
     assert step(after) / step(newest) == pytest.approx(math.exp(-constants.yearly_gain))
     assert step(f"{int(year) + 9}.{month}") == step(after), "no trend is carried on for ever"
     assert newest in str(asked(before).provenance["framework_version"])
-    assert asked(before, "a100-sxm-80gb").time == asked(None, "a100-sxm-80gb").time, "one round tells no trend"
+    assert asked(before, "a100-sxm-80gb").time == asked(None, "a100-sxm-80gb").time, "no run of 2022's constants is newer"
+    of_2021, of_2022 = (asked(release, "a100-sxm-80gb").time for release in ("21.05", None))
+    assert of_2021 is not None and of_2022 is not None
+    assert of_2021.step_s / of_2022.step_s == pytest.approx(math.exp(constants.yearly_gain), rel=1e-3)

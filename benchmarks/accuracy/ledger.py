@@ -1,0 +1,342 @@
+"""Compare the accuracy of predictions with the recorded accuracy: `python -m benchmarks.accuracy.ledger [--data DIR]`.
+
+`ledger.json` records, at its commit, the figures of every group of evidence, every published headline and every law. The
+command computes them again and exits with 1 if one moved by more than its band. `--save --reason TEXT` records the new figures
+with the reason why they moved; `python -m benchmarks.accuracy.page` then writes docs/accuracy.md and README's table from them.
+`--quick` leaves out the sections that take minutes. Without a folder of measured figures only headlines and laws are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import days, evidence, grid, headlines, laws, report, serving_groups
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.groups import Group, figures, pools
+
+PATH = Path(__file__).with_name("ledger.json")
+Entry = dict[str, Any]
+Ledger = dict[str, Any]
+
+NAMES = {
+    "rows": "rows",
+    "configurations": "n",
+    "mean_error": "mean",
+    "median_error": "median",
+    "worst_error": "worst",
+    "bias": "bias",
+    "coverage": "inside",
+    "coverage_range": "inside_range",
+    "width": "high_low",
+    "interval_score": "score",
+    "worst": "worst_case",
+    "refused": "refused",
+}
+"""Names of a group's figures here, by their names in `groups.figures`."""
+BANDS = {
+    "n": 0.0,
+    "mean": 0.002,
+    "median": 0.003,
+    "worst": 0.01,
+    "bias": 0.002,
+    "inside": 0.015,
+    "high_low": 0.01,
+    "score": 0.02,
+}
+"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. high_low and score: relative.
+Fits differ by less from machine to machine."""
+RELATIVE = ("high_low", "score")
+HEADLINE_BAND = 0.06
+"""Error that a published headline may have without an entry in KNOWN."""
+HEADLINE_MOVE = 0.01
+"""Relative change of a predicted headline that needs a reason."""
+SHOWN = ("n", "mean", "median", "worst", "bias", "inside", "high_low", "score")
+DRAWN = ("model", "GPU", "setting", "all")
+"""Groups with points in pictures, by what their constants did not see."""
+LINE = 200
+"""Longest entry that stands on one line of the file."""
+
+
+def compute(folder: Path | None, *, quick: bool = False, only: Sequence[str] | None = None) -> Ledger:
+    """Return {groups, headlines, laws, report, points} as predicted now.
+
+    Args:
+        folder: The folder of measured figures; without it there are no groups.
+        quick: Leave out the sections of evidence.LONG and the serving fits.
+        only: Sections of evidence to compute, in this process; no serving groups.
+    """
+    if folder is None:
+        return {"groups": {}, "headlines": predicted_headlines(), "laws": broken_laws()}
+    if only is not None:
+        found = [group for name in only for group in evidence.SECTIONS[name](folder) if group.rows]
+        return {"groups": {group.title: entry(group) for group in found}}
+    with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
+        # The laws and the serving fits run beside the sections of evidence, which have processes of their own.
+        engines = [] if quick else [pool.submit(serving_groups.refitted, folder)]
+        checked = pool.submit(broken_laws)
+        names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
+        trained = evidence.groups(folder, only=names)
+        served = [*serving_groups.shipped(folder), *(group for one in engines for group in one.result())]
+        broken = checked.result()
+    kept = {group.title: entry(group) for group in (*trained, *served) if group.rows}
+    return {
+        "groups": kept,
+        "headlines": predicted_headlines(),
+        "laws": broken,
+        "report": _rounded(
+            {
+                "pooled": {name: _named(summary) for name, summary in pools(trained).items()},
+                "grid": {name: value for name, value in (grid.evaluate(folder) or {}).items() if name != "cells"},
+                "days": {name: value for name, value in days.evaluate().items() if name != "configurations"},
+                "not_stated": report.not_stated(folder),
+            }
+        ),
+        "points": {group.title: points(group) for group in trained if group.left_out in DRAWN},
+    }
+
+
+def entry(group: Group) -> Entry:
+    """Return the figures of a group and of its parts."""
+    parts = {name: _named(figures(rows)) for name, rows in group.parts.items()}
+    return _rounded(
+        {
+            "left_out": group.left_out,
+            "saw": group.saw,
+            "unit": group.unit,
+            "long": group.is_long,
+            **_named(figures(group.rows)),
+            "parts": parts,
+        }
+    )
+
+
+def points(group: Group) -> str:
+    """Return `log10 published,log10 predicted` of the group's rows, rounded to what a picture shows."""
+    counted = [row for row in group.rows if math.isfinite(row.predicted)]
+    return " ".join(f"{math.log10(row.published):.2f},{math.log10(row.predicted):.2f}" for row in counted)
+
+
+def predicted_headlines() -> dict[str, Entry]:
+    """Return {headline: {source, date, published, predicted, unit, error}}."""
+    return {
+        f"{one.what}, {one.source}": _rounded(
+            {
+                "date": one.date,
+                "published": one.published,
+                "predicted": one.predicted,
+                "unit": one.unit,
+                "error": None if one.error is None else round(one.error, 4),
+            }
+        )
+        for one in headlines.evaluate()
+    }
+
+
+def broken_laws() -> dict[str, Entry]:
+    """Return {law: {checked, broken: [what]}}."""
+    return {
+        name: {"checked": len(compared), "broken": sorted(one.what for one in compared if one.is_broken)}
+        for name, compared in laws.check().items()
+    }
+
+
+def _named(summary: Mapping[str, Any]) -> Entry:
+    return {name: summary[old] for old, name in NAMES.items() if old in summary}
+
+
+def _rounded(value: Any) -> Any:
+    """Return a report rounded to four digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
+    """Return {entry: {figure: [recorded, now]}} of what moved by more than its band.
+
+    Only groups that `now` computed are compared; `missing` names those that it should have.
+    """
+    changes: dict[str, dict[str, list[Any]]] = {}
+    for name, new, old in _pairs(now["groups"], recorded["groups"]):
+        differences = _differences(new, old)
+        if differences:
+            changes[name] = differences
+    for name, new in now.get("headlines", {}).items():
+        old = recorded["headlines"].get(name)
+        if old is None or abs(new["predicted"] / old["predicted"] - 1.0) > HEADLINE_MOVE:
+            changes[name] = {"predicted": [old and old["predicted"], new["predicted"]]}
+    for name, new in now.get("laws", {}).items():
+        if appeared := set(new["broken"]) - set(recorded["laws"].get(name, {"broken": []})["broken"]):
+            changes[name] = {"broken": [0, sorted(appeared)]}
+    return changes
+
+
+def _pairs(now: Mapping[str, Entry], recorded: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Entry]]:
+    """Yield each group and each of its parts beside its record; an empty entry stands for one that is missing."""
+    for title, new in now.items():
+        old = recorded.get(title, {"parts": {}})
+        yield title, new, old
+        for part in dict.fromkeys([*old["parts"], *new["parts"]]):
+            yield f"{title} | {part}", new["parts"].get(part, {}), old["parts"].get(part, {})
+
+
+def _differences(new: Entry, old: Entry) -> dict[str, list[Any]]:
+    differences = {
+        name: [old.get(name), new.get(name)]
+        for name, band in BANDS.items()
+        if _is_outside(new.get(name), old.get(name), band, relative=name in RELATIVE)
+    }
+    if new.get("refused", {}) != old.get("refused", {}):
+        differences["refused"] = [old.get("refused"), new.get("refused")]
+    return differences
+
+
+def _is_outside(new: float | None, old: float | None, band: float, *, relative: bool) -> bool:
+    if new is None or old is None:
+        return new is not old
+    return abs(new - old) > (band * abs(old) if relative else band) + 1e-9
+
+
+def missing(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
+    """Return the recorded groups that were not computed though they should have been."""
+    return [
+        title for title, old in recorded["groups"].items() if title not in now["groups"] and not (quick and old.get("long"))
+    ]
+
+
+def unexplained(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
+    """Return the headlines outside HEADLINE_BAND and the broken laws that no entry of `known` explains."""
+    return [what for name, what in _exceptions(ledger) if not any(name.startswith(prefix) for prefix in known)]
+
+
+def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
+    """Return (name, in words) of each headline outside HEADLINE_BAND and of each broken comparison of a law."""
+    headlines = ((name, one["error"]) for name, one in ledger.get("headlines", {}).items())
+    far = [(name, f"{name}: {error:+.1%}") for name, error in headlines if error is not None and abs(error) > HEADLINE_BAND]
+    broken = [f"{law}: {what}" for law, one in ledger.get("laws", {}).items() for what in one["broken"]]
+    return far + [(what, what) for what in broken]
+
+
+def outgrown(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
+    """Return the entries of `known` that nothing needs any more, so that the list shrinks."""
+    needed = [name for name, _ in _exceptions(ledger)]
+    return [prefix for prefix in known if not any(name.startswith(prefix) for name in needed)]
+
+
+def load(path: Path = PATH) -> Ledger:
+    """Return the recorded ledger."""
+    ledger: Ledger = json.loads(path.read_text(encoding="utf-8"))
+    return ledger
+
+
+def save(ledger: Ledger, path: Path = PATH) -> None:
+    """Write a ledger with one line per entry, so that a diff shows what a change did."""
+    path.write_text(_lines(ledger, "") + "\n", encoding="utf-8")
+
+
+def _lines(value: Any, indent: str) -> str:
+    short = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or (len(short) <= LINE and indent):
+        return short
+    inner = ",\n".join(
+        f"{indent} {json.dumps(key, ensure_ascii=False)}: {_lines(one, indent + ' ')}" for key, one in value.items()
+    )
+    return f"{{\n{inner}\n{indent}}}" if value else "{}"
+
+
+def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str) -> Ledger:
+    """Return the new ledger: today's figures, what is known, and the moves with their reasons, the newest last."""
+    move = {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "reason": reason,
+        "figures": {name: one for name, one in changes.items() if " | " not in name},
+    }
+    return {
+        "known": recorded.get("known", {}),
+        **{name: now[name] for name in ("headlines", "laws", "report")},
+        "groups": now["groups"],
+        "points": now["points"],
+        "moves": [*recorded.get("moves", []), *([move] if changes else [])],
+    }
+
+
+def as_text(now: Ledger) -> str:
+    """Return a line for each group, headline and law."""
+    lines = [f"{'':70} {'n':>6} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7} {'inside':>7} {'hi/lo':>6} {'score':>6}"]
+    for title, one in now["groups"].items():
+        values = [f"{one['n']:6,}", *(_percent(one.get(name)) for name in SHOWN[1:6])]
+        lines.append(" ".join([f"{title:70}", *values, _number(one.get("high_low")), _number(one.get("score"))]))
+    for name, one in now.get("headlines", {}).items():
+        error = "" if one["error"] is None else f"{one['error']:+.1%}"
+        lines.append(f"{name:100} published {one['published']:>8} predicted {one['predicted']:10,.4g} {one['unit']} {error}")
+    for name, one in now.get("laws", {}).items():
+        lines.append(f"law: {name}: {one['checked']} comparisons, {len(one['broken'])} broken")
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return f"{'':7}" if value is None else f"{value:7.1%}"
+
+
+def _number(value: float | None) -> str:
+    return f"{'':6}" if value is None else f"{value:6.3g}"
+
+
+def failures(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
+    """Return a sentence for each reason why the ledger does not hold."""
+    known = recorded.get("known", {})
+    lines = [
+        f"moved: {name}: " + ", ".join(f"{figure} {old} -> {new}" for figure, (old, new) in figures.items())
+        for name, figures in moved(now, recorded).items()
+    ]
+    lines += [f"not computed: {title}" for title in missing(now, recorded, quick=quick)]
+    lines += [f"outside {HEADLINE_BAND:.0%} or broken, and not known: {what}" for what in unexplained(now, known)]
+    return lines + [f"known, but no longer so, remove it: {name}" for name in outgrown(now, known)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.ledger", description=__doc__)
+    add_data_argument(parser)
+    parser.add_argument("--quick", action="store_true", help="leave out the sections that take minutes")
+    parser.add_argument("--save", action="store_true", help="record today's figures; needs --reason if any moved")
+    parser.add_argument("--reason", metavar="TEXT", help="why figures moved")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per group on stdout")
+    arguments = parser.parse_args()
+    if arguments.save and arguments.quick:
+        parser.error("--save records every group: leave out --quick")
+    folder = data_folder(arguments)
+    if arguments.save and folder is None:
+        parser.error("--save needs the folder of measured figures: pass --data DIR")
+    now = compute(folder, quick=arguments.quick)
+    if arguments.json:
+        for title, one in now["groups"].items():
+            print(json.dumps({"name": title, **{name: one.get(name) for name in SHOWN}}))
+    else:
+        print(as_text(now))
+    recorded = {"groups": {}, "headlines": {}, "laws": {}} | (load() if PATH.is_file() else {})
+    changes = moved(now, recorded) if recorded["groups"] else {}
+    if arguments.save:
+        if changes and not arguments.reason:
+            parser.error(f"{len(changes)} entries moved: state why with --reason TEXT")
+        save(recorded_anew(now, recorded, changes, arguments.reason or ""))
+        return
+    found = failures(now, recorded if folder else recorded | {"groups": {}}, quick=arguments.quick)
+    for line in found:
+        print(line, file=sys.stderr)
+    print(f"{len(found)} differences from the ledger" if found else "the ledger holds", file=sys.stderr)
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
