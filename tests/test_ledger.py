@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_headlines_and_laws_need_a_reason() -> None:
     }
 
 
+def test_headlines_cannot_drift_again() -> None:
+    """MFU of 177B on 96 and 4,608 H100 before and after commits d339ca6a and 67d83eaf; 47 and 42 were published."""
+    history = [(46.69, 40.40), (56.23, 49.43), (53.40, 47.02)]
+    for before, after in pairwise(history):
+        recorded, now = (
+            {"groups": {}, "laws": {}, "headlines": {f"177B on {gpus}": {"predicted": mfu, "error": 0.0} for gpus, mfu in one}}
+            for one in (zip((96, 4608), before, strict=True), zip((96, 4608), after, strict=True))
+        )
+        assert len(ledger.failures(now, recorded, quick=True)) == 2
+
+
 def test_figures_are_not_recorded_without_a_reason(tmp_path: Path) -> None:
     recorded = ledger_of(group("A", 1.1)) | {"report": {}, "points": {}}
     now = ledger_of(group("A", 1.2)) | {"report": {}, "points": {}}
@@ -161,7 +173,7 @@ def test_what_is_recorded_holds_by_itself() -> None:
     assert ledger.unexplained(recorded, recorded["known"]) == []
     assert ledger.outgrown(recorded, recorded["known"]) == []
     assert all(move["reason"] for move in recorded["moves"])
-    for earlier, later in zip(recorded["moves"], recorded["moves"][1:], strict=False):
+    for earlier, later in pairwise(recorded["moves"]):
         assert earlier["date"] <= later["date"]
 
 

@@ -123,9 +123,9 @@ def gpt2_2019() -> list[Headline]:
     sizes = ((512, True), (8, None), (512, False))
     behind, alone, after = (tflops_2019("gpt2-8.3b", gpus=gpus, behind=on) for gpus, on in sizes)
     scaling = {
-        "scaling": ("the same against 512 x 1.2B on one GPU", behind),
-        "tensor_scaling": ("the same, 8 GPUs", alone),
-        "exposed_scaling": ("the same, 512 GPUs, gradients reduced after the backward pass", after),
+        "scaling": ("GPT-2 8.3B on 512 V100: scaling from 1.2B on one GPU", behind),
+        "tensor_scaling": ("GPT-2 8.3B on 8 V100: scaling", alone),
+        "exposed_scaling": ("GPT-2 8.3B on 512 V100, gradients reduced after the backward pass: scaling", after),
     }
     published, figure = SHOEYBI_2019, functools.partial(_figure, SHOEYBI)
     return [

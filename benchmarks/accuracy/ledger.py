@@ -62,7 +62,7 @@ HEADLINE_MOVE = 0.01
 SHOWN = ("n", "mean", "median", "worst", "bias", "inside", "high_low", "score")
 DRAWN = ("model", "GPU", "setting", "all")
 """Groups with points in pictures, by what their constants did not see."""
-LINE = 200
+LINE = 420
 """Longest entry that stands on one line of the file."""
 
 

@@ -76,6 +76,7 @@ HEADLINES = {
     "Serving: time per output token": "serving: time per output token",
     "Serving: tokens/s of a GPU": "serving: tokens/s per GPU",
     "Serving: time to first token, below the cache's limit": "serving: time to first token",
+    "Engines, another release's constants: time to first token": "serving: time to first token, release without constants",
 }
 """Groups on the first page, in plain words: the kinds of answers people ask for, the worst of them included."""
 
