@@ -6,8 +6,8 @@ H200 for each other, B200 and B300. That scatter is each kernel's `log_sd`; of a
 generation's constants.
 
 Mamba 2's scan and update were not timed, its convolution alone: they have the gated delta rule's constants, with the scatter of
-one delta rule's constants on the other. Modules of sparse attention hold projections, which `matmuls_seconds` gives; what is
-left of a decoding token's overhead is not told apart, and the indexer and the attention get half of it each.
+one delta rule's constants on the other. Modules of sparse attention hold projections, which `matmuls_seconds` gives, and
+were timed outside an engine. Their fixed time (`module_s`) is fitted but not stored: see SPARSE_KERNELS.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ BORROWED = {
 """Dies that nobody timed: the nearest one timed, and a card of theirs. A CPU has none."""
 STATE_SPACE_LAUNCHES = 5.0
 """Kernels of Mamba 2's scan: steps, scores within chunks, states of chunks, their passing on, outputs."""
+SPARSE_KERNELS = {"index": 7, "attention": 3}
+"""Device kernels of one layer's sparse attention beside its projections. In vLLM's `Indexer` and `sparse_attn_indexer`: norm of
+the key, rotary positions, quantised queries, scaled weights, quantised key into the cache, scores, top-k. In its sparse backends:
+places of the chosen keys, attention, sum of its splits. An engine pays the fixed device time of each.
+
+The timed module has the fixed time of about 35 such kernels, because its norms and casts are not compiled into fewer and each
+launch covers one layer. An engine compiles them, replays all layers in one CUDA graph, and pays norms and cache writes in
+`layer_overhead_s`."""
 Free = dict[str, tuple[float, float, float]]
 """(start, least, most) of constants."""
 UPDATE: Free = {"bandwidth_fraction": (0.8, 0.02, 1.5), "overhead_s": (4e-6, 1e-7, 1e-4)}
@@ -67,9 +75,9 @@ FREE = {"update": UPDATE, "convolution_update": WINDOW, "convolution": CONVOLUTI
 SPARSE: Free = {
     "index_peak": (0.4, 0.02, 1.0), "index_scores": (0.5, 0.02, 1.0), "index_keys": (0.7, 0.05, 1.0),
     "peak": (0.6, 0.05, 1.0), "token_s": (5e-7, 1e-9, 1e-5), "decode_token_s": (1e-6, 1e-9, 1e-5),
-    "overhead_s": (1e-4, 1e-6, 1e-3),
+    "module_s": (1e-4, 1e-6, 1e-3),
 }  # fmt: skip
-"""Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the overhead of both."""
+"""Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the fixed time of a timed module."""
 
 
 def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
@@ -124,8 +132,8 @@ Sparse = dict[str, Modules]
 
 
 def sparse_kernels(values: Values) -> Kernels:
-    """The fitted constants as kernels'."""
-    half = 0.5 * values["overhead_s"]
+    """Return the fitted constants by kernel; the indexer and the attention get half of a module's fixed time each."""
+    half = 0.5 * values["module_s"]
 
     def roof(peak: str, bandwidth: float = 1.0, token_s: float = 0.0) -> MixerRoofline:
         return MixerRoofline(peak_fraction=values[peak], bandwidth_fraction=bandwidth, overhead_s=half, token_s=token_s)
@@ -274,6 +282,16 @@ def _fit_sparse(folder: Path, fitted: Fitted) -> None:
             return sparse_log_ratios(kernels, phase, cards[system][phase])
 
         fitted.judge("sparse", f"module, {phase}", names, fits, alone, ratios)
+    for die, systems in dies().items():
+        fitted.kernels[die]["sparse"] = {
+            name: dataclasses.replace(roof, overhead_s=sparse_overhead(name, SYSTEMS[systems[0]]))
+            for name, roof in fitted.kernels[die]["sparse"].items()
+        }
+
+
+def sparse_overhead(name: str, card: str) -> float:
+    """Return the fixed seconds of the indexer's or the attention's kernels when an engine replays them on a card."""
+    return short(SPARSE_KERNELS[name.removesuffix("_decode")] * gpu_efficiency(gpu(card)).kernel_overhead_s)
 
 
 def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
