@@ -7,17 +7,17 @@ each for ring collectives, all-to-all and small all-reduces. Nothing of a whole 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, command_line, read, write_constants
-from benchmarks.accuracy.fitting import Floats, Values, rounded
+from benchmarks.accuracy.data import Row, command_line, write_constants
+from benchmarks.accuracy.expert_kernels import fit_experts
+from benchmarks.accuracy.fitting import Floats, rounded
+from benchmarks.accuracy.timed_kernels import PRECISIONS, SYSTEMS, fit_times, medians, memory_bandwidth, peak, timed
 from hp_tool import documents
-from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
+from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.network import local_bandwidth
@@ -25,13 +25,10 @@ from hp_tool.domain.hardware import GpuSpec, Precision
 
 COMMAND = "python -m benchmarks.accuracy.fit_gpus"
 
-SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb",
-           "b300_sxm": "b300-sxm-288gb"}  # fmt: skip
 BORROWED = {"v100": "generic", "mi300x": "generic", "mi355x": "generic"}
 """Dies that nobody measured, and whose constants they get: those typical of all."""
 TYPICAL = ("a100", "h100", "b200")
 """Dies that typical constants are means over, one a generation."""
-PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
@@ -50,47 +47,6 @@ KERNELS = {
 (causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in ops/. A100: vLLM's is FlashAttention 2;
 Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and others: the only one there is."""
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
-
-
-def timed(folder: Path, name: str) -> list[Row]:
-    """Return the rows of one kind of operation; B300's stand in a file of their own, and not all kinds were timed on it."""
-    later = f"{name}_b300.csv"
-    return read(folder / "ops", f"{name}.csv") + (read(folder / "ops", later) if (folder / "ops" / later).is_file() else [])
-
-
-Free = tuple[float, float, float]
-"""(start, least, most) of a constant."""
-
-
-def fit_times(title: str, predicted_s: Callable[..., Floats], seconds: Floats, **free: Free) -> Values:
-    """Return the constants of `predicted_s(**constants)` by robust least squares on log ratios, and print how far it is off."""
-
-    def residuals(x: Floats) -> Floats:
-        return np.asarray(np.log(predicted_s(**dict(zip(free, x, strict=True))) / seconds))
-
-    x = robust_fit(residuals, *(list(column) for column in zip(*free.values(), strict=True)))
-    errors = np.abs(np.expm1(residuals(x)))
-    values = dict(zip(free, map(float, x), strict=True))
-    words = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-    print(f"{title}: {words}; {len(errors)} rows, median error {np.median(errors):.1%}, mean {errors.mean():.1%}")
-    return values
-
-
-def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats, list[GpuSpec]]:
-    """(shapes (keys, n), seconds (n,), cards): the median over kernels and repeats of each shape on each card of a die."""
-    grouped: dict[tuple[str, tuple[float, ...]], list[float]] = defaultdict(list)
-    for row in rows:
-        grouped[row["system"], tuple(float(row[key]) for key in keys)].append(float(row["latency_ms"]) * 1e-3)
-    shapes = np.array([shape for _, shape in grouped])
-    return shapes.T, np.array([np.median(times) for times in grouped.values()]), [gpu(SYSTEMS[name]) for name, _ in grouped]
-
-
-def memory_bandwidth(cards: list[GpuSpec]) -> Floats:
-    return np.array([card.memory_bandwidth_bytes_per_second for card in cards])
-
-
-def peak(cards: list[GpuSpec], precision: Precision) -> Floats:
-    return np.array([card.peak_flops_per_second[precision] for card in cards])
 
 
 def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
@@ -169,62 +125,6 @@ def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
     for i in np.argsort(-shapes[0]):
         shortest[i] = least[calls[i]] = min(seconds[i], least.get(calls[i], np.inf))
     return shapes, shortest, cards
-
-
-GROUPED = {"bfloat16": "bf16", "fp8_block": "fp8", "fp8": "fp8_tensor", "w4a16_mxfp4": "mxfp4", "nvfp4": "nvfp4"}
-"""Formats of experts' weights by the names in ops/moe.csv: checkpoints of mixtures in fp8 have a scale for each block."""
-ELEMENTWISE = 0.85
-"""Share of the bandwidth taken for kernels that only move memory."""
-GROUPED_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_tensor": 1.0, "mxfp4": 0.5 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
-MULTIPLIED: dict[str, Precision] = {"mxfp4": "bf16", "fp8_tensor": "fp8"}
-"""Precision of the arithmetic, where the format's name is not its own."""
-SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
-PROMPTS_FROM = 1024
-"""Tokens from which a pass holds prompts."""
-OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
-"""Kernels that go through their own rank's copies of tokens alone; the others permute all ranks', which an exchange does."""
-
-
-def fit_grouped(rows: list[Row], die: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Routed experts by engine and by the format of their weights, one rank's or all of a layer's. Of few tokens those spread
-    evenly, which tells the experts hit; of many, which hit all, on one rank those that a power law spreads: no router is even.
-    """
-    few = [row for row in rows if row["distribution"] == "balanced" and float(row["num_tokens"]) < PROMPTS_FROM]
-    many = [row for row in rows if row["distribution"] != "balanced" and float(row["num_tokens"]) >= PROMPTS_FROM]
-    whole = [row for row in few if row["moe_ep_size"] == "1" or row["kernel_source"] in OWN_COPIES]
-    whole += [row for row in many if row["moe_ep_size"] == "1"]
-    fits: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
-    for engine in ("trtllm", "vllm"):
-        for kind, name in GROUPED.items():
-            chosen = [
-                row for row in whole
-                if row["moe_dtype"] == kind and row["source"].split("/")[1] == engine
-                and not row["kernel_source"].endswith("min_latency")
-            ]  # fmt: skip
-            if chosen:
-                fits[engine][name] = _grouped(chosen, name, f"{die:10} {engine} grouped {name}")
-    return dict(fits)
-
-
-def _grouped(rows: list[Row], name: str, title: str) -> dict[str, float]:
-    """A GroupedRoofline's constants of one kind of kernel."""
-    (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
-    copies, weights, bandwidth = tokens * top_k / ranks, 3.0 * hidden * width, memory_bandwidth(cards)
-    hit = np.minimum(np.maximum(copies, 1.0), experts / ranks)
-    flops = 2.0 * weights / peak(cards, MULTIPLIED.get(name, name))  # type: ignore[arg-type]
-    # Copies are gathered, activated and summed in 16 bits, as experts_seconds counts them.
-    moved = copies * (6.0 * hidden + 8.0 * width) / bandwidth / ELEMENTWISE
-    read = GROUPED_BYTES[name] * weights * hit / bandwidth
-
-    def predicted_s(peak_fraction: float, bandwidth_fraction: float, overhead_s: float, tile_rows: float,
-                    sharpness: float) -> Floats:  # fmt: skip
-        arithmetic, memory = flops * (copies + tile_rows * hit) / peak_fraction, read / bandwidth_fraction
-        return np.asarray(overhead_s + (arithmetic**sharpness + memory**sharpness) ** (1.0 / sharpness) + moved)
-
-    return rounded(fit_times(
-        title, predicted_s, seconds, peak_fraction=(0.5, 0.05, 1.2), bandwidth_fraction=(0.8, 0.1, 1.2),
-        overhead_s=(4e-5, 1e-6, 3e-4), tile_rows=(16.0, 0.5, 256.0), sharpness=(2.0, 1.0, 6.0),
-    ))  # fmt: skip
 
 
 def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
@@ -316,7 +216,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
         "nvlink": fit_link(of_die["nccl"], die, ("all_gather", "reduce_scatter", "all_reduce")),
         "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
         "thin_matmul": fit_thin(matmuls, die),
-        **({"grouped_matmul": fit_grouped(of_die["moe"], die)} if of_die["moe"] else {}),
+        **({"grouped_matmul": fit_experts(of_die["moe"], die)} if of_die["moe"] else {}),
         "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
         **small,
         "fitted_on": f"ops/*.csv, systems {', '.join(systems)}, "

@@ -51,7 +51,7 @@ STATE_SPACE_LAUNCHES = 5.0
 """Kernels of Mamba 2's scan: steps, scores within chunks, states of chunks, their passing on, outputs."""
 SPARSE_KERNELS = {"index": 7, "attention": 3}
 """Device kernels of one layer's sparse attention beside its projections. In vLLM's `Indexer` and `sparse_attn_indexer`: norm of
-the key, rotary positions, quantised queries, scaled weights, quantised key into the cache, scores, top-k. In its sparse backends:
+the key, rotary positions, quantised queries, scaled weights, quantised key into the cache, scores, top-k. In sparse backends:
 places of the chosen keys, attention, sum of its splits. An engine pays the fixed device time of each.
 
 The timed module has the fixed time of about 35 such kernels, because its norms and casts are not compiled into fewer and each

@@ -43,6 +43,17 @@ class GroupedRoofline(Roofline):
     tile_rows: float = 16.0
     """Rows that an expert's tiles are rounded up by, on average."""
     sharpness: float = 2.0
+    arithmetic: Precision | None = None
+    """Precision of the kernel's arithmetic; None: the case's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKernel(GroupedRoofline):
+    """The kernels that an engine's release runs on a die for routed experts of one weight format."""
+
+    few: GroupedRoofline | None = None
+    """The kernel for passes of at most `few_tokens` tokens; None: the same for all."""
+    few_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +113,8 @@ class GpuEfficiency(Strict):
     """Rows and command that gave these numbers."""
     thin_matmul: dict[Precision, ThinRoofline] | None = None
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
-    grouped_matmul: dict[str, dict[str, GroupedRoofline]] | None = None
-    """Serving: routed experts by engine and by the format of their weights; None: by `thin_matmul`, with usual launches."""
+    grouped_matmul: dict[str, dict[str, dict[str, ExpertKernel]]] | None = None
+    """Serving: routed experts by engine, by timed release and by weight format; None: by `thin_matmul`, with usual launches."""
     mixers: dict[str, dict[str, MixerRoofline]] | None = None
     """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: nobody timed such a kernel near this die."""
     decode_attention: Roofline | None = None

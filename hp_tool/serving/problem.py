@@ -11,6 +11,7 @@ import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.expert_kernels import expert_kernels
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -248,10 +249,11 @@ def serving_case(
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
     come = arrivals(client, engine=engine)
+    profile = efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE)
     return ServingCase(
         model=model,
         cluster=cluster,
-        profile=efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE),
+        profile=profile,
         engine=engine,
         compute_precision=layers[1],
         weight_bytes=layers[0],
@@ -265,6 +267,7 @@ def serving_case(
         wave_share=come["wave_share"],
         speculative=workload.speculative,
         experts=expert_efficiency(engine=engine.engine),
+        expert_kernels=expert_kernels(profile.gpu, engine=engine.engine, version=engine.version),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Self, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
+from hp_tool.domain.efficiency import ExpertKernel
 from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.inference import SpeculativeSpec
@@ -102,6 +103,8 @@ class ServingCase(Machine):
     """Share of the requests that start together, as the first ones of a closed load do."""
     experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
+    expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
+    """The engine's kernels for routed experts on this die, by weight format; without any, experts run as other matmuls do."""
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     independent: bool = False

@@ -21,13 +21,12 @@ from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
-from hp_tool.domain.efficiency import GroupedRoofline
+from hp_tool.cost.serving.weights import INT4_BYTES, MXFP4_BYTES
+from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
 USUAL_LAUNCHES_S = 3e-5
 """Fixed seconds of a layer's routed experts on a die where nobody timed them: those of the H100's in 16 bits."""
-STAND_INS = "vllm"
-"""Whose kernels stand for those of an engine that nobody timed: SGLang's experts are the same Triton kernels."""
 FINE = 128
 """Experts of a layer from which popularity varies in full."""
 SPARE_SLOTS = 16
@@ -156,14 +155,14 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     busiest = tokens * candidates.attention_data_parallel_size * top_k / candidates.expert_parallel_size * factor
     local = hit_slots(case, candidates, tokens, factor)
     expert = entries(expert_matrices(model)) / (model.num_experts or 1) / split
-    roof, width = grouped_roof(case), model.expert_size / split
-    p = roof.sharpness
-    arithmetic = 2.0 * (busiest + roof.tile_rows * local) * expert
-    arithmetic = arithmetic / (roof.peak_fraction * peak_flops(gpu, precision=precision))
-    read = case.expert_bytes * expert * local / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    width = model.expert_size / split
     moved = busiest * OUTPUT_BYTES * (3.0 * (model.moe_latent_size or model.hidden_size) + 2.0 * model.mlp_inputs * width)
     moved = moved / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
-    routed = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p) + moved
+    kernel = expert_kernel(case)
+    routed = _grouped_seconds(case, kernel, copies=busiest, hit=local, weights=expert) + moved
+    if kernel.few is not None:
+        few = _grouped_seconds(case, kernel.few, copies=busiest, hit=local, weights=expert) + moved
+        routed = np.where(tokens * candidates.attention_data_parallel_size <= kernel.few_tokens, few, routed)
     always: Floats = 0.0
     if model.num_shared_experts:
         shared = shapes(shared_expert_matrices(model, tensor=candidates.tensor_parallel_size))
@@ -174,21 +173,43 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     return seconds
 
 
-def grouped_roof(case: ServingCase) -> GroupedRoofline:
-    """Constants of routed experts whose weights have the case's format; one that nobody timed is widened as mxfp4 is, and on a
-    die whose experts nobody timed matmuls are as others are, after usual launches.
+def _grouped_seconds(
+    case: ServingCase, roof: GroupedRoofline, *, copies: FloatArray, hit: FloatArray, weights: Floats
+) -> FloatArray:
+    """Seconds of grouped matmuls over token copies and hit experts of so many weights each."""
+    gpu, p = case.cluster.gpu, roof.sharpness
+    peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
+    arithmetic = 2.0 * (copies + roof.tile_rows * hit) * weights / (roof.peak_fraction * peak)
+    read = case.expert_bytes * weights * hit / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    seconds: FloatArray = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p)
+    return seconds
+
+
+def expert_kernel(case: ServingCase) -> ExpertKernel:
+    """Return the kernel for routed experts in the case's weight format. On a die whose experts nobody timed, matmuls are as
+    others are, after usual launches.
     """
-    engines, precision = case.profile.gpu.grouped_matmul or {}, case.expert_precision
-    timed = engines.get(case.engine.engine) or engines.get(STAND_INS, {})
-    widened = case.expert_bytes < ELEMENT_BYTES[precision]
-    scales = "fp8_tensor" if precision == "fp8" and case.engine.fp8_scales == "tensor" else precision
-    for name in ("mxfp4" if widened else scales, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
+    timed, precision = case.expert_kernels, case.expert_precision
+    if case.expert_bytes < ELEMENT_BYTES[precision]:
+        own = _widened(case)
+    else:
+        own = ("fp8_tensor" if precision == "fp8" and case.engine.fp8_scales == "tensor" else precision,)
+    for name in (*own, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
         if name in timed:
             return timed[name]
     roof = thin_roof(case, precision)
-    return GroupedRoofline(
+    return ExpertKernel(
         peak_fraction=roof.peak_fraction, bandwidth_fraction=roof.bandwidth_fraction, overhead_s=USUAL_LAUNCHES_S
     )
+
+
+def _widened(case: ServingCase) -> tuple[str, ...]:
+    """Formats whose kernels serve weights that are widened before the matmul, the case's own first. Formats that nobody timed
+    take a kernel that multiplies in 16 bits.
+    """
+    mxfp4 = case.expert_kernels.get("mxfp4")
+    narrow = mxfp4 is not None and mxfp4.arithmetic is not None and case.expert_bytes != MXFP4_BYTES
+    return ("int4", "mxfp4") if narrow or case.expert_bytes == INT4_BYTES else ("mxfp4", "int4")
 
 
 # Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where
@@ -236,7 +257,7 @@ def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> t
             exchange = np.where(prompts, np.maximum(both, exchange), exchange)
         return np.where(candidates.attention_data_parallel_size > 1, exchange, 0.0)
 
-    narrow = ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES
+    narrow = ELEMENT_BYTES[expert_kernel(case).arithmetic or case.expert_precision] < OUTPUT_BYTES
     return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)
 
 

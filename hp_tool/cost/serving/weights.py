@@ -7,6 +7,8 @@ from hp_tool.errors import InputError
 
 ServingPrecision = Precision | Literal["int8", "int4", "mxfp4"]
 
+MXFP4_BYTES = 0.5 + 1.0 / 32  # one scale byte for 32 weights
+INT4_BYTES = 0.5 + 2.0 / 128  # one 16-bit scale for a group of 128, as GPTQ and AWQ ship
 _FORMATS: dict[str, tuple[float, Precision]] = {
     "fp32": (4.0, "fp32"),
     "bf16": (2.0, "bf16"),
@@ -14,9 +16,9 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "fp8": (1.0, "fp8"),
     "mxfp8": (1.0 + 1.0 / 32, "mxfp8"),  # one scale byte for 32 weights
     "nvfp4": (0.5 + 1.0 / 16, "nvfp4"),  # one fp8 scale for 16 weights
-    "mxfp4": (0.5 + 1.0 / 32, "bf16"),  # one scale byte for 32 weights; activations stay 16 bit, as GPT-OSS is served
+    "mxfp4": (MXFP4_BYTES, "bf16"),  # activations stay 16 bit on Hopper; engines may run 8-bit ones on Blackwell
     "int8": (1.0, "bf16"),  # weights alone: activations stay 16 bit
-    "int4": (0.5 + 2.0 / 128, "bf16"),  # one 16-bit scale for a group of 128, as GPTQ and AWQ ship
+    "int4": (INT4_BYTES, "bf16"),
 }
 EXPERTS_ALONE = ("nvfp4", "mxfp4")
 """Checkpoints of mixtures in these formats keep attention and dense layers in 16 bits (GPT-OSS; NVIDIA's DeepSeek-R1-FP4)."""

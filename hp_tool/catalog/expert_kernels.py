@@ -1,0 +1,27 @@
+"""Choose the routed-expert kernels of an engine's release among those timed on a die."""
+
+from collections.abc import Collection
+
+from hp_tool.catalog.efficiency import version_key
+from hp_tool.domain.efficiency import ExpertKernel, GpuEfficiency
+
+STAND_IN = "vllm"
+"""Engine whose kernels stand in for a weight format that nobody timed in the engine: vLLM and SGLang share most of them."""
+
+
+def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
+    """Return an engine's kernels by weight format, each from the release nearest to `version` that was timed on the die."""
+    timed = gpu.grouped_matmul or {}
+    kernels: dict[str, ExpertKernel] = {}
+    for name in (STAND_IN, engine):
+        releases = timed.get(name, {})
+        for release in reversed(_nearest_first(releases, version)):
+            kernels |= releases[release]
+    return kernels
+
+
+def _nearest_first(releases: Collection[str], version: str) -> list[str]:
+    """Order releases: up to `version` from the newest, then later ones from the oldest."""
+    ordered = sorted(releases, key=version_key)
+    earlier = [release for release in ordered if version_key(release) <= version_key(version)]
+    return earlier[::-1] + ordered[len(earlier) :]
