@@ -131,7 +131,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
-        query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}
+        inference["memory_fraction"] = fraction(used[0], "memory fraction")
     reading.query = query
 
 

@@ -278,7 +278,6 @@ def _open(
         candidates=candidates,
         load=in_flight,
         share=share,
-        memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
-from hp_tool.domain.engines import EngineEfficiency
+from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
@@ -82,20 +82,20 @@ class ServingProblem(ServingCase):
 
     def costed(self, candidates: ServingCandidates, *, rates: FloatArray | None = None) -> CostedRows:
         """Legal candidates with their latency, throughput and memory, at their own concurrency or each at one of `rates`."""
-        headroom, in_flight = self.constraints.memory_headroom_fraction, None
+        in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
         if self.offline:
             costs = offline_costs(
-                case=self, candidates=candidates, num_prompts=self.num_prompts, memory_headroom_fraction=headroom
+                case=self, candidates=candidates, num_prompts=self.num_prompts
             )
         elif rate is not None:
-            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate, memory_headroom_fraction=headroom)
+            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate)
             in_flight = rate * costs.request_latency_s
         elif self.think_time_s > 0.0:
-            costs = independent_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+            costs = independent_costs(case=self, candidates=candidates)
             in_flight = candidates.concurrency.astype(np.float64)
         else:
-            costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+            costs = serving_costs(case=self, candidates=candidates)
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
@@ -158,6 +158,7 @@ def resolve_serving(query: Query) -> ServingProblem:
             field="cluster.stages",
         )
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
+    engine = _with_memory_fraction(engine, workload, query.constraints)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
     resumes = None
@@ -180,6 +181,18 @@ def resolve_serving(query: Query) -> ServingProblem:
         targets=query.targets or Targets(),
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
+
+
+def _with_memory_fraction(
+    engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
+) -> EngineEfficiency:
+    """Return the engine with the stated share of memory, else with its default or what the headroom leaves, if that is less."""
+    if workload.memory_fraction is None:
+        return dataclasses.replace(
+            engine, memory_fraction=min(engine.memory_fraction, 1.0 - constraints.memory_headroom_fraction)
+        )
+    of: Literal["device", "free"] = "free" if engine.engine in FRACTION_OF_FREE_MEMORY else "device"
+    return dataclasses.replace(engine, memory_fraction=workload.memory_fraction, memory_fraction_of=of)
 
 
 def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.catalog.models import stored_checkpoint
 from hp_tool.configuration import Configuration
 from hp_tool.domain.hardware import ClusterSpec
@@ -44,6 +45,7 @@ def _setup(
     query: Query, problem: ServingProblem, cluster: ClusterSpec, workload: InferenceWorkload, config: ServingConfig
 ) -> ServingSetup:
     stored = stored_checkpoint(query.model, precision=workload.precision)
+    usual = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     return ServingSetup(
         model=problem.model,
         model_path=None if stored is None else stored.path,
@@ -52,8 +54,8 @@ def _setup(
         workload=workload,
         longest=_longest(problem),
         parallel=config,
-        memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
-        leaves_headroom=1.0 - query.constraints.memory_headroom_fraction < problem.engine.memory_fraction,
+        memory_fraction=problem.engine.memory_fraction,
+        leaves_headroom=workload.memory_fraction is None and problem.engine.memory_fraction < usual.memory_fraction,
     )
 
 
