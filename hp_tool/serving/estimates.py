@@ -174,6 +174,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}{KERNELS_ALONE * problem.engine.kernels_alone}",
         "engine_efficiency_measured": problem.engine.measured and not problem.engine.kernels_alone,
         "load": _load_words(problem),
+        "precision": problem.precision,
+        **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         **(

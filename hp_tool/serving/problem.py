@@ -11,6 +11,7 @@ import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.models import published_precision
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -77,6 +78,8 @@ class ServingProblem(ServingCase):
     targets: Targets
     resumes: int | None = None
     """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever its prefix ends."""
+    assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields that the query leaves open, by path, with the values taken."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; its answers carry them."""
 
@@ -138,7 +141,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     for name in ("expert_imbalance", "two_batch_overlap"):
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
-    workload, trace = _traced(query.inference)
+    workload, trace = _traced(served_workload(query))
     named_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
     load = workload.load
@@ -168,7 +171,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
-        precision=workload.precision,
+        precision=str(workload.precision),
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
         unknown=None if offline else unknown_loads(workload),
@@ -179,8 +182,17 @@ def resolve_serving(query: Query) -> ServingProblem:
         resumes=resumes,
         constraints=query.constraints,
         targets=query.targets or Targets(),
+        assumed={} if query.inference.precision else {"inference.precision": workload.precision},
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
+
+
+def served_workload(query: Query) -> InferenceWorkload:
+    """Return the query's load; a precision that it leaves out is that of the model's published weights."""
+    assert query.inference is not None  # checked with the query
+    if query.inference.precision is not None:
+        return query.inference
+    return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
 def _with_memory_fraction(
@@ -256,7 +268,11 @@ def seeks_concurrency(query: Query) -> bool:
 def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
 ) -> ServingCase:
-    """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
+    """The cost model's input, of a workload with its precision.
+
+    Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
+    """
+    assert workload.precision is not None  # `served_workload` fills it
     layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
