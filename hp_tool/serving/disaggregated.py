@@ -269,7 +269,7 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
         data_parallel_size=d,
     )
     one = ServingCandidates.from_configs([config], concurrency=[1])
-    return not legality(model=case.model, num_gpus=t * d, candidates=one)[0]
+    return not legality(model=case.model, num_gpus=t * d, candidates=one, longest_request=case.longest_request)[0]
 
 
 def _candidates(side: IntArray, problem: ServingProblem, parallel: ParallelQuery) -> ServingCandidates:

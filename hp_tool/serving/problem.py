@@ -163,6 +163,8 @@ def resolve_serving(query: Query) -> ServingProblem:
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     engine = _with_memory_fraction(engine, workload, query.constraints)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
+    if trace is not None:
+        case = dataclasses.replace(case, longest_request=int((trace.input_tokens + trace.output_tokens).max()))
     # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
@@ -296,6 +298,7 @@ def serving_case(
         experts=expert_efficiency(engine=engine.engine),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
+        longest_request=workload.input_length + workload.output_length,
     )
 
 

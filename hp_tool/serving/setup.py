@@ -61,8 +61,6 @@ def _setup(
 def _longest(problem: ServingProblem) -> int:
     """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
     model knows positions for."""
-    whole = problem.input_length + problem.output_length
-    if problem.trace is not None:
-        whole = int((problem.trace.input_tokens + problem.trace.output_tokens).max())
+    whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024
-    return max(min(roomy, problem.model.max_position_embeddings or roomy), whole)
+    return min(roomy, problem.model.max_position_embeddings or roomy)

@@ -104,6 +104,8 @@ class ServingCase(Machine):
     """What the engine adds to isolated kernels in layers with experts."""
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
+    longest_request: int = 0
+    """Tokens of the longest prompt with its answer."""
     independent: bool = False
     """Whether device and front end never wait for each other, as for requests that come at any moment; in a closed loop, where
     each comes at the end of another, they do."""
