@@ -185,7 +185,11 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return what a serving estimate assumed beside the query: `Weights in fp8, as published.`"""
+    """Return what a serving estimate took where the query is silent, or where its release has no constants."""
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
-    return [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    sentences = [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    if named := provenance.get("engine_version"):
+        used = provenance["engine_efficiency"]
+        sentences.append(f"Release {named} has no constants of its own; these are predicted with {used}.")
+    return sentences

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.catalog.efficiency import version_key
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -172,6 +173,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency": problem.profile.gpu.gpu,
         "gpu_efficiency_measured": problem.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}{KERNELS_ALONE * problem.engine.kernels_alone}",
+        "constants_release": problem.engine.version,
+        **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
         "engine_efficiency_measured": problem.engine.measured and not problem.engine.kernels_alone,
         "load": _load_words(problem),
         "precision": problem.precision,
@@ -188,6 +191,12 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }
+
+
+def _has_no_constants(problem: ServingProblem) -> bool:
+    """Return whether the query names a release that another one's constants stand in for."""
+    named = problem.engine_version
+    return named is not None and version_key(named) != version_key(problem.engine.version)
 
 
 def _load_words(problem: ServingProblem) -> str:

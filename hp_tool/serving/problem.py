@@ -12,6 +12,7 @@ import numpy as np
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.models import published_precision
+from hp_tool.catalog.releases import check_release
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -78,6 +79,8 @@ class ServingProblem(ServingCase):
     targets: Targets
     resumes: int | None = None
     """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever its prefix ends."""
+    engine_version: str | None = None
+    """The release that the query names."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields that the query leaves open, by path, with the values taken."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,9 +91,7 @@ class ServingProblem(ServingCase):
         in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
         if self.offline:
-            costs = offline_costs(
-                case=self, candidates=candidates, num_prompts=self.num_prompts
-            )
+            costs = offline_costs(case=self, candidates=candidates, num_prompts=self.num_prompts)
         elif rate is not None:
             costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate)
             in_flight = rate * costs.request_latency_s
@@ -160,6 +161,7 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
+    check_release(workload.engine, workload.engine_version, field="inference.engine_version")
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     engine = _with_memory_fraction(engine, workload, query.constraints)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
@@ -184,6 +186,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         resumes=resumes,
         constraints=query.constraints,
         targets=query.targets or Targets(),
+        engine_version=workload.engine_version,
         assumed={} if query.inference.precision else {"inference.precision": workload.precision},
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
@@ -197,9 +200,7 @@ def served_workload(query: Query) -> InferenceWorkload:
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
-def _with_memory_fraction(
-    engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
-) -> EngineEfficiency:
+def _with_memory_fraction(engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints) -> EngineEfficiency:
     """Return the engine with the stated share of memory, else with its default or what the headroom leaves, if that is less."""
     if workload.memory_fraction is None:
         return dataclasses.replace(

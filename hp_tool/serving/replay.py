@@ -88,9 +88,7 @@ def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tu
     arrival = arrivals_s(problem)
     assert arrival is not None
     counts, edges = np.histogram(arrival, bins=STEPS)
-    latencies = flow(
-        case=problem, candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0])
-    )
+    latencies = flow(case=problem, candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0]))
     return latencies.ttft_s, latencies.tpot_s
 
 

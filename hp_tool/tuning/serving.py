@@ -226,9 +226,7 @@ def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -
         if num_gpus % t == 0
     ]
     candidates = serving_candidates(problem, configs)
-    codes = legality(
-        model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request
-    )
+    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
     rejections = rejection_counts(codes)
 
     def is_run(config: ServingConfig) -> bool:
@@ -260,9 +258,7 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
     configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
     candidates = serving_candidates(problem, configs)
-    codes = legality(
-        model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request
-    )
+    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
     if rejections := rejection_counts(codes):
         raise InputError(f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}", field="parallel")
     return candidates, {}

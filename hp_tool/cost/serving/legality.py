@@ -79,9 +79,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def explain(
-    code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int
-) -> tuple[Reason, ...]:
+def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int) -> tuple[Reason, ...]:
     """The broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d, r = config.expert_parallel_size, config.attention_data_parallel_size, config.redundant_experts

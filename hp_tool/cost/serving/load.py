@@ -104,9 +104,7 @@ def open_quantiles(
 # Requests that arrive at a rate: the number in flight (Little's law), and the costs at that concurrency.
 
 
-def independent_costs(
-    *, case: ServingCase, candidates: ServingCandidates
-) -> ServingCosts:
+def independent_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
     """Costs of so many requests in flight on average that come independently: in no wave, each at any moment of a pass."""
     calm = steady(case)
     costs = serving_costs(case=calm, candidates=candidates)

@@ -26,8 +26,8 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve takes a share of the memory that weights leave free, not of the device; set inference.memory_fraction "
-            "instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
+            "trtllm-serve takes a share of the memory that weights leave free, not of the device; set inference.memory_fraction"
+            " instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )
     if w.two_batch_overlap:

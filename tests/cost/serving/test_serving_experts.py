@@ -92,7 +92,10 @@ def test_second_copies_never_take_less_memory(name: str, e: int, rounds: int) ->
 
 def test_256_experts_on_144_ranks_need_32_second_copies() -> None:
     case = case_of(num_gpus=144)
-    found = {r: int(legality(model=case.model, num_gpus=144, candidates=wide(144, redundant=r), longest_request=1)[0]) for r in (0, 31, 32, 176)}
+    found = {
+        r: int(legality(model=case.model, num_gpus=144, candidates=wide(144, redundant=r), longest_request=1)[0])
+        for r in (0, 31, 32, 176)
+    }
     assert found[32] == found[176] == 0 and found[0] and found[31]
     assert not legality(model=case.model, num_gpus=320, candidates=wide(320, redundant=64), longest_request=1)[0]
 
