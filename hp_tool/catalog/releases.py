@@ -25,14 +25,12 @@ def _releases() -> dict[str, tuple[str, ...]]:
 library.on_change(_releases.cache_clear)
 
 
-def check_release(program: str, release: str | None, *, field: str) -> None:
+def check_release(program: str, release: str, *, field: str) -> None:
     """Raise InputError `unknown_release` for a release of an engine or framework that no list names.
 
     A release counts by its numbers: candidates, post releases and builds are those of their release, and a series (0.16) is any
     of its releases.
     """
-    if release is None:
-        return
     known = _releases().get(program, ())
     numbers = release_numbers(release)
     if len(numbers) > 1 and any(release_numbers(each)[: len(numbers)] == numbers for each in known):

@@ -178,6 +178,7 @@ class InferenceWorkload(Strict):
         Annotated[float, Interval(ge=0.01, le=1.0)] | None, Shown("Engine memory fraction", "Serving", unset="engine default")
     ] = None
     """The engine's own setting: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static, TensorRT-LLM's
-    free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction; None: the engine's default within that headroom."""
+    free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None: the engine's default, within that
+    headroom."""
     load: LoadSpec | None = None
     """How requests arrive; it decides the TTFT."""

@@ -161,7 +161,8 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
-    check_release(workload.engine, workload.engine_version, field="inference.engine_version")
+    if workload.engine_version is not None:
+        check_release(workload.engine, workload.engine_version, field="inference.engine_version")
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     engine = _with_memory_fraction(engine, workload, query.constraints)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
@@ -271,12 +272,11 @@ def seeks_concurrency(query: Query) -> bool:
 def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
 ) -> ServingCase:
-    """The cost model's input, of a workload with its precision.
+    """The cost model's input, of a workload with its precision (`served_workload`), else of weights in 16 bits.
 
     Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
     """
-    assert workload.precision is not None  # `served_workload` fills it
-    layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
+    layers, experts = formats(workload.precision or "bf16", gpu=cluster.gpu, experts=model.num_experts is not None)
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
     come = arrivals(client, engine=engine)

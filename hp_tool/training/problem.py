@@ -199,8 +199,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
-    stated = query.training
-    check_release(wrapped(stated.framework), stated.framework_version, field="training.framework_version")
+    if (release := query.training.framework_version) is not None:
+        check_release(wrapped(query.training.framework), release, field="training.framework_version")
     check_training(query, model=model, cluster=cluster)
     check_power_cap(query.cluster, gpu=cluster.gpu)
     peak_flops(cluster.gpu, precision=query.training.precision)

@@ -7,7 +7,7 @@ from hp_tool.errors import UnsupportedError
 
 _BY_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4"}
 _BY_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
-_BY_BITS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
+_BY_BITS: dict[tuple[str, Any], str] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
 _BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 """compressed-tensors' formats of 4-bit floats (compressed_tensors/config/base.py)."""
 
@@ -42,7 +42,9 @@ def _precision(stored: Mapping[str, Any]) -> str | None:
     if method != "compressed-tensors":
         return _BY_METHOD.get(str(method))
     groups = stored.get("config_groups")
-    group = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights = group.get("weights") or {}
+    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    group = group if isinstance(group, Mapping) else {}
+    weights = group.get("weights")
+    weights = weights if isinstance(weights, Mapping) else {}
     packed = _BY_FORMAT.get(str(group.get("format") or stored.get("format")))
-    return packed or _BY_BITS.get((weights.get("type", "int"), weights.get("num_bits")))
+    return packed or _BY_BITS.get((str(weights.get("type", "int")), weights.get("num_bits")))
