@@ -1,6 +1,6 @@
 """Results of serving as tables for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
@@ -42,7 +42,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     console = make_console()
     if estimate.parallel is not None:
         console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
-    _print_assumptions(console, [estimate])
+    print_assumptions(console, [estimate.provenance])
     print_reasons(console, estimate.reasons)
     if estimate.highest_load is not None:
         console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
@@ -76,9 +76,9 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}")
 
 
-def _print_assumptions(console: Console, estimates: Sequence[InferenceEstimate]) -> None:
+def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
     """Print what the query left open or what stands in for it, once for all rows."""
-    for sentence in dict.fromkeys(each for estimate in estimates for each in assumption_sentences(estimate.provenance)):
+    for sentence in dict.fromkeys(each for provenance in provenances for each in assumption_sentences(provenance)):
         console.print(sentence, highlight=False)
 
 
@@ -131,7 +131,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
-    _print_assumptions(console, [row.estimate for row in ranked])
+    pools = answer.disaggregated or ()
+    print_assumptions(console, [each.estimate.provenance for each in (*ranked, *pools)])
     print_space(console, answer)
     if not by_rate:  # rows of other rates answer other questions
         print_groups(console, ranked)

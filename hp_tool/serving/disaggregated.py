@@ -24,7 +24,7 @@ from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.targets import share_of
-from hp_tool.serving.estimates import SHARES, asked_quantiles
+from hp_tool.serving.estimates import SHARES, asked_quantiles, engine_provenance
 from hp_tool.serving.highest import highest
 from hp_tool.serving.intervals import intervals
 from hp_tool.serving.problem import ServingProblem, resolve_serving, served_workload, serving_case
@@ -332,4 +332,5 @@ def _estimate(
         cost_per_million_output_tokens=price,
         tails=tails,
         intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
+        provenance=engine_provenance(problem),
     )

@@ -172,13 +172,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "num_gpus": problem.cluster.num_gpus,
         "gpu_efficiency": problem.profile.gpu.gpu,
         "gpu_efficiency_measured": problem.profile.gpu.measured,
-        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}{KERNELS_ALONE * problem.engine.kernels_alone}",
-        "constants_release": problem.engine.version,
-        **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
-        "engine_efficiency_measured": problem.engine.measured and not problem.engine.kernels_alone,
+        **engine_provenance(problem),
         "load": _load_words(problem),
-        "precision": problem.precision,
-        **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         **(
@@ -190,6 +185,19 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         **({} if problem.resumes is None else {"prefix_states": words(problem, problem.resumes)}),
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
+    }
+
+
+def engine_provenance(problem: ServingProblem) -> dict[str, object]:
+    """Return which release's constants an answer has, for which one if they stand in, and the precision of the weights."""
+    engine = problem.engine
+    return {
+        "engine_efficiency": f"{engine.engine} {engine.version}{KERNELS_ALONE * engine.kernels_alone}",
+        "constants_release": engine.version,
+        **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
+        "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
+        "precision": problem.precision,
+        **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
     }
 
 

@@ -113,6 +113,11 @@ def test_a_table_shows_which_release_stands_in() -> None:
     for command in ("estimate", "recommend"):
         newer = command_line(command, "-", stdin=json.dumps(served("0.33.0"))).stdout
         assert "Release 0.33.0 has no constants of its own; these are predicted with vllm 0.24.0" in newer, newer
+        several = served("0.33.0") | {"cluster": {"gpu": ["h100", "h200"], "num_gpus": 2}, "parallel": {}}
+        pools = served("0.33.0") | {"cluster": {"gpu": "h100", "num_gpus": 2}, "parallel": {}}
+        pools["inference"]["disaggregated"] = {}
+        for query in (several, pools) if command == "recommend" else ():
+            assert "predicted with vllm 0.24.0" in command_line(command, "-", stdin=json.dumps(query)).stdout
         for version in (None, "0.12.0", "0.12", "v0.24.0"):
             assert "constants of its own" not in command_line(command, "-", stdin=json.dumps(served(version))).stdout
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from hp_tool import serving
+from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.hardware import gpu
+from hp_tool.domain.profiling import unserved
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange import export, read_query
@@ -104,3 +106,12 @@ def test_a_fraction_out_of_bounds_is_an_error_of_its_field(fraction: float) -> N
     with pytest.raises(InputError) as error:
         asked(served(memory_fraction=fraction))
     assert error.value.field == "inference.memory_fraction"
+
+
+def test_an_endpoint_may_have_been_started_with_a_fraction_and_no_profiler_starts_one() -> None:
+    query = asked(served(memory_fraction=0.95))
+    assert query.inference is not None
+    model = catalogue_model("qwen3-32b")
+    assert list(unserved(model=model, inference=query.inference, runner="endpoint")) == []
+    refused = unserved(model=model, inference=query.inference, runner="vllm")
+    assert [field for field, _ in refused] == ["inference.memory_fraction"]
