@@ -236,10 +236,10 @@ library.on_change(_read.cache_clear)
 
 
 def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
-    """The profile of this version; without one that of the newest version measured, marked `measured: false` where a version
-    was named. On a die (`silicon`) where this version was never measured, but another of the engine was, the constants are
-    those of the nearest such version. A profile of kernels alone stands for a version that is named, and later ones.
-    UnsupportedError for an engine without any profile.
+    """Return the profile of the version that is named, or of the newest one before it, marked `measured: false`.
+
+    Without a version it is the newest one with measured runs, on this die (`silicon`) if any has runs there. A profile of
+    kernels alone stands for a version that is named, and later ones. Raises UnsupportedError for an engine without any profile.
     """
     known = engine_profiles()
     versions = sorted(
@@ -249,13 +249,12 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
         raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
-    own = _nearest(versions, version)
-    there = [profile for profile in versions if silicon in profile.fitted_silicon]
-    constants = own if silicon in own.fitted_silicon or not there else _nearest(there, version)
-    if constants is not own and version is not None:
-        settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
-        return dataclasses.replace(constants, **settings, measured=False)
-    return constants if version in (None, constants.version) else dataclasses.replace(constants, measured=False)
+    if version is None:
+        there = [profile for profile in versions if silicon in profile.fitted_silicon]
+        return (there or versions)[-1]
+    constants = _nearest(versions, version)
+    same = version_key(version) == version_key(constants.version)
+    return constants if same else dataclasses.replace(constants, measured=False)
 
 
 def _reaches(version: str | None, release: str) -> bool:
@@ -263,16 +262,9 @@ def _reaches(version: str | None, release: str) -> bool:
     return version is not None and version_key(version) >= version_key(release)
 
 
-SETTINGS_OF_A_RELEASE = (
-    "max_num_seqs", "max_num_batched_tokens", "memory_fraction", "memory_fraction_of", "reserve_bytes",
-    "kv_reserved_output_fraction", "fp8_cache_with", "fp8_scales",
-)  # fmt: skip
-"""Fields of a profile that no run gave: they stay where constants are borrowed."""
-
-
-def _nearest(versions: list[EngineEfficiency], version: str | None) -> EngineEfficiency:
+def _nearest(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
     """The newest of these profiles, sorted by version, up to the version named; the oldest where all are newer."""
-    earlier = [each for each in versions if version is None or version_key(each.version) <= version_key(version)]
+    earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
 
@@ -299,7 +291,7 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
     compare as numbers.
     """
     parts: list[tuple[int, str]] = []
-    for part in version.replace("-", ".").split("."):
+    for part in version.removeprefix("v").replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
     parts += [(0, "~")] * (3 - len(parts))

@@ -85,8 +85,13 @@ def _called(kind: Kind, name: str) -> Entry | None:
     """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the shape of its base."""
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
-        return _find(kind, _FURTHER.sub("", name.casefold()), folders())
+        return _find(kind, base_model(name), folders())
     return match
+
+
+def base_model(name: str) -> str:
+    """Return the name of the model that was trained further, in lower case: `llama-3.1-8b` of `Llama-3.1-8B-Instruct`."""
+    return _FURTHER.sub("", name.casefold())
 
 
 def entries(kind: Kind) -> list[Entry]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hp_tool import documents
 from hp_tool.catalog import library, records
+from hp_tool.catalog.huggingface.quantization import weight_precision
 from hp_tool.catalog.huggingface.read import is_config, read_config
 from hp_tool.catalog.model_checks import checked_model
 from hp_tool.cost.parameters import active_parameters, total_parameters
@@ -28,8 +29,7 @@ def model(name: str) -> ModelSpec:
     the name is an OwnFile alone. NotFoundError names the nearest names.
     """
     if is_own_file(name):
-        path = Path(name)
-        return _from_file(path / "config.json" if path.is_dir() else path)
+        return _from_file(_config_path(name))
     if is_file_name(name):
         raise InputError(
             f"model {name[:200]!r} names a file, which is not read from here; give its content as a mapping instead",
@@ -69,24 +69,41 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
         return None
     if is_own_file(name) or not library.knows("models", str(name)):
         return Checkpoint(path=path, precision=None)
-    published = library.entry("models", str(name)).checkpoints
-    stored = {each: kind for kind, ids in published.items() for each in ids}
+    published = library.entry("models", str(name))
     tail = path.rpartition("/")[2]
     narrow = (
-        each for each in published.get(precision, ()) if re.fullmatch(rf"{re.escape(tail)}(-.*)?", each.rpartition("/")[2])
+        each
+        for each in published.checkpoints.get(precision, ())
+        if re.fullmatch(rf"{re.escape(tail)}(-.*)?", each.rpartition("/")[2])
     )
-    if path not in stored and path not in library.entry("models", str(name)).aliases:
-        return Checkpoint(path=path, precision=None)
-    chosen = path if "/" in str(name) and path in stored else next(narrow, path)
-    return Checkpoint(path=chosen, precision=stored.get(chosen, "bf16"))
+    chosen = path if "/" in str(name) and _stored(published, path) not in (None, "bf16") else next(narrow, path)
+    return Checkpoint(path=chosen, precision=_stored(published, chosen))
 
 
-def stored_precision(name: str) -> str | None:
-    """Return what the weights of a published checkpoint of fewer than 16 bits are stored in; None for any other name."""
+def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
+    """Return the precision of an entry's checkpoint; of one that was trained further, its base's. None: not among them."""
+    by_id = dict.fromkeys((each.casefold() for each in published.aliases), "bf16")
+    by_id |= {each.casefold(): kind for kind, ids in published.checkpoints.items() for each in ids}
+    return by_id.get(checkpoint_id.casefold()) or by_id.get(library.base_model(checkpoint_id))
+
+
+def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
+    """Return the precision of a model's published weights; bf16 where nobody knows of any.
+
+    A catalogue's model has that of the checkpoint its name stands for, a config.json what its quantization_config says.
+    Raises UnsupportedError for a quantization_config that is not known.
+    """
+    if isinstance(name, ModelSpec):
+        return "bf16"
+    if isinstance(name, Mapping):
+        return weight_precision(name) if is_config(name) else "bf16"
+    if is_own_file(name):
+        fields = library.sole_entry(_config_path(name), field="model").fields
+        return weight_precision(fields) if is_config(fields) else "bf16"
     if not library.knows("models", name):
-        return None
-    published = library.entry("models", name).checkpoints
-    return next((kind for kind, ids in published.items() if name.casefold() in map(str.casefold, ids)), None)
+        return "bf16"
+    stored = stored_checkpoint(name, precision="bf16")
+    return "bf16" if stored is None or stored.precision is None else stored.precision
 
 
 def is_own_file(name: object) -> bool:
@@ -127,6 +144,11 @@ def _from_file(path: Path) -> ModelSpec:
     # config.json says nothing of a name: its folder's is the nearest thing.
     name = path.resolve().parent.name if path.name == "config.json" else entry.name
     return model_from_mapping({"name": name, **entry.fields}, origin=path)
+
+
+def _config_path(name: str) -> Path:
+    path = Path(name)
+    return path / "config.json" if path.is_dir() else path
 
 
 def _holds_config(path: Path) -> bool:

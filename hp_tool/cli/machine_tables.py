@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hp_tool.cli.layout import make_console, print_columns
+from hp_tool.cli.serving_tables import print_assumptions
 from hp_tool.cli.tables import print_nearest, print_rejections, print_space, rank_column
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
@@ -44,6 +45,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
             console.print(
                 f"prices of {between}, each with its page in the price list: ask again before you sign", highlight=False
             )
+    print_assumptions(console, [row.known.provenance for row in rows if isinstance(row, ServingRecommendation)])
     if answer.pareto and len(answer.pareto) > 1:
         print_columns(console, _columns(answer.pareto), title="no other costs less and takes fewer days", legend=False)
     print_space(console, answer)

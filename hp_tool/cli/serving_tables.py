@@ -1,6 +1,6 @@
 """Results of serving as tables for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
@@ -30,7 +30,7 @@ from hp_tool.render.columns import (
     serving_columns,
     serving_figures,
 )
-from hp_tool.render.words import serving_arithmetic
+from hp_tool.render.words import assumption_sentences, serving_arithmetic
 from hp_tool.units import gib
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
@@ -42,6 +42,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     console = make_console()
     if estimate.parallel is not None:
         console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
+    print_assumptions(console, [estimate.provenance])
     print_reasons(console, estimate.reasons)
     if estimate.highest_load is not None:
         console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
@@ -73,6 +74,12 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         prices = estimate.cost_per_million_tokens
         apart = "" if prices is None else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
         console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}")
+
+
+def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
+    """Print what the query left open or what stands in for it, once for all rows."""
+    for sentence in dict.fromkeys(each for provenance in provenances for each in assumption_sentences(provenance)):
+        console.print(sentence, highlight=False)
 
 
 def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
@@ -124,6 +131,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
+    pools = answer.disaggregated or ()
+    print_assumptions(console, [each.estimate.provenance for each in (*ranked, *pools)])
     print_space(console, answer)
     if not by_rate:  # rows of other rates answer other questions
         print_groups(console, ranked)

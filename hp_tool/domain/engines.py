@@ -7,6 +7,10 @@ from hp_tool.domain.fields import Strict
 
 Schedule = Literal["mixed", "prefill_first"]
 
+FRACTION_OF_FREE_MEMORY = ("trtllm",)
+"""Engines whose own memory setting is the cache's share of what weights leave free (KvCacheConfig.free_gpu_memory_fraction),
+not a share of the device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEfficiency(Strict):

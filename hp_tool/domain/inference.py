@@ -150,8 +150,10 @@ class InferenceWorkload(Strict):
     min_gpus a list asks for the fewest devices at each."""
     think_time_s: Annotated[Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")] = 0.0
     """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
-    precision: Annotated[Precision | Literal["int8", "int4", "mxfp4"], Shown("Precision", "Serving")] = "bf16"
-    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
+    precision: Annotated[
+        Precision | Literal["int8", "int4", "mxfp4"] | None, Shown("Precision", "Serving", unset="as published")
+    ] = None
+    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone. None: the published checkpoint's."""
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
@@ -172,5 +174,11 @@ class InferenceWorkload(Strict):
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
     engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""
+    memory_fraction: Annotated[
+        Annotated[float, Interval(ge=0.01, le=1.0)] | None, Shown("Engine memory fraction", "Serving", unset="engine default")
+    ] = None
+    """The engine's own setting: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static, TensorRT-LLM's
+    free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None: the engine's default, within that
+    headroom."""
     load: LoadSpec | None = None
     """How requests arrive; it decides the TTFT."""

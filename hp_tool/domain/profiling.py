@@ -200,7 +200,8 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
     if running and inference.think_time_s:
         # Of people who think the requests in flight are no fixed number, which is what `concurrency` keeps.
         yield "inference.think_time_s", "think_time_s: people who think come at a rate; measure that, request_rate_per_second"
-    followed = (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate") if running else _SERVED
+    # An endpoint was started with its own share of memory: the query states it for the prediction.
+    followed = (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate", "memory_fraction") if running else _SERVED
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in followed}
     yield from _unusual(inference, defaults, of="inference")
     if runner == "megatron-core":

@@ -284,6 +284,8 @@ class PoolEstimate:
     """Of single requests: by their wait for prefill, and at a rate by the load of decoding."""
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
+    provenance: dict[str, object] = field(default_factory=dict)
+    """The release whose constants were used, and the precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

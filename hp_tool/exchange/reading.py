@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool import catalog
-from hp_tool.catalog.models import stored_precision
+from hp_tool.catalog.models import published_precision
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError
@@ -50,7 +50,7 @@ def read_configuration(
         num_gpus=devices if isinstance(devices, int) and devices > 0 else None,
         vocabulary=_vocabulary,
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
-        precision_of=stored_precision,
+        precision_of=published_precision,
         num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
     )
     reading = imports.read(source, format=format)

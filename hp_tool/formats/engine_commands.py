@@ -117,8 +117,10 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         parallel["redundant_experts"] = copies
     devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
-    if "quantization" not in flags and model is not None and (precision := source.precision_of(model) or _quantized(model)):
-        inference["precision"] = precision
+    published = "bf16" if model is None else source.precision_of(model)
+    narrow = _quantized(model) if model is not None and published == "bf16" else published
+    if "quantization" not in flags and narrow not in (None, "bf16"):
+        inference["precision"] = narrow
         reading.read.append(Read(flag="checkpoint", value=model, line=None, field="inference.precision"))
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
@@ -131,7 +133,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
-        query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}
+        inference["memory_fraction"] = fraction(used[0], "memory fraction")
     reading.query = query
 
 

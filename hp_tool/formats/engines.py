@@ -148,7 +148,7 @@ def number_formats(setup: ServingSetup, *, engine: str, version: str, cache: Map
     `auto`, a cache in the model's own type, is vLLM's only word for 16 and 32 bits: `bfloat16` is for models that cache in fp8
     by themselves (vllm/config/cache.py).
     """
-    weights, kept = setup.workload.precision, setup.workload.kv_cache_precision
+    weights, kept = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
     dtype, narrowed = DTYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
     if kept is None:
         return {"--dtype": dtype, "--quantization": narrowed}
@@ -167,7 +167,7 @@ def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> 
 
     Raises UnsupportedError where the engine would serve weights of another precision than the query's.
     """
-    wanted, stored = setup.workload.precision, setup.stored_precision
+    wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
     if stored is None:  # one's own checkpoint
         return words.get(wanted)
     if stored == wanted or (stored in WIDE and wanted in WIDE):

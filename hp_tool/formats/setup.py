@@ -81,7 +81,7 @@ class ServingSetup:
     memory_fraction: float
     """Share of device memory that the engine may take."""
     leaves_headroom: bool = False
-    """Whether the query keeps more of the memory free than the engine does by itself."""
+    """Whether the query states a headroom, and no memory_fraction, that is larger than the engine's default leaves."""
 
     @property
     def gpus_per_replica(self) -> int:

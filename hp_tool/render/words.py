@@ -1,7 +1,8 @@
 """Configurations, and changes of them, in words and table cells."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
@@ -41,6 +42,9 @@ STOPPED = {
     "nothing_feasible": "no configuration fits",
 }
 """Why a search stopped; other reasons are words by themselves."""
+
+WIDE = ("bf16", "fp16", "fp32")
+"""Precisions of weights that need no mention where a query leaves them open."""
 
 LABELS = {
     "tensor_parallel_size": "TP",
@@ -178,3 +182,14 @@ def machines_heading(query: Query) -> str:
     if limits.max_cost is not None and objective in (None, "days", "throughput"):
         return f"fastest within ${limits.max_cost:,.0f}"
     return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(objective or "", "cheapest")
+
+
+def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
+    """Return what a serving estimate took where the query is silent, or where its release has no constants."""
+    assumed = provenance.get("assumed") or {}
+    precision = assumed.get("inference.precision")
+    sentences = [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    if named := provenance.get("engine_version"):
+        used = provenance["engine_efficiency"]
+        sentences.append(f"Release {named} has no constants of its own; these are predicted with {used}.")
+    return sentences

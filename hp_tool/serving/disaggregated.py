@@ -24,10 +24,10 @@ from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.targets import share_of
-from hp_tool.serving.estimates import SHARES, asked_quantiles
+from hp_tool.serving.estimates import SHARES, asked_quantiles, engine_provenance
 from hp_tool.serving.highest import highest
 from hp_tool.serving.intervals import intervals
-from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
+from hp_tool.serving.problem import ServingProblem, resolve_serving, served_workload, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
 
 MAX_PAIRS = 2_000_000
@@ -115,7 +115,8 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
     problem, sides = pools_problem(query)
-    cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
+    workload = served_workload(query)
+    cases = [serving_case(model=problem.model, cluster=side, workload=workload, engine=problem.engine) for side in sides]
     pairs = _pairs(spec, query.parallel, cases, shared=sides[0] is sides[1], every=query.objective == "min_gpus")
     if not len(pairs):
         return ()
@@ -268,7 +269,7 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
         data_parallel_size=d,
     )
     one = ServingCandidates.from_configs([config], concurrency=[1])
-    return not legality(model=case.model, num_gpus=t * d, candidates=one)[0]
+    return not legality(model=case.model, num_gpus=t * d, candidates=one, longest_request=case.longest_request)[0]
 
 
 def _candidates(side: IntArray, problem: ServingProblem, parallel: ParallelQuery) -> ServingCandidates:
@@ -331,4 +332,5 @@ def _estimate(
         cost_per_million_output_tokens=price,
         tails=tails,
         intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
+        provenance=engine_provenance(problem),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.catalog.efficiency import version_key
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -171,8 +172,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "num_gpus": problem.cluster.num_gpus,
         "gpu_efficiency": problem.profile.gpu.gpu,
         "gpu_efficiency_measured": problem.profile.gpu.measured,
-        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}{KERNELS_ALONE * problem.engine.kernels_alone}",
-        "engine_efficiency_measured": problem.engine.measured and not problem.engine.kernels_alone,
+        **engine_provenance(problem),
         "load": _load_words(problem),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
@@ -186,6 +186,25 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }
+
+
+def engine_provenance(problem: ServingProblem) -> dict[str, object]:
+    """Return which release's constants an answer has, for which one if they stand in, and the precision of the weights."""
+    engine = problem.engine
+    return {
+        "engine_efficiency": f"{engine.engine} {engine.version}{KERNELS_ALONE * engine.kernels_alone}",
+        "constants_release": engine.version,
+        **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
+        "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
+        "precision": problem.precision,
+        **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
+    }
+
+
+def _has_no_constants(problem: ServingProblem) -> bool:
+    """Return whether the query names a release that another one's constants stand in for."""
+    named = problem.engine_version
+    return named is not None and version_key(named) != version_key(problem.engine.version)
 
 
 def _load_words(problem: ServingProblem) -> str:
@@ -278,7 +297,6 @@ def _open(
         candidates=candidates,
         load=in_flight,
         share=share,
-        memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
 
 

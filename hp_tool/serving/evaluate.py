@@ -1,6 +1,7 @@
 """The one configuration that a serving query describes: resolved, checked and estimated."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +35,12 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         )
     config = resolve_config(query.parallel, problem=problem)
     candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
-    num_gpus = problem.cluster.num_gpus
-    code = int(legality(model=problem.model, num_gpus=num_gpus, candidates=candidate)[0])
+    rules: dict[str, Any] = {
+        "model": problem.model, "num_gpus": problem.cluster.num_gpus, "longest_request": problem.longest_request
+    }  # fmt: skip
+    code = int(legality(candidates=candidate, **rules)[0])
     if code:
-        reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
+        reasons = explain(code, config=config, **rules)
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
         estimate = _estimated(problem, candidate) if problem.trace is None else played_estimate(problem, candidate)

@@ -46,12 +46,11 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
 
 def most_loads(problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool) -> FloatArray:
     """Requests that each candidate runs at once, or completes a second in full batches; shape (n,)."""
-    headroom = problem.constraints.memory_headroom_fraction
-    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
+    running = most_running(case=problem, candidates=candidates)
     if not by_rate:
         return np.floor(running) * candidates.schedulers.astype(np.float64)
     full = candidates.loaded(np.ceil(running) * candidates.schedulers)
-    costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
+    costs = serving_costs(case=steady(problem), candidates=full)
     return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 

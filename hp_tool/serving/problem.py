@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.expert_kernels import expert_kernels
+from hp_tool.catalog.models import published_precision
+from hp_tool.catalog.releases import check_release
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -22,7 +24,7 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
-from hp_tool.domain.engines import EngineEfficiency
+from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
@@ -78,25 +80,27 @@ class ServingProblem(ServingCase):
     targets: Targets
     resumes: int | None = None
     """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever its prefix ends."""
+    engine_version: str | None = None
+    """The release that the query names."""
+    assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields that the query leaves open, by path, with the values taken."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; its answers carry them."""
 
     def costed(self, candidates: ServingCandidates, *, rates: FloatArray | None = None) -> CostedRows:
         """Legal candidates with their latency, throughput and memory, at their own concurrency or each at one of `rates`."""
-        headroom, in_flight = self.constraints.memory_headroom_fraction, None
+        in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
         if self.offline:
-            costs = offline_costs(
-                case=self, candidates=candidates, num_prompts=self.num_prompts, memory_headroom_fraction=headroom
-            )
+            costs = offline_costs(case=self, candidates=candidates, num_prompts=self.num_prompts)
         elif rate is not None:
-            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate, memory_headroom_fraction=headroom)
+            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate)
             in_flight = rate * costs.request_latency_s
         elif self.think_time_s > 0.0:
-            costs = independent_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+            costs = independent_costs(case=self, candidates=candidates)
             in_flight = candidates.concurrency.astype(np.float64)
         else:
-            costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+            costs = serving_costs(case=self, candidates=candidates)
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
@@ -139,7 +143,7 @@ def resolve_serving(query: Query) -> ServingProblem:
     for name in ("expert_imbalance", "two_batch_overlap"):
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
-    workload, trace = _traced(query.inference)
+    workload, trace = _traced(served_workload(query))
     named_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
     load = workload.load
@@ -158,8 +162,13 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
+    if workload.engine_version is not None:
+        check_release(workload.engine, workload.engine_version, field="inference.engine_version")
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
+    engine = _with_memory_fraction(engine, workload, query.constraints)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
+    if trace is not None:
+        case = dataclasses.replace(case, longest_request=int((trace.input_tokens + trace.output_tokens).max()))
     # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
@@ -168,7 +177,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
-        precision=workload.precision,
+        precision=str(workload.precision),
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
         unknown=None if offline else unknown_loads(workload),
@@ -179,8 +188,28 @@ def resolve_serving(query: Query) -> ServingProblem:
         resumes=resumes,
         constraints=query.constraints,
         targets=query.targets or Targets(),
+        engine_version=workload.engine_version,
+        assumed={} if query.inference.precision else {"inference.precision": workload.precision},
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
+
+
+def served_workload(query: Query) -> InferenceWorkload:
+    """Return the query's load; a precision that it leaves out is that of the model's published weights."""
+    assert query.inference is not None  # checked with the query
+    if query.inference.precision is not None:
+        return query.inference
+    return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
+
+
+def _with_memory_fraction(engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints) -> EngineEfficiency:
+    """Return the engine with the stated share of memory, else with its default or what the headroom leaves, if that is less."""
+    if workload.memory_fraction is None:
+        return dataclasses.replace(
+            engine, memory_fraction=min(engine.memory_fraction, 1.0 - constraints.memory_headroom_fraction)
+        )
+    of: Literal["device", "free"] = "free" if engine.engine in FRACTION_OF_FREE_MEMORY else "device"
+    return dataclasses.replace(engine, memory_fraction=workload.memory_fraction, memory_fraction_of=of)
 
 
 def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
@@ -244,8 +273,11 @@ def seeks_concurrency(query: Query) -> bool:
 def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
 ) -> ServingCase:
-    """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
-    layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
+    """The cost model's input, of a workload with its precision (`served_workload`), else of weights in 16 bits.
+
+    Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
+    """
+    layers, experts = formats(workload.precision or "bf16", gpu=cluster.gpu, experts=model.num_experts is not None)
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
     come = arrivals(client, engine=engine)
@@ -270,6 +302,7 @@ def serving_case(
         expert_kernels=expert_kernels(profile.gpu, engine=engine.engine, version=engine.version),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
+        longest_request=workload.input_length + workload.output_length,
     )
 
 

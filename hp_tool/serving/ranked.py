@@ -12,9 +12,10 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import REASONS, explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, worst_miss
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.intervals import ratio_log_sd
@@ -92,12 +93,29 @@ def costed_chunks(
 
 def nearest_misses(space: CostedSpace, *, problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
     """What comes nearest, with the load that it would bear."""
+    if not len(space.candidates):
+        return _illegal_for_all(problem) if "request_too_long" in space.rejections else ()
     rows = nearest(space.candidates, problem=problem)
     bearable = [bearable_load(problem, space.candidates.take(slice(row, row + 1))) for row in rows.tolist()]
     misses = recommendations(space, rows, problem=problem)
     return tuple(
         replace(row, estimate=replace(row.estimate, highest_load=load)) for row, load in zip(misses, bearable, strict=True)
     )
+
+
+def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
+    """Return one layout with the reason why none is legal, where that lies in the requests."""
+    config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
+    code = 1 << REASONS.index("request_too_long")
+    reasons = explain(
+        code,
+        model=problem.model,
+        num_gpus=problem.cluster.num_gpus,
+        config=config,
+        longest_request=problem.longest_request,
+    )
+    estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
+    return (ServingRecommendation(rank=1, parallel=config, set=dict(problem.chosen), estimate=estimate),)
 
 
 def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:

@@ -88,9 +88,7 @@ def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tu
     arrival = arrivals_s(problem)
     assert arrival is not None
     counts, edges = np.histogram(arrival, bins=STEPS)
-    latencies = flow(
-        case=_limited(problem), candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0])
-    )
+    latencies = flow(case=problem, candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0]))
     return latencies.ttft_s, latencies.tpot_s
 
 
@@ -105,12 +103,6 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
     return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
 
 
-def _limited(problem: ServingProblem) -> ServingProblem:
-    """The problem with the memory that its headroom leaves."""
-    fraction = min(problem.engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
-    return replace(problem, engine=replace(problem.engine, memory_fraction=fraction))
-
-
 def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     """The trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
@@ -118,7 +110,7 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
     mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
     return serve(
-        table=pass_table(case=_limited(problem), candidates=rows.candidates),
+        table=pass_table(case=problem, candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
         output_tokens=trace.output_tokens[mine],
         arrival_s=None if arrival is None else arrival[mine],

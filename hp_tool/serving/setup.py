@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.catalog.models import stored_checkpoint
 from hp_tool.configuration import Configuration
 from hp_tool.domain.hardware import ClusterSpec
@@ -11,22 +12,21 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, ServingConfig
 from hp_tool.formats.setup import ServingSetup
 from hp_tool.serving.disaggregated import pool_config, pools_problem
-from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.serving.problem import ServingProblem, resolve_serving, served_workload
 
 
 def serving_setup(configuration: Configuration) -> ServingSetup:
     """Return the case of one serving configuration."""
     query, config = configuration.query, configuration.parallel
-    problem, workload = resolve_serving(query), query.inference
-    assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
+    problem, workload = resolve_serving(query), served_workload(query)
+    assert isinstance(config, ServingConfig)  # checked with the query
     return _setup(query, problem, problem.cluster, workload, config)
 
 
 def pool_setups(query: Query, *, prefill: PoolConfig, decode: PoolConfig) -> tuple[ServingSetup, ServingSetup]:
     """Return the cases of a query's pools, each on its own devices."""
     problem, sides = pools_problem(query)
-    assert query.inference is not None
-    workload = dataclasses.replace(query.inference, disaggregated=None)
+    workload = dataclasses.replace(served_workload(query), disaggregated=None)
     first, second = (
         _setup(query, problem, _devices(side, pool), workload, pool_config(pool, problem, query.parallel))
         for side, pool in zip(sides, (prefill, decode), strict=True)
@@ -43,7 +43,8 @@ def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
 def _setup(
     query: Query, problem: ServingProblem, cluster: ClusterSpec, workload: InferenceWorkload, config: ServingConfig
 ) -> ServingSetup:
-    stored = stored_checkpoint(query.model, precision=workload.precision)
+    stored = stored_checkpoint(query.model, precision=str(workload.precision))
+    usual = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     return ServingSetup(
         model=problem.model,
         model_path=None if stored is None else stored.path,
@@ -52,16 +53,14 @@ def _setup(
         workload=workload,
         longest=_longest(problem),
         parallel=config,
-        memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
-        leaves_headroom=1.0 - query.constraints.memory_headroom_fraction < problem.engine.memory_fraction,
+        memory_fraction=problem.engine.memory_fraction,
+        leaves_headroom=workload.memory_fraction is None and problem.engine.memory_fraction < usual.memory_fraction,
     )
 
 
 def _longest(problem: ServingProblem) -> int:
     """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
     model knows positions for."""
-    whole = problem.input_length + problem.output_length
-    if problem.trace is not None:
-        whole = int((problem.trace.input_tokens + problem.trace.output_tokens).max())
+    whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024
-    return max(min(roomy, problem.model.max_position_embeddings or roomy), whole)
+    return min(roomy, problem.model.max_position_embeddings or roomy)

@@ -60,7 +60,7 @@ def serving_space(
     )
     if engine.engine in WHOLE_STAGES and query.expert_parallel_size is None:
         candidates = candidates.take(np.flatnonzero((e == 1) | (e == t * d)))
-    codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
+    codes = legality(model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request)
     legal = np.flatnonzero(codes == 0)
     bounds.check(done=len(codes) - len(legal))
     return candidates.take(legal), rejection_counts(codes)

@@ -13,6 +13,7 @@ from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
+from hp_tool.catalog.releases import check_release
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
@@ -26,7 +27,7 @@ from hp_tool.cost.shared import Shared
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.model import ModelSpec
@@ -198,6 +199,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
+    if (release := query.training.framework_version) is not None:
+        check_release(wrapped(query.training.framework), release, field="training.framework_version")
     check_training(query, model=model, cluster=cluster)
     check_power_cap(query.cluster, gpu=cluster.gpu)
     peak_flops(cluster.gpu, precision=query.training.precision)

@@ -23,7 +23,7 @@ from hp_tool.learning.make import accuracy_of, predicted_unseen, save
 from hp_tool.learning.series import Series, cluster_key, model_family
 from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch
 from hp_tool.serving.estimates import SHARES, estimate_row
-from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
+from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving, served_workload
 from hp_tool.serving.replay import arrivals_s, played
 from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
 from hp_tool.tuning.latencies import LatencyCalibration, serving_evidence
@@ -185,10 +185,10 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
 
 def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
     """The query's load with what its trace says: mean lengths and rate."""
-    assert query.inference is not None
+    workload = served_workload(query)
     lengths = {name: getattr(problem, name) for name in ("input_length", "output_length", "prefix_cache_hit_rate")}
-    rate = problem.request_rate_per_second or query.inference.request_rate_per_second
-    return replace(query.inference, trace=None, request_rate_per_second=rate, **lengths)
+    rate = problem.request_rate_per_second or workload.request_rate_per_second
+    return replace(workload, trace=None, request_rate_per_second=rate, **lengths)
 
 
 def _sent(problem: ServingProblem) -> TraceSpec | None:
@@ -226,7 +226,7 @@ def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -
         if num_gpus % t == 0
     ]
     candidates = serving_candidates(problem, configs)
-    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates)
+    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
     rejections = rejection_counts(codes)
 
     def is_run(config: ServingConfig) -> bool:
@@ -258,7 +258,7 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
     configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
     candidates = serving_candidates(problem, configs)
-    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates)
+    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
     if rejections := rejection_counts(codes):
         raise InputError(f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}", field="parallel")
     return candidates, {}

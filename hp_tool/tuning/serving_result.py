@@ -45,7 +45,9 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 
     def reasons(config: ServingConfig) -> str:
         one = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
-        codes = legality(model=problem.model, num_gpus=problem.cluster.num_gpus, candidates=one)
+        codes = legality(
+            model=problem.model, num_gpus=problem.cluster.num_gpus, candidates=one, longest_request=problem.longest_request
+        )
         return ", ".join(rejection_counts(codes)).replace("_", " ")
 
     return described_baseline(query, resolve=partial(resolve_config, problem=problem), reasons=reasons)

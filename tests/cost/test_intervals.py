@@ -12,9 +12,11 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, intervals, ratio_log_sd
 from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.releases import release_variance
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {
@@ -68,9 +70,9 @@ def test_what_the_measured_runs_do_not_tell_adds_in_variance() -> None:
     assert time_sd(found(cluster={"gpu": "l40s-48gb", "num_gpus": 8}, **DENSE)) == unmeasured
     lora = {"training": DENSE["training"] | {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}}
     assert time_sd(found(**DENSE | lora)) == adding(own, known.lora_log_sd)
-    later = {"training": DENSE["training"] | {"framework_version": "29.01"}}
-    assert time_sd(found(**DENSE | later)) == adding(own, known.release_log_sd)
-    fsdp = {"training": DENSE["training"] | {"framework": "torch-fsdp"}}
+    profile = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core")
+    assert release_variance(profile, experts=False, gpu=gpu(H100["gpu"]), release="29.01") == known.release_log_sd**2
+    fsdp = {"training": unsaid(DENSE)["training"] | {"framework": "torch-fsdp"}}
     sharded = efficiency(gpu=gpu("b200-sxm-180gb"), framework="torch-fsdp").framework.time_log_sd
     on_b200 = found(cluster={"gpu": "b200-sxm-180gb", "num_gpus": 8}, **DENSE | fsdp)
     assert time_sd(on_b200) == adding(sharded, known.card_log_sd, known.silicon_log_sd), "another framework's runs do not tell"
@@ -85,9 +87,11 @@ def test_a_dense_model_may_run_under_any_release_if_none_is_named(lora: dict[str
 
 
 @pytest.mark.parametrize("framework", ["torch-fsdp", "megatron-deepspeed"])
-def test_a_release_that_tells_nothing_need_not_be_named(framework: str) -> None:
-    query = DENSE | {"training": DENSE["training"] | {"framework": framework, "framework_version": "26.04"}}
-    assert time_sd(found(**unsaid(query))) == time_sd(found(**query))
+def test_a_framework_without_known_releases_takes_none(framework: str) -> None:
+    query = DENSE | {"training": DENSE["training"] | {"framework": framework}}
+    with pytest.raises(InputError, match=rf"no release of {framework} is known .*; leave"):
+        found(**query)
+    assert time_sd(found(**unsaid(query))) > 0.0
 
 
 def test_software_of_2022_may_have_changed_since() -> None:
@@ -189,7 +193,7 @@ def test_each_of_several_features_counts() -> None:
 
 
 def test_experts_that_no_row_speaks_for_are_unchecked() -> None:
-    query = EXPERTS | {"training": EXPERTS["training"] | {"framework": "torch-fsdp"}}
+    query = EXPERTS | {"training": unsaid(EXPERTS)["training"] | {"framework": "torch-fsdp"}}
     assert found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 16}, **query).provenance["unchecked"] == ["model.num_experts"]
 
 

@@ -57,7 +57,8 @@ RARE_SERVED: tuple[tuple[str, Any], ...] = (
     ("inference.request_rate_per_second", 4.0), ("inference.prefix_cache_hit_rate", 0.5), ("targets.tpot_s", 0.05),
     ("parallel.max_num_seqs", 96), ("parallel.max_num_batched_tokens", 4096), ("parallel.pipeline_parallel_size", [1, 2]),
     ("parallel.attention_data_parallel_size", [1, 2, 4, 8]), ("parallel.expert_parallel_size", [1, 8]),
-    ("constraints.memory_headroom_fraction", 0.15), ("objective", "min_gpus"), ("objective", "tpot"),
+    ("constraints.memory_headroom_fraction", 0.15), ("inference.memory_fraction", 0.95), ("objective", "min_gpus"),
+    ("objective", "tpot"),
     ("inference.two_batch_overlap", True), ("inference.expert_imbalance", 1.3),
 )  # fmt: skip
 

@@ -346,18 +346,18 @@ def engine(configuration: Configuration, *, format: str) -> tuple[dict[str, Any]
     problem, c, w = resolve_serving(configuration.query), configuration.parallel, configuration.query.inference
     assert w is not None
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
-    fraction = min(problem.engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
+    fraction = problem.engine.memory_fraction
     replicas = problem.cluster.num_gpus // (ranks * c.pipeline_parallel_size)
     above, kept = c.attention_data_parallel_size, w.kv_cache_precision
     if format == "trtllm":
         slots = (problem.model.num_experts or 0) + c.redundant_experts
         balancer = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
         cache = {"dtype": "fp8"} if kept == "fp8" else {}
-        assert fraction == problem.engine.memory_fraction, "no word says it, and it was not refused"
         return {
             "backend": ANY, "tp_size": ranks, "pp_size": c.pipeline_parallel_size, "max_batch_size": c.max_num_seqs,
             "max_num_tokens": c.max_num_batched_tokens, "max_seq_len": ANY,
             "ep_size": c.expert_parallel_size if c.expert_parallel_size > 1 else None,
+            "kv_cache_free_gpu_memory_fraction": w.memory_fraction,
             "enable_attention_dp": above > 1, "moe_config": json.dumps(balancer) if c.redundant_experts else None,
             "kv_cache_config": json.dumps(cache) if cache else None,
         }, replicas  # fmt: skip

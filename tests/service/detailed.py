@@ -53,7 +53,7 @@ DETAILED: dict[str, dict[str, Any]] = {
         parallel={"tensor_parallel_size": 8, "recompute": LAYERS},
     ),
     "fsdp": _asked(
-        training={"framework": "torch-fsdp", "framework_version": "2.9", "cross_entropy": "chunked"},
+        training={"framework": "torch-fsdp", "cross_entropy": "chunked"},
         parallel={"tensor_parallel_size": 1, "zero_stage": 3, "recompute": "per_layer"},
     ),
     "recipe": _asked(

@@ -40,6 +40,8 @@ def read_config(config: Config) -> ModelSpec:
     fields = {ours: written[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in written}
     name = written.get("name") or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
+    if "gemma3" not in model_type:  # whose max_position_embeddings are those after scaling
+        known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
     if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
         windows = sliding_window(written, layers=layers, full_attention_every=family.full_attention_every)
@@ -50,6 +52,25 @@ def read_config(config: Config) -> ModelSpec:
     if beside and isinstance(width, int):
         known["tower_parameters"] = sum(parameters(tower, into=width) for tower in beside.values())
     return build(ModelSpec, known, field="model")
+
+
+_SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
+"""Types of RoPE scaling beside which max_position_embeddings holds the positions after scaling, or that scale nothing."""
+
+
+def _scaled_positions(config: Config, positions: object) -> dict[str, int]:
+    """Return max_position_embeddings with the file's RoPE scaling, as vLLM derives the longest request (vllm/config/model.py):
+    YaRN scales original_max_position_embeddings, other types the file's own.
+    """
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind is None or kind in _SCALED_ALREADY:
+        return {}
+    original = scaling.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    factor = scaling.get("factor", 1.0)
+    if not isinstance(original, int) or not isinstance(factor, int | float) or not 1.0 <= factor <= 1e6:
+        return {}
+    return {"max_position_embeddings": int(original * factor)}
 
 
 _TEXT = ("text_config", "llm_config", "language_config")

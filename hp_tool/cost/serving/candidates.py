@@ -107,6 +107,8 @@ class ServingCase(Machine):
     """The engine's kernels for routed experts on this die, by weight format; without any, experts run as other matmuls do."""
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
+    longest_request: int = 0
+    """Tokens of the longest prompt with its answer."""
     independent: bool = False
     """Whether device and front end never wait for each other, as for requests that come at any moment; in a closed loop, where
     each comes at the end of another, they do."""

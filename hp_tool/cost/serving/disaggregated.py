@@ -100,14 +100,14 @@ def pool_costs(
     travel = transfer_seconds(prefill, decode, prefillers, decoders)
     straight = alone + travel + handover_s
     wave = 0.5 * prefill.wave_share * load * service / n_p
-    memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
+    memory = serving_bytes(decode, decoders)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
     t = decoders.tensor_parallel_size
     cached = cached_tokens(decode, t, length + decode.engine.kv_reserved_output_fraction * output)
     each: FloatArray = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
     most: FloatArray = each * decoders.attention_data_parallel_size
-    first = serving_bytes(prefill, prefillers, memory_fraction=prefill.engine.memory_fraction)
+    first = serving_bytes(prefill, prefillers)
     one = cached_tokens(prefill, prefillers.tensor_parallel_size, length)
     fits = (rooms >= cached_tokens(decode, t, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
 

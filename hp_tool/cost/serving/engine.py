@@ -84,14 +84,11 @@ class ServingCosts:
     bytes: ServingBytes
 
 
-def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> ServingCosts:
-    """Latency, throughput and memory of legal candidates; shape of the candidates.
-
-    The engine takes its own share of device memory, or what the headroom leaves if that is less.
-    """
+def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
+    """Latency, throughput and memory of legal candidates; shape of the candidates."""
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
-    memory = serving_bytes(case, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
+    memory = serving_bytes(case, c)
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
     most, by_cache, fits = _room(case, c, memory)
@@ -179,10 +176,9 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     )  # fmt: skip
 
 
-def most_running(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> FloatArray:
+def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Requests that one scheduler can run at once; shape of the candidates."""
-    memory = serving_bytes(case, candidates, memory_fraction=min(case.engine.memory_fraction, 1.0 - memory_headroom_fraction))
-    return _room(case, candidates, memory)[0]
+    return _room(case, candidates, serving_bytes(case, candidates))[0]
 
 
 def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tuple[FloatArray, FloatArray, BoolArray]:

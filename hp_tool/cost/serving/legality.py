@@ -16,12 +16,16 @@ REASONS = (
     "world_size_mismatch",
     "experts_not_divisible",
     "attention_data_parallel_needs_experts",
+    "request_too_long",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
 
-def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) -> IntArray:
-    """0 if the engines accept the configuration, else the broken rules as bits; shape of the candidates."""
+def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int) -> IntArray:
+    """0 if the engines accept the configuration, else the broken rules as bits; shape of the candidates.
+
+    `longest_request`: tokens of a prompt and its answer; the model has positions for max_position_embeddings of them.
+    """
     c = candidates
     t, p, e, d = (
         c.tensor_parallel_size,
@@ -41,6 +45,7 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
         (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
         (e > 1) | (r > 0) if experts is None else ((experts + r) % e != 0) | (t * d % e != 0) | (r > experts * (e - 1)),
         (d > 1) & (experts is None),
+        longest_request > (model.max_position_embeddings or longest_request),
     )
     code: IntArray = sum((np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)), np.zeros(len(c), dtype=np.int64))
     return code
@@ -74,7 +79,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig) -> tuple[Reason, ...]:
+def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int) -> tuple[Reason, ...]:
     """The broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d, r = config.expert_parallel_size, config.attention_data_parallel_size, config.redundant_experts
@@ -117,6 +122,13 @@ def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig
             "set it to 1 and serve more replicas",
             d,
             1,
+        ),
+        "request_too_long": (
+            f"the longest request has {longest_request:,} tokens, prompt and answer, and {model.name} has positions for "
+            f"{model.max_position_embeddings or 0:,} (max_position_embeddings); shorten it, or give the config.json with the "
+            "RoPE scaling that the checkpoint is served with",
+            longest_request,
+            model.max_position_embeddings or 0,
         ),
     }
     return tuple(

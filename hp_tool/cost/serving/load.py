@@ -72,14 +72,13 @@ def open_quantiles(
     candidates: ServingCandidates,
     load: FloatArray,
     share: float | FloatArray,
-    memory_headroom_fraction: float = 0.0,
 ) -> Quantiles:
     """Latencies at the quantile `share`, one or one per row, with on average `load` requests in flight over all GPUs."""
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
         loaded = candidates.loaded(np.maximum(concurrency, 0.0))
-        return serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        return serving_costs(case=calm, candidates=loaded)
 
     def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
         ratio = at((1.0 - STEP) * load).output_tokens_per_second_per_gpu / costs.output_tokens_per_second_per_gpu
@@ -105,12 +104,10 @@ def open_quantiles(
 # Requests that arrive at a rate: the number in flight (Little's law), and the costs at that concurrency.
 
 
-def independent_costs(
-    *, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0
-) -> ServingCosts:
+def independent_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
     """Costs of so many requests in flight on average that come independently: in no wave, each at any moment of a pass."""
     calm = steady(case)
-    costs = serving_costs(case=calm, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    costs = serving_costs(case=calm, candidates=candidates)
     wait = prompt_wait(case, costs)[0]
     longer = 1.0 + wait / costs.request_latency_s
     return replace(
@@ -127,7 +124,6 @@ def costs_at_rate(
     case: ServingCase,
     candidates: ServingCandidates,
     requests_per_second: float | FloatArray,
-    memory_headroom_fraction: float = 0.0,
 ) -> ServingCosts:
     """Costs at the smallest concurrency whose completed requests per second reach the rate; shape of the candidates.
 
@@ -139,10 +135,10 @@ def costs_at_rate(
 
     def completed(concurrency: np.ndarray) -> np.ndarray:
         loaded = replace(candidates, concurrency=concurrency)
-        costs = serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        costs = serving_costs(case=calm, candidates=loaded)
         return costs.output_tokens_per_second_per_gpu * devices / case.output_length
 
-    most = most_running(case=calm, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    most = most_running(case=calm, candidates=candidates)
     high = np.ceil(most * candidates.schedulers).astype(np.int64)
     low = np.zeros_like(high)  # never enough; `high` is enough wherever anything is
     for _ in range(int(high.max(initial=1)).bit_length()):
@@ -150,7 +146,7 @@ def costs_at_rate(
         enough = completed(middle) >= requests_per_second
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     loaded, reached = replace(candidates, concurrency=high), completed(high)
-    costs = independent_costs(case=case, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+    costs = independent_costs(case=case, candidates=loaded)
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
     return replace(costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served)
 
@@ -169,7 +165,6 @@ def offline_costs(
     case: ServingCase,
     candidates: ServingCandidates,
     num_prompts: int | FloatArray | None = None,
-    memory_headroom_fraction: float = 0.0,
 ) -> ServingCosts:
     """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count from admission.
 
@@ -178,12 +173,12 @@ def offline_costs(
     """
     alone = without_front_end(case)
 
-    full = most_running(case=alone, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    full = most_running(case=alone, candidates=candidates)
     running = full * candidates.schedulers
     loaded = candidates.loaded(running if num_prompts is None else np.minimum(running, num_prompts))
 
     def costs(case: ServingCase) -> ServingCosts:
-        return serving_costs(case=case, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+        return serving_costs(case=case, candidates=loaded)
 
     many, one = costs(alone), costs(replace(alone, prefill_group=1.0))
     return faster(many, one)

@@ -34,15 +34,15 @@ class ServingBytes:
     """Bytes that the engine may use."""
 
 
-def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
-    """Memory before any request; the engine uses `memory_fraction` of the device, or of what it leaves free."""
+def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBytes:
+    """Memory before any request; the engine uses its `memory_fraction` of the device, or of what the rest leaves free."""
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(case.model.num_hidden_layers / p)
     weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
     logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
     overhead = np.full(len(candidates), case.engine.reserve_bytes)
     fixed = weights + working + logits + overhead
-    capacity = float(case.cluster.gpu.memory_bytes)
+    capacity, memory_fraction = float(case.cluster.gpu.memory_bytes), case.engine.memory_fraction
     if case.engine.memory_fraction_of == "device":
         capacity = memory_fraction * capacity
         room = capacity - fixed

@@ -106,7 +106,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     )
     states = float(np.ravel(cached_tokens(case, one.tensor_parallel_size, 0.0))[0])
     seen = at / length / far
-    memory = serving_bytes(case, one, memory_fraction=engine.memory_fraction)
+    memory = serving_bytes(case, one)
     return PassTable(
         decoding=decoding,
         prompt=prompt,

@@ -26,8 +26,8 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve is told a share of the memory that weights leave, not of the device's; leave "
-            "constraints.memory_headroom_fraction out, or choose vllm or sglang",
+            "trtllm-serve takes a share of the memory that weights leave free, not of the device; set inference.memory_fraction"
+            " instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )
     if w.two_batch_overlap:
@@ -42,6 +42,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--max_batch_size": c.max_num_seqs,
         "--max_num_tokens": c.max_num_batched_tokens,
         "--max_seq_len": setup.longest,
+        "--kv_cache_free_gpu_memory_fraction": w.memory_fraction,
         "--ep_size": above_one(c.expert_parallel_size),
     }
 

@@ -70,7 +70,7 @@ def servings(draw: st.DrawFn) -> Serving:
     )
     setup = Serving(case=serving_case(model=shape, cluster=machine, workload=workload, engine=engine), config=config)
     row = ServingCandidates.from_configs([config], concurrency=[1])
-    legal = not legality(model=shape, num_gpus=machine.num_gpus, candidates=row)[0]
+    legal = not legality(model=shape, num_gpus=machine.num_gpus, candidates=row, longest_request=1)[0]
     if not legal or not setup.costs(concurrency=[1]).fits[0]:
         from hypothesis import assume
 

@@ -92,9 +92,12 @@ def test_second_copies_never_take_less_memory(name: str, e: int, rounds: int) ->
 
 def test_256_experts_on_144_ranks_need_32_second_copies() -> None:
     case = case_of(num_gpus=144)
-    found = {r: int(legality(model=case.model, num_gpus=144, candidates=wide(144, redundant=r))[0]) for r in (0, 31, 32, 176)}
+    found = {
+        r: int(legality(model=case.model, num_gpus=144, candidates=wide(144, redundant=r), longest_request=1)[0])
+        for r in (0, 31, 32, 176)
+    }
     assert found[32] == found[176] == 0 and found[0] and found[31]
-    assert not legality(model=case.model, num_gpus=320, candidates=wide(320, redundant=64))[0]
+    assert not legality(model=case.model, num_gpus=320, candidates=wide(320, redundant=64), longest_request=1)[0]
 
 
 @pytest.mark.parametrize(("leading", "legal"), [(0, True), (1, False)])
@@ -102,7 +105,7 @@ def test_a_width_that_no_layer_has_need_not_divide(leading: int, legal: bool) ->
     """A dense MLP of odd width, which only leading dense layers have, on two tensor-parallel ranks."""
     odd = replace(model("mixtral-8x7b"), intermediate_size=14337, moe_intermediate_size=14336, first_k_dense_replace=leading)
     candidates = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
-    code = legality(model=odd, num_gpus=2, candidates=candidates)
+    code = legality(model=odd, num_gpus=2, candidates=candidates, longest_request=1)
     assert rejection_counts(code) == ({} if legal else {"hidden_not_divisible": 1})
 
 

@@ -1,0 +1,50 @@
+"""The precision of a checkpoint's weights, from the quantization_config of its config.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hp_tool.errors import UnsupportedError
+
+_BY_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4"}
+_BY_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
+_BY_BITS: dict[tuple[str, Any], str] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
+_BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
+"""compressed-tensors' formats of 4-bit floats (compressed_tensors/config/base.py)."""
+
+
+def weight_precision(config: Mapping[str, Any]) -> str:
+    """Return the precision of the weights that a config.json describes: bf16 unless it names a quantization.
+
+    Raises UnsupportedError for a quantization that is not known here.
+    """
+    wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
+    stored = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    if stored is None:
+        return "bf16"
+    precision = _precision(stored) if isinstance(stored, Mapping) else None
+    if precision is None:
+        method = str(stored.get("quant_method") if isinstance(stored, Mapping) else stored)[:80]
+        raise UnsupportedError(
+            f"the precision of the weights is not known from quantization_config (quant_method {method}); "
+            "set inference.precision",
+            field="inference.precision",
+        )
+    return precision
+
+
+def _precision(stored: Mapping[str, Any]) -> str | None:
+    method = stored.get("quant_method")
+    if method == "gptq":
+        return _BY_BITS.get(("int", stored.get("bits", 4)))
+    if method == "modelopt":
+        return _BY_MODELOPT.get(str(stored.get("quant_algo")))
+    if method != "compressed-tensors":
+        return _BY_METHOD.get(str(method))
+    groups = stored.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    group = group if isinstance(group, Mapping) else {}
+    weights = group.get("weights")
+    weights = weights if isinstance(weights, Mapping) else {}
+    packed = _BY_FORMAT.get(str(group.get("format") or stored.get("format")))
+    return packed or _BY_BITS.get((str(weights.get("type", "int")), weights.get("num_bits")))

@@ -1,0 +1,44 @@
+"""Releases of engines and frameworks that a query may name, from data: `data/releases`, and files of one's own catalogue."""
+
+import functools
+
+from hp_tool.catalog import library
+from hp_tool.domain.releases import release_numbers
+from hp_tool.errors import InputError
+
+_NAMED = 24
+"""Releases that an error lists; of the older ones it gives the number."""
+
+
+@functools.lru_cache(maxsize=1)
+def _releases() -> dict[str, tuple[str, ...]]:
+    """Return the releases of each program, newest first; those of one's own files before the built-in ones."""
+    known: dict[str, tuple[str, ...]] = {}
+    for folder in library.folders():
+        for path in sorted((folder / "releases").glob("*.yaml")):
+            for entry in library.file_entries(path):
+                listed = (str(each) for each in entry.fields.get("releases", ()))
+                known[entry.name] = tuple(dict.fromkeys((*known.get(entry.name, ()), *listed)))
+    return known
+
+
+library.on_change(_releases.cache_clear)
+
+
+def check_release(program: str, release: str, *, field: str) -> None:
+    """Raise InputError `unknown_release` for a release of an engine or framework that no list names.
+
+    A release counts by its numbers: candidates, post releases and builds are those of their release, and a series (0.16) is any
+    of its releases.
+    """
+    known = _releases().get(program, ())
+    numbers = release_numbers(release)
+    if len(numbers) > 1 and any(release_numbers(each)[: len(numbers)] == numbers for each in known):
+        return
+    listed = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} older ones" if len(known) > _NAMED else "")
+    message = (
+        f"{field} {release[:80]!r} is no known release of {program}; known: {listed}"
+        if known
+        else f"no release of {program} is known to change a prediction; leave {field} out"
+    )
+    raise InputError(message, field=field, code="unknown_release")
