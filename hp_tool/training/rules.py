@@ -52,15 +52,8 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_offload(cluster.gpu, workload)
     if workload.merges_passes:
         _check_merged_passes(model, workload, parallel)
-    if wrapped(workload.framework) == "megatron-core" and (refused := refused_recording(workload, model)):
-        raise InputError(refused, field="training.cuda_graphs")
-    release = workload.framework_version or ""
-    loop_refuses = is_core_release(release) and has_come(release, since=LOOP_REFUSES_IN_PLACE_LOSS)
-    in_place = (
-        f"Megatron Core {release} does not start with cross_entropy in_place (--cross-entropy-fusion-impl te), which its "
-        "training loop refuses since 0.18.2; choose fused"
-    )
-    refuse("training.cross_entropy", (loop_refuses and workload.loss == "in_place", in_place))
+    if wrapped(workload.framework) == "megatron-core":
+        _check_release(model, workload)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
         check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
@@ -271,6 +264,19 @@ def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel:
     )
     both = "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out"
     refuse("parallel.recompute", (whole, both))
+
+
+def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what the release of Megatron Core does not start."""
+    if workload.cuda_graphs and (refused := refused_recording(workload, model)):
+        raise InputError(refused, field="training.cuda_graphs")
+    release = workload.framework_version or ""
+    if workload.loss == "in_place" and is_core_release(release) and has_come(release, since=LOOP_REFUSES_IN_PLACE_LOSS):
+        raise InputError(
+            f"Megatron Core {release} does not start with cross_entropy in_place (--cross-entropy-fusion-impl te), which its "
+            "training loop refuses since 0.18.2; choose fused",
+            field="training.cross_entropy",
+        )
 
 
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:

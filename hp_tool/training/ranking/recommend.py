@@ -106,14 +106,14 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
         return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
 
     best = ranked(problem, predictor)
-    found = [best]
+    rankings = [best]
     for faster in free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
         with bounds.over_again():
-            found.append(ranked(faster, None if calibrations is None else calibrations(faster)))
-        if found[-1].feasible:
+            rankings.append(ranked(faster, None if calibrations is None else calibrations(faster)))
+        if rankings[-1].feasible:
             break
-    return min((one for one in found if one.feasible), key=_first_of, default=best)
+    return min((one for one in rankings if one.feasible), key=_first_of, default=best)
 
 
 def _first_of(best: Best) -> tuple[int, float]:
