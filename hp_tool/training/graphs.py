@@ -7,7 +7,7 @@ import dataclasses
 from hp_tool.cost.host import without_host
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.graphs import recorded_modules
+from hp_tool.domain.graphs import recorded_modules, refused_recording
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Query
@@ -23,13 +23,15 @@ def has_graphs(*, cluster: ClusterSpec, workload: TrainingWorkload, profile: Eff
 def recorded(
     query: Query, *, cluster: ClusterSpec, model: ModelSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> EfficiencyProfile | None:
-    """The profile with CUDA graphs, where the query leaves these open and framework and GPU have them.
+    """Return the profile with CUDA graphs if the query leaves these open, and framework and GPU have them and accept the query.
 
     A recipe settles them too, whether it records any or not.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None
     if settled or not has_graphs(cluster=cluster, workload=workload, profile=profile):
+        return None
+    if refused_recording(dataclasses.replace(workload, cuda_graphs=True), model) is not None:
         return None
     return _recorded.get((profile, model, workload), (), lambda: _with_graphs(profile, model=model, workload=workload))
 
