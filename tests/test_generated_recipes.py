@@ -25,7 +25,8 @@ from hp_tool.training.recipes import recipe, settings
 
 FIELDS = (
     "release", "model", "system", "precision", "task", "gpus", "gbs", "etp", "fsdp", "cuda_graph_impl", "cuda_graph_modules",
-    "offload_layers", "recompute_num_layers", "recompute_modules", "ep_overlap", "dispatcher",
+    "offload_layers", "recompute_num_layers", "recompute_modules", "ep_overlap", "dispatcher", "overlap_grad_reduce",
+    "overlap_param_gather",
 )  # fmt: skip
 
 
@@ -97,6 +98,41 @@ def test_what_memory_needs_is_not_carried_to_another_model(tmp_path: Path) -> No
     assert "offload" not in other["training"] and "zero_stage" not in other["parallel"]
     same = settings(made, model=catalog.model("llama-3.3-70b"), gpu=gpu, num_gpus=64, workload=workload)
     assert same["training"]["offload_fraction"] == 0.25 and same["parallel"]["zero_stage"] == 3, "a model of the same shape"
+
+
+def test_what_the_columns_leave_out_or_switch_off(tmp_path: Path) -> None:
+    graphs = {"dispatcher": "flex_hybridep", "cuda_graph_impl": "transformer_engine"}
+    listed = table(
+        tmp_path,
+        row("nemotron_3_nano", "gb200", cuda_graph_modules="attn+mamba", **graphs),
+        row("nemotron_3_nano", "gb200", release="26.04", **graphs),
+        row("gpt_oss_20b", "gb200", dispatcher="alltoall", offload_layers="95"),
+        row("kimi_k2", "h100", dispatcher="alltoall", overlap_grad_reduce="False", overlap_param_gather="False"),
+        row("deepseek_v3", "h100", dispatcher="alltoall", overlap_grad_reduce="False", overlap_param_gather="True"),
+        row("llama3_70b", "gb200", "nvfp4", cuda_graph_impl="transformer_engine", cuda_graph_modules="full"),
+    )
+    values = {
+        (each.model, each.release): {key: value for group in each.settings.values() for key, value in group.items()}
+        for each in listed
+    }
+    assert values["nemotron-3-nano-30b-a3b", "26.04"]["training.cuda_graph_modules"] == ["attn", "mamba"], "as before"
+    assert values["gpt-oss-20b", "26.02"]["training.offload"] is None, "more layers than it has"
+    assert values["kimi-k2", "26.02"]["training.overlap"] == {"data_parallel": False}
+    assert values["deepseek-v3", "26.02"]["training.overlap"] is None, "one of the two still overlaps"
+    assert values["llama-3-70b", "26.02"]["training.cuda_graph_modules"] == ["attn", "mlp"]
+
+
+def test_a_hybrid_speaks_for_no_other_model(tmp_path: Path) -> None:
+    listed = table(
+        tmp_path,
+        row("nemotron_3_nano", "gb200", dispatcher="alltoall", cuda_graph_impl="local"),
+        row("qwen3_30b_a3b", "gb200", dispatcher="flex_hybridep"),
+    )
+    (made,) = parsed(recipes(releases(listed))).values()
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
+    gpu, other = catalog.gpu("gb200-nvl72"), catalog.model("mixtral-8x7b")
+    values = settings(made, model=other, gpu=gpu, num_gpus=64, workload=workload)
+    assert values["parallel"]["moe_token_dispatcher_type"] == "flex" and not values["training"].get("cuda_graphs")
 
 
 def test_sizes_that_are_not_listed_belong_to_the_nearest(tmp_path: Path) -> None:

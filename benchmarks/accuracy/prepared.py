@@ -23,11 +23,11 @@ from hp_tool.cost.precision import is_narrow
 from hp_tool.cost.roofline import attention_kernel, below_16_bits, with_attention_kernel
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.graphs import recorded_modules
 from hp_tool.training.problem import TrainingProblem, with_scatter
 from hp_tool.training.releases import release_factor
 from hp_tool.units import GIB

@@ -122,6 +122,7 @@ def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
 def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
     """Rules without a model's name: what most models of a kind that the release lists on a GPU in a precision set."""
     general = [rule for rule in inherited if "models" not in rule.conditions]
+    listed = [preset for preset in listed if not preset.is_hybrid]
     rules: list[Rule] = []
     for group in (name for name in GROUPS if name not in OF_A_SIZE):
         examples, wanted = [], []
@@ -226,9 +227,20 @@ def _boxes(presets: Sequence[Preset], *, of_models: bool, sizes: bool) -> list[t
         mask = -1
         for _, part in parts:
             mask &= part
-        if mask:
+        if mask and not _forgets_gpus(presets, mask, parts):
             boxes.append(({key: value for conditions, _ in parts for key, value in conditions.items()}, mask))
     return boxes
+
+
+def _forgets_gpus(presets: Sequence[Preset], mask: int, parts: Iterable[tuple[Conditions, int]]) -> bool:
+    """Return True if a hybrid's box names no GPUs although its presets are of some GPUs alone.
+
+    A hybrid's presets have one kind of fp8 on each die: by precision alone, what fits H100 would be set for others beside the
+    graphs of theirs.
+    """
+    if not any(preset.is_hybrid for preset in presets) or any("gpus" in conditions for conditions, _ in parts):
+        return False
+    return {presets[place].gpu for place in _places(mask)} != {preset.gpu for preset in presets}
 
 
 def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:

@@ -9,8 +9,6 @@ from hp_tool.cost.filled_stages import splits
 from hp_tool.cost.legality import (
     MEMORY,
     REASONS,
-    STRATEGY_REASONS,
-    explain_strategy,
     heads_broken,
     least_micro_batches,
     mixer_broken,
@@ -18,6 +16,7 @@ from hp_tool.cost.legality import (
     width_broken,
 )
 from hp_tool.cost.recurrent import key_heads
+from hp_tool.cost.strategy_legality import STRATEGY_REASONS, explain_strategy
 from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.parallel import ParallelConfig, divisors
 from hp_tool.domain.result import Reason

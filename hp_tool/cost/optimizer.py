@@ -61,10 +61,15 @@ class StageBytes:
 
 
 def stored_precision(workload: TrainingWorkload) -> StatePrecision:
-    """Precision of stored parameters: the query's, else fp32 where that is trained in or kept in shards, else 16 bits."""
+    """Return the precision of stored parameters: the query's, else fp32 if shards or matmuls are in fp32, else 16 bits.
+
+    Under adapters frozen weights are loaded in the 16 bits they are computed in: nothing updates them, so none needs fp32
+    (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py runs in bf16-true).
+    """
     if workload.parameter_precision is not None:
         return workload.parameter_precision
-    if workload.precision == "fp32" or facts(workload.framework).wide_weights:
+    wide = facts(workload.framework).wide_weights and workload.lora is None
+    if workload.precision == "fp32" or wide:
         return "fp32"
     return "fp16" if workload.precision == "fp16" else "bf16"
 

@@ -118,8 +118,8 @@ class TrainingWorkload(Strict):
     frozen_precision: Annotated[FrozenPrecision | None, Shown("Frozen weights", "Fine-tuning", unset="as all parameters")] = (
         None
     )
-    """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's. fp8: kept once; nf4: QLoRA's 4
-    bits with doubly quantised scales. Embedding and output layer stay as they are."""
+    """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's, else 16 bits. fp8: kept once;
+    nf4: QLoRA's 4 bits with doubly quantised scales. Embedding and output layer stay as they are."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied parts freeze together."""
     packed: bool = False

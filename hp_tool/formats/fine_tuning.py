@@ -26,10 +26,14 @@ CONFIG = "fsdp2.yaml"
 """Accelerate's file, which the scripts write."""
 
 
-def check(setup: TrainingSetup, *, tool: str, loss: str) -> None:
-    """Raise UnsupportedError for what the tool has no word for, or would run otherwise than predicted."""
-    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE, runs="torch-fsdp")
+def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
+    """Raise UnsupportedError for what the tool has no word for, or would run otherwise than predicted.
+
+    `chooses_width`: the tool can load the weights in 32 bits under LoRA.
+    """
     w = setup.workload
+    width = {"parameter_precision"} if w.parameter_precision in ((w.precision, "fp32") if chooses_width else ()) else set()
+    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE | width, runs="torch-fsdp")
     if w.loss != loss:
         raise UnsupportedError(
             f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}", field="training.cross_entropy"

@@ -11,6 +11,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.legality import legality
+from hp_tool.cost.optimizer import stored_precision
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
@@ -88,14 +89,13 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 
 
 def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Mend]:
-    """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's frozen base in 8 or 4 bits."""
+    """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's base in 16, 8 or 4 bits."""
     workload, config = problem.workload, infeasible.parallel
     assert query.training is not None and config is not None
     if infeasible.memory is None or facts(workload.framework).is_plain:
         return []
-    key, before, narrower = _narrower_states(workload)
     candidates = Candidates.from_configs([config])
-    for value in narrower:
+    for key, before, value in _narrower_states(workload):
         narrow = replace(query, training=replace(query.training, **{key: value}))  # type: ignore[arg-type]
         changed = resolve_training(narrow).choosing({f"training.{key}": value})
         near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
@@ -105,14 +105,15 @@ def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Es
     return []
 
 
-def _narrower_states(workload: TrainingWorkload) -> tuple[str, str, tuple[str, ...]]:
-    """(key of training, its value, narrower ones)."""
+def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
+    """Return changes to try, least first: a key of training, the value that is counted, and a narrower one."""
     if workload.lora is not None:
-        widths = ("bf16", "fp8", "nf4")
-        base = workload.frozen_precision or "bf16"
-        return "frozen_precision", base, widths[widths.index(base) + 1 :]
+        base = workload.frozen_precision or stored_precision(workload)
+        loaded = [("parameter_precision", base, "bf16")] if base == "fp32" and workload.precision != "fp32" else []
+        widths = ("fp8", "nf4") if base not in ("fp8", "nf4") else ("nf4",) if base == "fp8" else ()
+        return loaded + [("frozen_precision", base, width) for width in widths]
     gradients = workload.gradient_precision or facts(workload.framework).gradient_precision
-    return "gradient_precision", gradients, ("bf16",) if gradients == "fp32" else ()
+    return [("gradient_precision", gradients, "bf16")] if gradients == "fp32" else []
 
 
 def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int) -> list[Mend]:

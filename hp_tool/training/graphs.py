@@ -1,4 +1,4 @@
-"""What CUDA graphs record, and the constants with them."""
+"""Whether a training has CUDA graphs, and the constants with them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import dataclasses
 from hp_tool.cost.host import without_host
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.graphs import recorded_modules, refused_recording
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Query
-from hp_tool.domain.releases import LATEST, has_come
-from hp_tool.domain.workload import GraphModule, TrainingWorkload
-
-ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
-"""Releases since which recipes record whole iterations although no token is dropped."""
-ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
-
-
-def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
-    """What CUDA graphs hold where a query names no modules: the whole iteration (None), but before ITERATIONS_SINCE not the
-    kernels of experts that keep every token, whose shapes follow the tokens.
-    """
-    named = workload.cuda_graph_modules
-    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
-        return named
-    return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
+from hp_tool.domain.workload import TrainingWorkload
 
 
 def has_graphs(*, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile) -> bool:
@@ -37,13 +23,15 @@ def has_graphs(*, cluster: ClusterSpec, workload: TrainingWorkload, profile: Eff
 def recorded(
     query: Query, *, cluster: ClusterSpec, model: ModelSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> EfficiencyProfile | None:
-    """The profile with CUDA graphs, where the query leaves these open and framework and GPU have them.
+    """Return the profile with CUDA graphs if the query leaves these open, and framework and GPU have them and accept the query.
 
     A recipe settles them too, whether it records any or not.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None
     if settled or not has_graphs(cluster=cluster, workload=workload, profile=profile):
+        return None
+    if refused_recording(dataclasses.replace(workload, cuda_graphs=True), model) is not None:
         return None
     return _recorded.get((profile, model, workload), (), lambda: _with_graphs(profile, model=model, workload=workload))
 

@@ -17,7 +17,10 @@ ALIKE = 1.25
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind (experts, latent attention) and nearest size; the model itself if none is."""
+    """Return the listed model of the same kind (experts, latent attention, recurrent layers) and nearest size.
+
+    Return the model itself if none is alike.
+    """
     if not recipe.models or model.name in recipe.models:
         return model
     alike = {name: gap for name in recipe.models if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)}
@@ -29,9 +32,10 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
     if not recipe.gpus or gpu.name in recipe.gpus:
         return gpu
 
-    def distance(other: GpuSpec) -> tuple[bool, bool, float]:
+    def distance(other: GpuSpec) -> tuple[bool, bool, bool, float]:
         peaks = other.peak_flops_per_second.get("bf16", 1.0), gpu.peak_flops_per_second.get("bf16", 1.0)
-        return other.silicon != gpu.silicon or gpu.silicon is None, _domain(other) != _domain(gpu), _ratio(*peaks)
+        apart = other.predict_only != gpu.predict_only
+        return apart, other.silicon != gpu.silicon or gpu.silicon is None, _domain(other) != _domain(gpu), _ratio(*peaks)
 
     return min(map(catalogue_gpu, recipe.gpus), key=distance)
 
@@ -49,9 +53,16 @@ def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
 
 
 def _gap(one: ModelSpec, other: ModelSpec) -> float:
-    if bool(one.num_experts) != bool(other.num_experts) or (one.kv_lora_rank is None) != (other.kv_lora_rank is None):
+    if _kind(one) != _kind(other):
         return math.inf
     return _ratio(_size(one), _size(other))
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(model: ModelSpec) -> tuple[bool, bool, bool]:
+    """Return whether the model has experts, latent attention, and recurrent layers."""
+    recurrent = any(kind.is_recurrent for _, kind in model.kinds)
+    return bool(model.num_experts), model.kv_lora_rank is not None, recurrent
 
 
 @functools.lru_cache(maxsize=1024)

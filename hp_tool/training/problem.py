@@ -28,6 +28,7 @@ from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.model import ModelSpec
@@ -37,7 +38,7 @@ from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training.graphs import recorded, recorded_modules
+from hp_tool.training.graphs import recorded
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.releases import release_factor, release_variance, unsaid_release_variance, usual_dispatcher

@@ -6,13 +6,16 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lora import target_names
 from hp_tool.cost.optimizer import stored_precision
 from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.graphs import refused_recording
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeModule, RecomputeName, axis_values
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeName, axis_values
 from hp_tool.domain.query import Query
+from hp_tool.domain.releases import LOOP_REFUSES_IN_PLACE_LOSS, has_come, is_core_release
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.degrees import check_degrees
+from hp_tool.training.recompute_rules import check_recompute, first_case, refuse
 from hp_tool.training.unlike_rules import check_unlike
 
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
@@ -31,7 +34,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_two_sided(model, workload)
     else:
         alone = f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out"
-        _refuse("training.decoder_sequence_length", (workload.decoder_sequence_length is not None, alone))
+        refuse("training.decoder_sequence_length", (workload.decoder_sequence_length is not None, alone))
     if facts(workload.framework).is_plain:
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
@@ -40,37 +43,28 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_states(workload)
     for name in ("expert_precision", "dispatch_precision"):
         foreign = getattr(workload, name) is not None and not model.num_experts
-        _refuse(f"training.{name}", (foreign, f"{model.name} has no experts, so no {name}; leave it out"))
+        refuse(f"training.{name}", (foreign, f"{model.name} has no experts, so no {name}; leave it out"))
     formed_again = workload.gated_product == "recomputed" and not (model.gated_mlp and not model.num_experts)
     gated = f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is not; leave it out"
-    _refuse("training.gated_product", (formed_again, gated))
+    refuse("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
     if workload.merges_passes:
         _check_merged_passes(model, workload, parallel)
+    if wrapped(workload.framework) == "megatron-core":
+        _check_release(model, workload)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
         check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
     _check_constraints(query, cluster)
 
 
-def first_case(*cases: tuple[object, str]) -> str | None:
-    """The name of the first case that holds."""
-    return next((name for holds, name in cases if holds), None)
-
-
-def _refuse(field: str, *cases: tuple[object, str], error: type[InputError] = InputError, code: str | None = None) -> None:
-    """Raise `error` with the message of the first case that holds."""
-    if message := first_case(*cases):
-        raise error(message, field=field, code=code)
-
-
 def _check_of_training(query: Query) -> None:
     serves = query.objective in ("throughput_per_gpu", "ttft", "tpot")
-    _refuse("objective", (serves, f"objective {query.objective} is for inference; choose throughput, days, cost or min_gpus"))
+    refuse("objective", (serves, f"objective {query.objective} is for inference; choose throughput, days, cost or min_gpus"))
     for name in ("inference", "targets"):
-        _refuse(name, (getattr(query, name) is not None, f"{name} belongs to queries of kind inference; leave it out"))
+        refuse(name, (getattr(query, name) is not None, f"{name} belongs to queries of kind inference; leave it out"))
     for name in ("attention_data_parallel_size", "redundant_experts", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(query.parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
@@ -79,7 +73,7 @@ def _check_of_training(query: Query) -> None:
 def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
     limits, tokens = query.constraints, query.training and query.training.total_tokens
     priced = cluster.price_per_gpu_hour is not None
-    _refuse(
+    refuse(
         "cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
         (limits.max_days is not None and tokens is None, "constraints.max_days needs training.total_tokens"),
         (
@@ -124,7 +118,7 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     if workload.sequence_lengths is None:
         needed = "training.packed needs training.sequence_lengths: what packing wins depends on them"
-        _refuse("training.sequence_lengths", (workload.packed, needed), code="missing_field")
+        refuse("training.sequence_lengths", (workload.packed, needed), code="missing_field")
         return
     if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
         raise UnsupportedError(
@@ -135,14 +129,14 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     if workload.packed:
         splits = set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES
         imbalance = "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and interleaved alone"
-        _refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
+        refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = "packed rows need attention: flash; unfused attention computes the scores between sequences too"
-        _refuse("training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError)
+        refuse("training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError)
     from hp_tool.cost.lengths.imbalance import MAX_BATCH
 
     batch = workload.global_batch_size
     too_large = f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
-    _refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
+    refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
 
 
 def _check_dynamic_context(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
@@ -161,27 +155,27 @@ def _check_dynamic_context(model: ModelSpec, workload: TrainingWorkload, paralle
     ):
         raise UnsupportedError(f"dynamic_context_parallel with {what} is not modelled; leave it out", field=field)
     more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
-    _refuse("parallel.micro_batch_size", (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"))
+    refuse("parallel.micro_batch_size", (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"))
 
 
 def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None:
     stages, framework = axis_values(parallel.zero_stage), workload.framework
     known, by_run = facts(framework).zero_stages, workload.gradient_reduction == "run"
     replicated = "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3"
-    _refuse(
+    refuse(
         "parallel.data_parallel_shard_size", (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated)
     )
     unrun = by_run and 2 not in (stages or known)
-    _refuse("training.gradient_reduction", (unrun, "run is a way of zero_stage 2; choose that, or leave it out"))
+    refuse("training.gradient_reduction", (unrun, "run is a way of zero_stage 2; choose that, or leave it out"))
     unknown, choices = next((stage for stage in stages if stage not in known), None), " or ".join(map(str, known))
-    _refuse("parallel.zero_stage", (unknown is not None, f"{framework} has no zero_stage {unknown}; choose {choices}"))
+    refuse("parallel.zero_stage", (unknown is not None, f"{framework} has no zero_stage {unknown}; choose {choices}"))
 
 
 def _check_states(workload: TrainingWorkload) -> None:
     precision = workload.precision
     foreign = workload.fp8_recipe is not None and precision != "fp8"
-    _refuse("training.fp8_recipe", (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"))
-    _refuse(
+    refuse("training.fp8_recipe", (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"))
+    refuse(
         "training.cuda_graph_modules",
         (
             workload.cuda_graph_modules is not None and not (workload.cuda_graphs and workload.cuda_graph_modules),
@@ -190,13 +184,13 @@ def _check_states(workload: TrainingWorkload) -> None:
     )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
     kept = "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want them, and all are trained"
-    _refuse("training.parameter_precision", (workload.parameter_precision == "fp8" and not trained_narrow, kept))
+    refuse("training.parameter_precision", (workload.parameter_precision == "fp8" and not trained_narrow, kept))
     second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
-    _refuse("training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out"))
+    refuse("training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out"))
     if workload.master_precision is None:
         return
     stored = stored_precision(workload)
-    _refuse(
+    refuse(
         "training.master_precision",
         (stored == "fp32", "parameters of 32 bits have no master copy; leave it out, or set parameter_precision"),
         (
@@ -227,10 +221,10 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
             field="training.reliability",
         )
     field = "training.lora.target_modules"
-    _refuse(field, (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"))
+    refuse(field, (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"))
     known = target_names(model, Candidates.alone(ParallelConfig()))
     for name in lora.target_modules or ():
-        _refuse(field, (name not in known, f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}"))
+        refuse(field, (name not in known, f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}"))
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
@@ -269,13 +263,26 @@ def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel:
         (spec.granularity if isinstance(spec, Recompute) else spec) == "full" for spec in axis_values(parallel.recompute)
     )
     both = "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave one of them out"
-    _refuse("parallel.recompute", (whole, both))
+    refuse("parallel.recompute", (whole, both))
+
+
+def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what the release of Megatron Core does not start."""
+    if workload.cuda_graphs and (refused := refused_recording(workload, model)):
+        raise InputError(refused, field="training.cuda_graphs")
+    release = workload.framework_version or ""
+    if workload.loss == "in_place" and is_core_release(release) and has_come(release, since=LOOP_REFUSES_IN_PLACE_LOSS):
+        raise InputError(
+            f"Megatron Core {release} does not start with cross_entropy in_place (--cross-entropy-fusion-impl te), which its "
+            "training loop refuses since 0.18.2; choose fused",
+            field="training.cross_entropy",
+        )
 
 
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
     if workload.offload in (None, "none"):
         alone = "offload_fraction says how much of offload: optimizer or activations; choose one, or leave it out"
-        _refuse("training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone))
+        refuse("training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone))
         return
     if workload.offload != "optimizer":
         return
@@ -332,69 +339,4 @@ def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: Paralle
             field, choices = f"{section}.{name}", " or ".join(map(str, values)) or "nothing"
             for value in axis_values(getattr(spec, name)):
                 message = f"{field} {value} is not modelled for framework {framework}; choose {choices}"
-                _refuse(field, (value not in values, message), error=UnsupportedError)
-
-
-def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
-    field, kind = "parallel.recompute", spec.granularity
-    selective, full = (
-        "recompute.modules belongs to granularity selective",
-        "recompute.method and num_layers belong to granularity full",
-    )
-    _refuse(f"{field}.modules", (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"))
-    layered = spec.method is not None or spec.num_layers is not None
-    _refuse(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
-    if spec.granularity == "per_op":
-        _check_per_op(model, workload, field=field)
-    if spec.modules is not None:
-        _check_modules(spec.modules, model, workload, field=f"{field}.modules")
-
-
-def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """The operations and their order are known for Llama's blocks."""
-    if workload.framework != "torch-fsdp":
-        raise UnsupportedError(
-            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=field
-        )
-    if what := first_case(
-        (model.architecture != "decoder" or not (model.gated_mlp and model.is_uniform), "models unlike Llama-like decoders"),
-        (model.num_experts is not None, "mixtures of experts"),
-        (model.kv_lora_rank is not None, "latent attention"),
-        (workload.attention != "flash", f"attention {workload.attention}"),
-        (workload.precision not in ("bf16", "fp16", "fp32"), f"precision {workload.precision}"),
-        (workload.lora is not None or workload.task == "lora", "LoRA"),
-    ):
-        raise UnsupportedError(f"recompute per_op is not modelled for {what}; choose none or per_layer", field=field)
-
-
-def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """Each module must exist in the model: Megatron Core silently skips some of the missing ones."""
-    _refuse(field, (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"))
-    if set(modules) == {"core_attn"}:
-        return
-    framework = workload.framework
-    _refuse(
-        field,
-        (
-            wrapped(framework) != "megatron-core",
-            f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or full",
-        ),
-        (model.architecture == "encoder_decoder", "recompute.modules of encoder-decoder models are not modelled"),
-        (workload.lora is not None, "recompute.modules other than core_attn are not modelled under lora"),
-        error=UnsupportedError,
-    )
-    if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
-        again = sorted({"layernorm", "moe_act"}.intersection(modules))
-        _refuse(
-            field, (again, f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; leave one out")
-        )
-    dense = any(kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds)
-    missing: dict[RecomputeModule, tuple[bool, str]] = {
-        "mlp": (dense, "a layer with a dense MLP"),
-        "moe": (model.num_experts is not None, "a model with experts"),
-        "moe_act": (model.num_experts is not None, "a model with experts"),
-        "shared_experts": (model.num_shared_experts > 0, "a model with shared experts"),
-        "mla_up_proj": (model.kv_lora_rank is not None, "a model with latent attention"),
-    }
-    for name, (there, wanted) in missing.items():
-        _refuse(field, (name in modules and not there, f"recompute.modules {name} needs {wanted}; leave it out"))
+                refuse(field, (value not in values, message), error=UnsupportedError)

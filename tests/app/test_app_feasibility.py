@@ -97,6 +97,11 @@ ILLEGAL = [
         },
         ("flex", "l40s-48gb", "NVLink", "choose alltoall"),
     ),
+    (
+        "cuda_graphs_not_applicable",
+        {"model": "mixtral-8x7b", "recompute": "full", "training": {"cuda_graphs": True, "framework_version": "0.16"}},
+        ("attn, moe_router, moe_preprocess", "recompute none", "cuda_graphs to false"),
+    ),
 ]  # fmt: skip
 
 

@@ -12,13 +12,13 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import launches
 from hp_tool.cost.lora import added_launches
+from hp_tool.domain.graphs import ALL_BUT_EXPERTS, recorded_modules
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.training import estimate
-from hp_tool.training.graphs import ALL_BUT_EXPERTS, recorded_modules
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:

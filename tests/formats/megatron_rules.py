@@ -1,13 +1,15 @@
-"""What Megatron checks before it trains: Core's configuration classes, and the assertions of training/arguments.py.
+"""What Megatron checks before it trains: Core's configuration classes, and the assertions of training/arguments.py by release.
 
-Core's classes are those installed. The training loop is in no package of core 0.16, so what its validate_args asserts stands
-here in our words, one a line; with HP_MEGATRON_LM, a checkout, its own parser and validation run as well.
+Core's classes are those installed. `complaints` records what validate_args of 0.16.1, 0.17.1, 0.18.2 and 0.19.2 asserts, and
+what TransformerConfig asserts of CUDA graphs, one rule a line. With HP_MEGATRON_LM, a folder with the package
+`megatron.training` (an unpacked wheel of megatron-core 0.17 or later), the release's own parser and validation run as well.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -15,42 +17,69 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.formats.tools.megatron_lm.write import field_name
+from tests.formats.record_megatron_arguments import STAND_INS
 
 Words = dict[str, list[str]]
 
-OFFICIAL = """
-import os, sys, types
-sys.path.insert(0, sys.argv[1])
-import torch
-capability = int(sys.argv[2])
+OFFICIAL = f"""
+import io, os, contextlib, importlib.abc, importlib.machinery, json, sys, types, typing, unittest.mock, warnings
+{STAND_INS}
+warnings.filterwarnings("ignore")
 torch.cuda.get_device_capability = lambda *_: (capability, 0)
 torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=capability, minor=0)
-sys.argv = [sys.argv[0], *sys.argv[3:]]
-from megatron.training.arguments import parse_args, validate_args, core_transformer_config_from_args
-args = parse_args()
-validate_args(args, {"tokenizer_type": "NullTokenizer"})
-core_transformer_config_from_args(args)
-print("validated")
+from megatron.training import arguments
+import megatron.core.transformer.transformer_config
+for module in list(sys.modules.values()):
+    if module and module.__name__.startswith("megatron") and hasattr(module, "is_te_min_version"):
+        module.is_te_min_version = lambda *_, **__: True  # the nodes have Transformer Engine, this host has not
+answers = []
+for case in json.load(sys.stdin):
+    capability = case["architecture"]
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    os.environ.update(case["environment"], WORLD_SIZE=str(case["world_size"]), RANK="1", LOCAL_RANK="1")
+    sys.argv = [sys.argv[0], *case["line"]]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            args = arguments.parse_args()
+            arguments.validate_args(args, dict(tokenizer_type="NullTokenizer"))
+            args.moe_permute_fusion = args.apply_rope_fusion = False  # kernels of Transformer Engine
+            arguments.core_transformer_config_from_args(args)
+        answers.append(None)
+    except SystemExit:
+        answers.append(printed.getvalue().strip().splitlines()[-1])
+    except Exception as error:
+        answers.append(f"{{type(error).__name__}}: {{error}}")
+print(json.dumps(answers))
 """
 
 
-def official(words: Words, *, world_size: int, environment: dict[str, str], architecture: int) -> str | None:
-    """The complaint of Megatron-LM's own validation, from the checkout of HP_MEGATRON_LM; None where it has none or is not
-    there."""
+def official(cases: list[dict[str, Any]]) -> list[str | None] | None:
+    """Return the complaint of the release in HP_MEGATRON_LM about each case, None for those it accepts; None without it.
+
+    A case has the words of `complaints` under `line` and its keyword arguments.
+    """
     folder = os.environ.get("HP_MEGATRON_LM")
     if not folder:
         return None
-    line = [word for name, values in words.items() for word in (f"--{name}", *values)]
-    variables = {**os.environ, **environment, "WORLD_SIZE": str(world_size), "RANK": "1"}
     ran = subprocess.run(
-        [sys.executable, "-c", OFFICIAL, str(Path(folder)), str(architecture), *line],
-        capture_output=True, text=True, check=False, env=variables, timeout=180,
+        [sys.executable, "-c", OFFICIAL, str(Path(folder))],
+        capture_output=True, text=True, check=True, input=json.dumps(cases), timeout=600,
     )  # fmt: skip
-    return None if "validated" in ran.stdout else ran.stderr[-2000:]
+    answers: list[str | None] = json.loads(ran.stdout.splitlines()[-1])
+    return answers
 
 
-def complaints(words: Words, *, world_size: int, environment: dict[str, str], architecture: int) -> list[str]:
-    """The assertions of the training loop that the arguments break."""
+def line(words: Words) -> list[str]:
+    """Return the arguments as a command line."""
+    return [word for name, values in words.items() for word in (f"--{name}", *values)]
+
+
+def complaints(
+    words: Words, *, world_size: int, environment: dict[str, str], architecture: int, release: str = "0.16.1"
+) -> list[str]:
+    """Return the assertions of the release that the arguments break."""
+    since = tuple(map(int, release.split(".")))
 
     def on(name: str) -> bool:
         return name in words
@@ -75,6 +104,8 @@ def complaints(words: Words, *, world_size: int, environment: dict[str, str], ar
     levels = [int(each) for each in words.get("hierarchical-context-parallel-sizes", [])]
     fsdp, sharded = on("use-megatron-fsdp"), on("use-distributed-optimizer") or on("use-megatron-fsdp")
     connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    graphs, scope = text("cuda-graph-impl", "none"), set(words.get("cuda-graph-scope", []))
+    merged, recomputed = on("overlap-moe-expert-parallel-comm"), set(words.get("recompute-modules", []))
     muon, optimizer_offload = "muon" in text("optimizer", "adam"), on("optimizer-cpu-offload")
     broken = {
         "world size is a multiple of TP x PP x CP": world_size % (t * p * c) != 0,
@@ -89,7 +120,7 @@ def complaints(words: Words, *, world_size: int, environment: dict[str, str], ar
         and p < (3 if on("no-overlap-p2p-communication") else 2),
         "one way to say chunks": on("pipeline-model-parallel-layout") and on("num-virtual-stages-per-pipeline-rank"),
         "param gather overlaps with sharding and grad reduce": on("overlap-param-gather")
-        and not (sharded and on("overlap-grad-reduce")),
+        and not ((sharded or text("optimizer") == "dist_muon") and on("overlap-grad-reduce")),
         "8-bit parameters are gathered by a sharding optimizer": on("fp8-param-gather") and not sharded,
         "FSDP wants more than one connection": fsdp and connections == "1",
         "FSDP saves DTensors": fsdp and text("ckpt-format") != "fsdp_dtensor",
@@ -102,15 +133,35 @@ def complaints(words: Words, *, world_size: int, environment: dict[str, str], ar
         "not fp8 and fp4": on("fp8-format") and on("fp4-format"),
         "graphs of an iteration check no NaN": text("cuda-graph-scope") == "full_iteration"
         and not on("no-check-for-nan-in-loss-and-grad"),
-        "graphs with expert parallelism pad": text("cuda-graph-impl") == "local"
+        "graphs with expert parallelism pad": since < (0, 17)
+        and text("cuda-graph-impl") == "local"
         and experts > 1
         and not on("moe-pad-experts-for-cuda-graph-inference"),
         "a sequence is a multiple of 2 CP": c > 1 and length % (2 * c) != 0,
         "positions reach a sequence": number("max-position-embeddings", 0) < length,
         "userbuffers need sequence parallelism": on("tp-comm-overlap") and not (on("sequence-parallel") and t > 1),
         "experts divide": experts > 1 and number("num-experts", 0) % experts != 0,
-        "muon has no overlap and no distributed optimizer": muon
-        and (on("overlap-grad-reduce") or on("use-distributed-optimizer") or fsdp),
+        "muon has no overlap": muon
+        and (since < (0, 17) or (since < (0, 18) and text("optimizer") == "muon"))
+        and (on("overlap-grad-reduce") or on("overlap-param-gather")),
+        "muon has no distributed optimizer": muon and since < (0, 18) and on("use-distributed-optimizer"),
+        "muon has no FSDP": muon and fsdp,
+        "Transformer Engine's loss is refused": since >= (0, 18, 2)
+        and on("cross-entropy-loss-fusion")
+        and text("cross-entropy-fusion-impl") == "te",
+        "merged passes record no whole iteration": merged and since < (0, 18) and graphs in ("local", "full_iteration"),
+        "merged passes record no experts": merged and graphs == "transformer_engine" and bool({"mlp", "moe"} & scope),
+        "merged passes recompute no expert block": merged and "moe" in recomputed,
+        "graphs of modules exclude full recomputation": on("cuda-graph-impl")
+        and scope != {"full_iteration"}
+        and text("recompute-granularity") == "full",
+        "graphs of the router exclude recomputed expert blocks": graphs == "transformer_engine"
+        and "moe_router" in scope
+        and "moe" in recomputed,
+        "graphs of experts' modules need experts": bool({"moe", "moe_router"} & scope) and not on("num-experts"),
+        "graphs and activations on the host": graphs != "none"
+        and on("cpu-offloading-num-layers")
+        and (since < (0, 18) or scope != {"full_iteration"}),
         "the optimizer is offloaded by the precision-aware one": optimizer_offload and not on("use-precision-aware-optimizer"),
         "latent attention has no groups": on("multi-latent-attention") and on("group-query-attention"),
         "MTP wants rotary positions, or none": on("mtp-num-layers") and text("position-embedding-type") not in ("rope", "none"),

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).with_name("megatron_arguments.json")
-ASK = """
-import argparse, importlib.abc, importlib.machinery, json, sys, types, typing, unittest.mock
+STAND_INS = """
 import torch, torch._inductor.compile_fx, torch._inductor.codegen.triton, torch._inductor.runtime.triton_heuristics
 import typing_extensions
 typing.override = typing_extensions.override
@@ -34,6 +33,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 sys.meta_path.insert(0, Finder())
 sys.path.insert(0, sys.argv[1])
+"""
+"""Python that makes the folder in sys.argv[1] importable on a host without Triton, and under Python 3.11."""
+ASK = f"""
+import argparse, importlib.abc, importlib.machinery, json, sys, types, typing, unittest.mock
+{STAND_INS}
 from megatron.training.arguments import add_megatron_arguments
 parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False, add_help=False))
 print(json.dumps([[name[2:], 1 if each.nargs is None else each.nargs, getattr(each.type, "__name__", None),

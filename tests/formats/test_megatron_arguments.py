@@ -26,7 +26,8 @@ CASES = (
     ("deepseek-v3", "h100-sxm-80gb"), ("mixtral-8x7b", "h100-sxm-80gb"), ("llama-3-8b", "b200-sxm-180gb"),
 )  # fmt: skip
 RARE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({"optimizer": "muon"}, {}),
+    ({"optimizer": "muon", "framework_version": "0.19.2"}, {}),
+    ({"optimizer": "muon", "overlap": {"data_parallel": False}}, {"zero_stage": 0}),
     ({"optimizer": "sgd"}, {}),
     ({"precision": "nvfp4"}, {}),
     ({"precision": "mxfp8"}, {}),

@@ -115,11 +115,13 @@ def test_megatrons_arguments_hold_to_four_releases(case: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["megatron-lm", "nemo"])
-def test_graphs_of_a_step_are_left_out_beside_merged_exchanges_and_a_note_says_it(format: str) -> None:
+def test_graphs_beside_merged_exchanges_name_the_modules_that_were_predicted(format: str) -> None:
     answer = exported(format, "latent")
     assert isinstance(answer, Exported)
-    assert "overlap" in answer.text and "graph" not in answer.text
-    assert any("training.cuda_graphs" in note for note in answer.notes)
+    graphs = [line for line in answer.text.splitlines() if "graph" in line]
+    assert "overlap" in answer.text and "transformer_engine" in "".join(graphs)
+    assert all(name in "".join(graphs) for name in ("attn", "moe_router", "moe_preprocess"))
+    assert not any("training.cuda_graphs" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize("case", ["dense", "uneven"])

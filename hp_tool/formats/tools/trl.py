@@ -12,7 +12,7 @@ TOOL = "TRL 1.16"
 
 def text(setup: TrainingSetup) -> str:
     """Return a script that writes Accelerate's file and starts `trl.scripts.sft`. Raises UnsupportedError."""
-    fine_tuning.check(setup, tool=TOOL, loss="chunked")
+    fine_tuning.check(setup, tool=TOOL, loss="chunked", chooses_width=True)
     return fine_tuning.script(setup, tool=TOOL, program="-m trl.scripts.sft", options=option_words(arguments(setup)))
 
 
@@ -22,7 +22,8 @@ def arguments(setup: TrainingSetup) -> Values:
     options: dict[str, Any] = {f"--{name}": str(value) for name, value in trainer_arguments(setup).items()}
     options |= {"--max_length": w.sequence_length, "--attn_implementation": "sdpa" if w.attention == "flash" else "eager"}
     options["--loss_type"] = "chunked_nll"  # in 1.16 as nll, which earlier releases compute at once
-    options["--dtype"] = "float32" if w.lora is None or w.precision == "fp32" else DTYPES[w.precision]
+    wide = w.lora is None or "fp32" in (w.precision, w.parameter_precision)
+    options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:
         options |= {
             "--use_peft": True,
@@ -35,7 +36,7 @@ def arguments(setup: TrainingSetup) -> Values:
                 "--load_in_4bit": True,
                 "--bnb_4bit_quant_type": "nf4",
                 "--use_bnb_nested_quant": True,
-                "--bnb_4bit_quant_storage": DTYPES[w.precision],  # FSDP shards tensors of one type
+                "--bnb_4bit_quant_storage": options["--dtype"],  # FSDP shards tensors of one type
             }
     return options
 

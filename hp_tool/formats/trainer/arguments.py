@@ -125,7 +125,10 @@ def read(
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
-    narrow = (run.argument("torch-dtype", "dtype") or "").lower() in ("bfloat16", "float16")
+    dtype = (run.argument("torch-dtype", "dtype") or "").lower()
+    narrow = dtype in ("bfloat16", "float16")
+    if run.argument("use-peft") is not None and training.get("task") == "lora" and dtype in ("", "float32"):
+        training["parameter_precision"] = "fp32"  # TRL's default
     if narrow and training["framework"] == "hf-trainer" and "task" not in training:
         reading.refuse("dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 are not read")
     in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16

@@ -15,7 +15,7 @@ from hp_tool.domain.parallel import Recompute, divisors
 from hp_tool.errors import InputError
 from hp_tool.space import Axes, default_axes
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rules import check_recompute
+from hp_tool.training.recompute_rules import check_recompute
 
 
 def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:

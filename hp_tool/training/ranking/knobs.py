@@ -24,24 +24,30 @@ LAYOUTS = 10
 """Rows that fewer layouts beat decide: as many whatever a ranking shows, or each would choose its own knobs."""
 
 
-def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
-    """Return the query's problem with the free knobs that shorten the steps of its best rows most; None if none does. Where
-    nothing is acceptable without them, with all that there are: a fused loss frees memory, and a deadline may be met with them.
+def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
+    """Return the query's problem with the free knobs that shorten the steps of its best rows most; nothing if none does.
 
-    CUDA graphs, a fused loss and, of experts, all-to-alls behind another micro-batch, where framework and GPU have them.
+    If nothing is acceptable without them, return what to try, in this order: all knobs, and for experts fewer of them, because
+    graphs and hidden all-to-alls exclude some recomputation and layouts. A fused loss frees memory, and a deadline may be met
+    with the others.
+
+    The knobs are CUDA graphs, a fused loss and, for experts, all-to-alls behind another micro-batch, if framework and GPU have
+    them.
     """
     if not may_choose(query, best.problems[0]):
-        return None
+        return ()
     if not best.feasible:
         every = [_with(query, values, before=best.problems[0]) for values in _sets(query, best.problems[0])]
-        return next((problem for problem in reversed(every) if problem is not None), None)
+        resolved = [problem for problem in reversed(every) if problem is not None]
+        fewer = [problem for problem in resolved[1:] if not problem.workload.cuda_graphs and problem.model.num_experts]
+        return (*resolved[:1], *fewer)
     fastest_s = _fastest_s(best.problems[0], best)  # by the cost model, as with each knob: rows may be corrected
     chosen: TrainingProblem | None = None
     for values in _sets(query, best.problems[0]):
         problem = _with(query, values, before=best.problems[0])
         if problem is not None and (step_s := _fastest_s(problem, best)) < WORTH * fastest_s:
             chosen, fastest_s = problem, step_s
-    return chosen
+    return () if chosen is None else (chosen,)
 
 
 def may_choose(query: Query, problem: TrainingProblem) -> bool:
@@ -60,11 +66,14 @@ def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     if query.training.cross_entropy is None and workload.cross_entropy is None:
         values["cross_entropy"] = "fused"
         yield dict(values)
+    hides = bool(problem.model.num_experts) and workload.overlap is None
+    if hides:
+        yield values | {"overlap": OverlapSpec(**HIDDEN)}
     if problem.recorded is not None:  # the query leaves graphs open
         values["cuda_graphs"] = True
         yield dict(values)
-    if problem.model.num_experts and workload.overlap is None:
-        yield values | {"overlap": OverlapSpec(**HIDDEN)}
+        if hides:
+            yield values | {"overlap": OverlapSpec(**HIDDEN)}
 
 
 def _with(query: Query, values: Mapping[str, Any], *, before: TrainingProblem) -> TrainingProblem | None:

@@ -106,13 +106,14 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
         return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
 
     best = ranked(problem, predictor)
-    faster = free_knobs(query, best)
-    if faster is None:
-        return best
-    faster = faster.with_num_gpus(problem.cluster.num_gpus)
-    with bounds.over_again():
-        other = ranked(faster, None if calibrations is None else calibrations(faster))
-    return min((one for one in (best, other) if one.feasible), key=_first_of, default=best)
+    rankings = [best]
+    for faster in free_knobs(query, best):
+        faster = faster.with_num_gpus(problem.cluster.num_gpus)
+        with bounds.over_again():
+            rankings.append(ranked(faster, None if calibrations is None else calibrations(faster)))
+        if rankings[-1].feasible:
+            break
+    return min((one for one in rankings if one.feasible), key=_first_of, default=best)
 
 
 def _first_of(best: Best) -> tuple[int, float]:

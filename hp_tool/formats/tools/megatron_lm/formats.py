@@ -42,8 +42,8 @@ register(
         reads="a launch script, its flags, or a log that begins with Megatron's arguments; also its older releases and "
         "Megatron-DeepSpeed",
         writes="a script that starts `pretrain_gpt.py`, or for layers that differ `pretrain_mamba.py`, with torchrun",
-        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions of its training loop, "
-        "GPTModel; `bash -n`; read back by `import`",
+        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions of its loop from 0.16 to "
+        "0.19, GPTModel; `bash -n`; read back by `import`",
     )
 )
 register(

@@ -5,8 +5,9 @@ from typing import Any
 from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
+from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import Recompute
-from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, has_come
+from hp_tool.domain.releases import DIST_MUON_OVERLAPS, LATEST, LOOP_REFUSES_IN_PLACE_LOSS, MUON_OVERLAPS, has_come
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
@@ -29,11 +30,11 @@ def flags(setup: TrainingSetup) -> Flags:
 
 def loop_flags(setup: TrainingSetup) -> Flags:
     """What the training loop asserts beside them: graphs of a whole iteration leave no room for checks between its kernels."""
-    graphs = bool(setup.workload.cuda_graphs) and not setup.workload.cuda_graph_modules
+    whole = graphs(setup)[0] == "local"
     return option_words(
         {
-            "no-check-for-nan-in-loss-and-grad": graphs,
-            "moe-pad-experts-for-cuda-graph-inference": graphs and setup.parallel.expert_parallel_size > 1,
+            "no-check-for-nan-in-loss-and-grad": whole,
+            "moe-pad-experts-for-cuda-graph-inference": whole and setup.parallel.expert_parallel_size > 1,
         }
     )
 
@@ -215,9 +216,9 @@ def _training(setup: TrainingSetup) -> Values:
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
-        **dict(zip(("cuda-graph-impl", "cuda-graph-scope"), graphs(w), strict=True)),
+        **dict(zip(("cuda-graph-impl", "cuda-graph-scope"), graphs(setup), strict=True)),
         "cross-entropy-loss-fusion": setup.switches["cross_entropy_loss_fusion"],
-        "cross-entropy-fusion-impl": setup.switches["cross_entropy_fusion_impl"] if w.loss == "in_place" else None,
+        "cross-entropy-fusion-impl": fused_loss(setup),
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
         "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
         "use-precision-aware-optimizer": aware,
@@ -233,23 +234,29 @@ def _training(setup: TrainingSetup) -> Values:
     }
 
 
-def graphs(workload: TrainingWorkload) -> tuple[str | None, list[str] | None]:
-    """Return who records CUDA graphs, and of what; None and None where nobody does.
-
-    Raises UnsupportedError for what TransformerConfig refuses up to Megatron Core 0.16: graphs of experts whose exchange is
-    merged with other passes.
-    """
-    if not workload.cuda_graphs:
+def graphs(setup: TrainingSetup) -> tuple[str | None, list[str] | None]:
+    """Return who records CUDA graphs, and of what; None and None if nobody does."""
+    if not setup.workload.cuda_graphs:
         return None, None
-    modules = workload.cuda_graph_modules
-    newer = has_come(workload.framework_version or "", since=GRAPHS_BESIDE_MERGED_PASSES)
-    if workload.merges_passes and not newer and (not modules or {"mlp", "moe"} & set(modules)):
-        raise UnsupportedError(
-            "under training.overlap.expert_parallel Megatron Core records neither whole steps nor experts; set "
-            "training.cuda_graphs to false, or training.cuda_graph_modules to attn",
-            field="training.cuda_graphs",
-        )
+    modules = recorded_modules(setup.workload, setup.model)
     return "transformer_engine" if modules else "local", list(modules or ("full_iteration",))
+
+
+def fused_loss(setup: TrainingSetup) -> str | None:
+    """Return the implementation of the fused loss if it is Transformer Engine's.
+
+    Raises UnsupportedError for releases whose training loop refuses it.
+    """
+    workload = setup.workload
+    if workload.loss != "in_place":
+        return None
+    if has_come(workload.framework_version or LATEST, since=LOOP_REFUSES_IN_PLACE_LOSS):
+        raise UnsupportedError(
+            f"{words.TOOL}'s training loop refuses --cross-entropy-fusion-impl te since Megatron Core 0.18.2 (NeMo "
+            "26.06.01); set training.cross_entropy to fused, or export to nemo, whose recipes use it",
+            field="training.cross_entropy",
+        )
+    return str(setup.switches["cross_entropy_fusion_impl"])
 
 
 def offloaded_layers(setup: TrainingSetup) -> int:
@@ -286,6 +293,14 @@ def _overlap(setup: TrainingSetup) -> Values:
     if overlap.context_parallel is not None or overlap.expert_parallel is False:
         name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
         raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+    since = DIST_MUON_OVERLAPS if setup.parallel.zero_stage else MUON_OVERLAPS
+    release = setup.workload.framework_version or LATEST
+    if setup.workload.optimizer == "muon" and setup.switches["overlap_grad_reduce"] and not has_come(release, since=since):
+        raise UnsupportedError(
+            f"Megatron Core {'.'.join(map(str, since['core']))} is the first to overlap data parallelism with muon; set "
+            "training.overlap.data_parallel to false, or training.framework_version to that release or a later one",
+            field="training.overlap.data_parallel",
+        )
     names = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "overlap_moe_expert_parallel_comm")
     return {
         **{name.replace("_", "-"): setup.switches[name] for name in names},
@@ -360,7 +375,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 def _value(name: str, values: list[str]) -> Any:
     """A switch is true; numbers are numbers; what may be several stays a list."""
-    if name == "recompute-modules":
+    if name == "recompute-modules" or (name == "cuda-graph-scope" and len(values) > 1):
         return values
     if not values:
         return True

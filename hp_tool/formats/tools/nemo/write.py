@@ -67,7 +67,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     for name in ("context_parallel", "expert_parallel"):
         if getattr(hidden, name) is False or (name == "context_parallel" and hidden.context_parallel):
             raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
-    implementation, scope = graphs(w)
+    implementation, scope = graphs(setup)
     values: Values = {
         "model.tensor_model_parallel_size": c.tensor_parallel_size,
         "model.pipeline_model_parallel_size": c.pipeline_parallel_size,
@@ -102,7 +102,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "model.cross_entropy_loss_fusion": w.loss != "unfused" or None,
         "model.cross_entropy_fusion_impl": {"in_place": "te", "fused": "native"}.get(w.loss),
         "model.cuda_graph_impl": implementation,
-        "model.cuda_graph_scope": scope if w.cuda_graph_modules else scope and scope[0],
+        "model.cuda_graph_scope": scope[0] if scope == ["full_iteration"] else scope,
         **{f"model.{name}": setup.switches.get(name) for name in FUSED},
         "comm_overlap.tp_comm_overlap": setup.switches["tp_comm_overlap"],
         "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel or None,
