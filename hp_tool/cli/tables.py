@@ -169,8 +169,9 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         checked = next((place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1)
         first = f"; the best without is number {checked} here" if checked > 1 else ""
         console.print(f"* {unchecked_words(names)}{first}", highlight=False)
-    for sentence in dict.fromkeys(str(each.provenance["recompute"]) for each in estimates if "recompute" in each.provenance):
-        console.print(sentence, highlight=False)
+    for key in ("recompute", "dynamic_context_parallel"):
+        for sentence in dict.fromkeys(str(each.provenance[key]) for each in estimates if key in each.provenance):
+            console.print(sentence, highlight=False)
 
 
 def _wide(estimate: Estimate) -> str:
