@@ -124,6 +124,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
+    for rule in dict.fromkeys(str(row.estimate.provenance["queue"]) for row in ranked if "queue" in row.estimate.provenance):
+        console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)
     if not by_rate:  # rows of other rates answer other questions
         print_groups(console, ranked)
@@ -183,7 +185,6 @@ def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation])
     columns = [
         rank_column(rows),
         Column(head="rate", unit="/s", cells=tuple(f"{row.set[RATE]:g}" for row in rows), meaning="requests"),
-        Column(head="GPUs", cells=tuple(str(row.estimate.provenance["num_gpus"]) for row in rows)),
         *serving_columns(rows),
         *serving_figures(estimates),
     ]

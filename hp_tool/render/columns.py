@@ -133,6 +133,7 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     """The columns that tell serving configurations apart; those that no configuration uses are left out."""
     configs = [row.parallel for row in rows]
     columns: tuple[tuple[str, Iterable[object], str], ...] = (
+        ("GPUs", (row.set.get("cluster.num_gpus", ABSENT) for row in rows), ABSENT),
         ("TP", (c.tensor_parallel_size for c in configs), ""),
         ("PP", (c.pipeline_parallel_size for c in configs), "1"),
         ("ADP", (c.attention_data_parallel_size for c in configs), "1"),
