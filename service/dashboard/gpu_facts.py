@@ -58,7 +58,7 @@ def _price(spec: GpuSpec) -> str:
     if spec.price_per_hour is not None:
         whose = next((_whose(offer) for price, offer in listed if price == spec.price_per_hour), "")
         words.append(f"{formats.dollars(spec.price_per_hour)} on demand, typical{whose}")
-    if least is not None and least.on_demand != spec.price_per_hour:
+    if least is not None and least.on_demand is not None and least.on_demand != spec.price_per_hour:
         words.append(f"lowest {formats.dollars(least.on_demand)}{_whose(least)}")
     return "; ".join(words)
 
