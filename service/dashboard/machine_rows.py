@@ -69,7 +69,7 @@ def machine_rows(
             machine=row.cluster or "",
             num_gpus=num_gpus,
             network_bandwidth_bytes_per_second=row.network_bandwidth_bytes_per_second,
-            network_assumed=row.network_assumed,
+            network_assumed=bool(row.network_assumed),
             price=_price(row, prices),
             cost=row.cost,
             cost_interval=row.cost_interval,
