@@ -21,6 +21,7 @@ from hp_tool.render.columns import (
     fit_column,
     gibs,
     listed_columns,
+    num_gpus_cells,
     parts_columns,
     scaled,
     training_figures,
@@ -213,8 +214,10 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         before = [row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked]
         shown.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
     if ranked:
+        num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
         columns = [
             rank_column(ranked),
+            *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
             *configuration_columns([row.parallel for row in ranked]),
             *listed_columns(ranked),
             *shown,

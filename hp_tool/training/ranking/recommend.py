@@ -211,6 +211,7 @@ def fewest_devices(
     *, problem: TrainingProblem, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
 ) -> tuple[TrainingProblem, Best]:
     """The fewest of `device_counts` with something acceptable, and the best there; the whole cluster if none has."""
+    problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
     for smaller in _possible(problem):
         best = best_of(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
         if best.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
