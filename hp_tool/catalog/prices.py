@@ -2,13 +2,23 @@
 
 import functools
 
-from hp_tool.catalog import library, records
+from hp_tool.catalog import hardware, library, records
 from hp_tool.domain.prices import Grid, Offer
 
 
 def offers() -> tuple[Offer, ...]:
     """All machines with a price, by name."""
     return tuple(_offer(entry) for entry in library.entries("prices"))
+
+
+def lowest_offers() -> dict[str, Offer]:
+    """Return the offer with the lowest on-demand price of each GPU in the price list, by the GPU's name."""
+    lowest: dict[str, tuple[float, Offer]] = {}
+    for offer in offers():
+        name = hardware.gpu(offer.gpu or hardware.node_type(offer.node_type or "").gpu).name
+        if offer.on_demand is not None and (name not in lowest or offer.on_demand < lowest[name][0]):
+            lowest[name] = offer.on_demand, offer
+    return {name: offer for name, (_, offer) in lowest.items()}
 
 
 def grid(name: str) -> Grid:

@@ -43,7 +43,7 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
-    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h", "tune")
+    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h", "lowest $/h", "tune")
     _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
 
 
@@ -107,7 +107,9 @@ def _model_row(spec: ModelSpec) -> Sequence[str]:
 
 
 def _gpu_row(spec: GpuSpec) -> Sequence[str]:
-    rates = spec.peak_flops_per_second
+    from hp_tool.catalog.prices import lowest_offers
+
+    rates, lowest = spec.peak_flops_per_second, lowest_offers().get(spec.name)
     return (
         spec.name,
         gib(spec.memory_bytes),
@@ -117,6 +119,7 @@ def _gpu_row(spec: GpuSpec) -> Sequence[str]:
         _scaled(spec.nvlink_bandwidth_bytes_per_second, 1e9),
         _scaled(spec.inter_node_bandwidth_bytes_per_second, 1e9),
         _scaled(spec.price_per_hour, 1.0),
+        _scaled(lowest.on_demand if lowest else None, 1.0),
         "predict-only" if spec.predict_only else "",
     )
 

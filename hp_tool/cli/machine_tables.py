@@ -67,6 +67,7 @@ def _columns(rows: Rows) -> list[Column]:
         rank_column(list(rows)),
         Column(head="machine", cells=tuple(row.cluster or ABSENT for row in rows), left=True),
         Column(head="GPUs", cells=tuple(str(row.known.provenance["num_gpus"]) for row in rows)),
+        *_network(rows),
         Column(head="price", unit="$/GPU-h", cells=tuple(_money(row.price, places=2) for row in rows), drop=2),
     ]
     if servings:
@@ -106,6 +107,21 @@ def _columns(rows: Rows) -> list[Column]:
         *configuration_columns([row.parallel for row in trainings]),
     ]  # fmt: skip
     return [column for column in shown if set(column.cells) != {ABSENT}]
+
+
+def _network(rows: Rows) -> list[Column]:
+    """Return the bandwidth between nodes and whether it is assumed; no column if every row uses one NVLink domain."""
+    rates = [row.network_bandwidth_bytes_per_second for row in rows]
+    if all(rate is None for rate in rates):
+        return []
+    cells = (
+        ABSENT if rate is None else f"{decimal(rate / 1e9)}{' assumed' if row.network_assumed else ''}"
+        for row, rate in zip(rows, rates, strict=True)
+    )
+    meaning = "between nodes, per GPU; assumed: the usual network of this GPU, because neither price list nor query states one"
+    return [
+        Column(head="network", unit="GB/s", cells=tuple(cells), meaning=meaning if any(r.network_assumed for r in rows) else "")
+    ]
 
 
 def _money(value: float | None, *, places: int = 0) -> str:

@@ -133,6 +133,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         print_columns(console, columns, title="best serving configurations by the cost model")
     pools = answer.disaggregated or ()
     print_assumptions(console, [each.estimate.provenance for each in (*ranked, *pools)])
+    for rule in dict.fromkeys(str(row.estimate.provenance["queue"]) for row in ranked if "queue" in row.estimate.provenance):
+        console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)
     if not by_rate:  # rows of other rates answer other questions
         print_groups(console, ranked)
@@ -192,7 +194,6 @@ def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation])
     columns = [
         rank_column(rows),
         Column(head="rate", unit="/s", cells=tuple(f"{row.set[RATE]:g}" for row in rows), meaning="requests"),
-        Column(head="GPUs", cells=tuple(str(row.estimate.provenance["num_gpus"]) for row in rows)),
         *serving_columns(rows),
         *serving_figures(estimates),
     ]

@@ -21,6 +21,7 @@ from hp_tool.render.columns import (
     fit_column,
     gibs,
     listed_columns,
+    num_gpus_cells,
     parts_columns,
     scaled,
     training_figures,
@@ -169,8 +170,9 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         checked = next((place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1)
         first = f"; the best without is number {checked} here" if checked > 1 else ""
         console.print(f"* {unchecked_words(names)}{first}", highlight=False)
-    for sentence in dict.fromkeys(str(each.provenance["recompute"]) for each in estimates if "recompute" in each.provenance):
-        console.print(sentence, highlight=False)
+    for key in ("recompute", "dynamic_context_parallel"):
+        for sentence in dict.fromkeys(str(each.provenance[key]) for each in estimates if key in each.provenance):
+            console.print(sentence, highlight=False)
 
 
 def _wide(estimate: Estimate) -> str:
@@ -212,8 +214,10 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         before = [row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked]
         shown.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
     if ranked:
+        num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
         columns = [
             rank_column(ranked),
+            *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
             *configuration_columns([row.parallel for row in ranked]),
             *listed_columns(ranked),
             *shown,

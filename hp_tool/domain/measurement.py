@@ -309,6 +309,12 @@ class Measurement(Strict):
         return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
 
     @property
+    def measured_s(self) -> float | None:
+        """Seconds of the whole configuration's step, measured or implied by a reduced run; of serving the mean request latency,
+        without penalties."""
+        return self.objective_s if self.load is None else self.load.request_latency_s
+
+    @property
     def repetitions_s(self) -> tuple[float, ...]:
         """Seconds of every step or repetition that ran, as `objective_s` counts them but without penalties."""
         return self.step_times_s if self.load is None else self.load.request_latencies_s

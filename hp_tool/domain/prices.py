@@ -58,6 +58,11 @@ class Priced:
     """US dollars of a GPU-hour."""
     price_date: str | None = None
     """Day of which the price is; None: the query's or the catalogue's own."""
+    network_bandwidth_bytes_per_second: float | None = None
+    """Between nodes, per GPU and direction; None if the row uses one NVLink domain, or in other rankings."""
+    network_assumed: bool | None = None
+    """Neither the query nor the price list states that network: it is the usual one of servers with this GPU. None in other
+    rankings."""
     cost: float | None = None
     """US dollars: of the whole training, failures included; of serving, of an hour of all its devices."""
     cost_interval: tuple[float, float] | None = None

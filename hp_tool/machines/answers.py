@@ -331,8 +331,17 @@ def _missed(row: Row, query: Query) -> float:
 
 def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
     """A row with what its machine costs."""
-    price = spec.price_per_gpu_hour
-    own: dict[str, Any] = {"cluster": spec.name, "price": price, "price_date": date}
+    price, cluster = spec.price_per_gpu_hour, query.cluster
+    assert isinstance(cluster, ClusterQuery)  # as listed
+    between_nodes = spec.num_gpus > spec.nvlink_domain_size
+    stated = cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
+    own: dict[str, Any] = {
+        "cluster": spec.name,
+        "price": price,
+        "price_date": date,
+        "network_bandwidth_bytes_per_second": spec.inter_node_bandwidth_bytes_per_second if between_nodes else None,
+        "network_assumed": between_nodes and not stated,
+    }
     if isinstance(row, ServingRecommendation):
         return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
     return replace(with_the_whole(row, query=query), **own)

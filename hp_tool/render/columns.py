@@ -129,10 +129,16 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
     return [column for column in shown if set(column.cells) != idle.get(column.head)]
 
 
+def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tuple[str, ...]:
+    """Return the number of GPUs of each row, if its ranking chose the number."""
+    return tuple(str(row.set.get("cluster.num_gpus", ABSENT)) for row in rows)
+
+
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     """The columns that tell serving configurations apart; those that no configuration uses are left out."""
     configs = [row.parallel for row in rows]
     columns: tuple[tuple[str, Iterable[object], str], ...] = (
+        ("GPUs", num_gpus_cells(rows), ABSENT),
         ("TP", (c.tensor_parallel_size for c in configs), ""),
         ("PP", (c.pipeline_parallel_size for c in configs), "1"),
         ("ADP", (c.attention_data_parallel_size for c in configs), "1"),

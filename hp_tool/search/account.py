@@ -124,6 +124,7 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
         "queue_s": spent.queue_s,
         "best_run_id": best.id if best else None,
         "best_step_s": best_step_s,
+        "best_measured_s": best.measurement.measured_s if best and best.measurement else None,
         "best_parallel": asdict(best.parallel) if best else None,
         "best_num_runs": its_runs.num_runs if its_runs else None,
         "best_step_s_range": [its_runs.low_s, its_runs.high_s] if its_runs else None,

@@ -31,6 +31,8 @@ from hp_tool.serving.problem import ServingProblem, resolve_serving, served_work
 from hp_tool.units import SECONDS_PER_HOUR
 
 MAX_PAIRS = 2_000_000
+ROUNDING = 1e-9
+"""Relative error of a load that is computed back from rate and latency."""
 BEYOND = 1e12
 """Requests a second that nothing completes."""
 
@@ -86,10 +88,13 @@ class Pairs:
         )
 
     def acceptable(self, costs: PoolCosts) -> BoolArray:
-        """Whether each pair fits, keeps up and meets the targets."""
+        """Return whether each pair fits, keeps up, meets the targets and queues no request that may not wait."""
         acceptable = costs.fits & costs.sustained
         for _, latency, quantile, limit in self.problem.targets.limits():
             acceptable &= getattr(costs if quantile is None else self.quantiles(costs, quantile), latency) <= limit
+        if not self.problem.may_queue:
+            in_flight = costs.request_rate_per_second * costs.request_latency_s
+            acceptable &= in_flight <= costs.max_decode_batch * self.decoders.replicas * (1.0 + ROUNDING)
         return acceptable
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
@@ -108,8 +113,8 @@ class Pairs:
 def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
     """The best pairs of pools for the query's load, best by its objective first; those that miss a target are left out.
 
-    Decoding takes all devices that prefill leaves, except under objective min_gpus (fewest devices first). With two kinds of
-    GPU (cluster.stages) the first prefills and the second decodes.
+    Decoding takes all devices that prefill leaves, except under objectives min_gpus (fewest devices first) and cost. With two
+    kinds of GPU (cluster.stages) the first prefills and the second decodes.
     """
     query = query.with_most_devices()
     assert query.inference is not None
@@ -117,7 +122,7 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     problem, sides = pools_problem(query)
     workload = served_workload(query)
     cases = [serving_case(model=problem.model, cluster=side, workload=workload, engine=problem.engine) for side in sides]
-    pairs = _pairs(spec, query.parallel, cases, shared=sides[0] is sides[1], every=query.objective == "min_gpus")
+    pairs = _pairs(spec, query.parallel, cases, shared=sides[0] is sides[1], every=query.objective in ("min_gpus", "cost"))
     if not len(pairs):
         return ()
     prefillers, decoders = (_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1]))
@@ -298,8 +303,8 @@ def _score(objective: str | None, costs: PoolCosts, *, gpus: IntArray, dollars: 
         return costs.tpot_s
     if objective == "min_gpus":
         return gpus.astype(np.float64)
-    if objective == "cost" and dollars is not None:
-        return dollars
+    if objective == "cost":
+        return dollars if dollars is not None else -costs.output_tokens_per_second_per_gpu
     return costs.request_latency_s if by_rate else -costs.output_tokens_per_second_per_gpu
 
 

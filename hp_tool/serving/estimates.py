@@ -27,8 +27,12 @@ from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
+NO_QUEUE = "no request waits for a free place in a batch, because no target limits TTFT or request latency"
+"""The rule that an answer for the fewest devices states."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 """Quantiles that every answer has."""
+QUEUED = "queued"
+"""The reason of a configuration whose requests wait for a free place in a batch though they may not."""
 KERNELS_ALONE = " (timed kernels alone)"
 PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
@@ -56,7 +60,7 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
     latency = float(costs.request_latency_s[row])
     rate = throughput * problem.cluster.num_gpus / problem.output_length
     concurrency = problem.concurrency or rate * latency
-    reasons = missed_targets(rows, row)
+    reasons = (*missed_targets(rows, row), *_queued(rows, row))
     return replace(
         static,
         feasible=not reasons,
@@ -174,6 +178,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency_measured": problem.profile.gpu.measured,
         **engine_provenance(problem),
         "load": _load_words(problem),
+        **({} if problem.may_queue else {"queue": NO_QUEUE}),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         **(
@@ -314,9 +319,32 @@ def meets_targets(rows: CostedRows) -> BoolArray:
     return met
 
 
+def queued(rows: CostedRows) -> BoolArray:
+    """Return True for rows with requests that wait for a free place in a batch, if the problem allows no queue."""
+    if rows.problem.may_queue:
+        return np.zeros(len(rows.candidates), dtype=bool)
+    return _load_over_room(rows) > 1.0
+
+
+def _load_over_room(rows: CostedRows) -> FloatArray:
+    """Return (n,) the requests in flight over those that run at once."""
+    ratio: FloatArray = rows.candidates.concurrency / (rows.costs.max_running * rows.candidates.schedulers)
+    return ratio
+
+
+def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
+    """Return the reason of a row whose requests may not wait, but do."""
+    if not queued(rows)[row]:
+        return ()
+    in_flight = int(rows.candidates.concurrency[row])
+    room = int(rows.costs.max_running[row] * rows.candidates.schedulers[row])
+    message = f"runs {room:,} of {in_flight:,} requests at once; the others wait. Set targets.ttft_s to allow a queue"
+    return (Reason(code=QUEUED, message=message, needed=in_flight, available=room),)
+
+
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """Return (n,) each row's value over its limit for the target that it misses worst."""
-    worst = np.zeros(len(rows.candidates))
+    """Return (n,) each row's value over its limit for the target, or the room for requests, that it misses worst."""
+    worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
         worst = np.maximum(worst, values / limit)
     return worst

@@ -27,7 +27,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
     fixes. Fixes cost some thousand estimates of neighbours: leave them out if speed counts.
     """
     query.check_num_gpus()
-    problem = resolve_serving(query)
+    problem = replace(resolve_serving(query), may_queue=True)  # what `objective` asks for concerns rankings
     if query.inference is not None and query.inference.disaggregated is not None:
         raise UnsupportedError(
             "an estimate describes replicas that do both; let `recommend` answer inference.disaggregated, which may name sizes",

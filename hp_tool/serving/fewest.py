@@ -1,8 +1,11 @@
-"""The fewest devices on which something fits and meets the targets.
+"""How many of the cluster's devices to use: the fewest that meet the targets, or the number on which a token is cheapest.
 
-More replicas of one shape share the load, so what a shape does on n devices it does on every larger number that it fills. Let
-m(n) be the largest legal number up to n that a shape fills: whether any shape passes on its m(n) never turns from true to false
-as n grows, and where it first turns true is the answer. Halving finds it.
+Fewest: more replicas of one shape share the load, so what a shape does on n devices it does on every larger number that it
+fills. Let m(n) be the largest legal number up to n that a shape fills: whether any shape passes on its m(n) never turns from
+true to false as n grows, and where it first turns true is the answer. Halving finds it.
+
+Cheapest: under a given load in flight every shape is costed on every number of devices that it fills. Under a given rate all
+numbers complete the same tokens, so the fewest devices are the cheapest.
 """
 
 from dataclasses import fields, replace
@@ -14,11 +17,13 @@ from hp_tool.cost.arrays import BoolArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.query import Query
 from hp_tool.serving.highest import bears, costed_rows
-from hp_tool.serving.problem import ServingProblem
+from hp_tool.serving.problem import CostedRows, ServingProblem
 from hp_tool.space.serving import serving_space
 
 CHUNK = 12_288
 """Candidates costed at once."""
+SAME = 1e-9
+"""Relative difference of throughputs that rounding explains."""
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
@@ -37,7 +42,39 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
             high, passing = middle, on_fewer
         else:
             low = middle
-    return problem if high == len(counts) - 1 else problem.with_num_gpus(int(counts[high]))
+    return problem.with_num_gpus(int(counts[high]))
+
+
+def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
+    """Return the problem on the number of devices with the most tokens per second and device; the larger number if several
+    give as many.
+
+    A load that the query leaves open fills any number of devices, so the problem stays on all of them.
+    """
+    if problem.unknown is not None:
+        return problem
+    if problem.request_rate_per_second is not None:
+        return fewest_devices(query=query, problem=problem)
+    counts = np.array(problem.cluster.legal_counts())
+    shapes, sizes = _shapes(query, problem, counts)
+    shape, count = np.nonzero(counts % sizes[:, None] == 0)
+    devices, tokens = counts[count], np.zeros(len(shape))
+    for first in range(0, len(shape), CHUNK):
+        rows = slice(first, first + CHUNK)
+        bounds.check(done=len(shape[rows]))
+        costed = _costed_on(problem, shapes.take(shape[rows]), devices[rows])
+        tokens[rows] = np.where(bears(costed), costed.costs.output_tokens_per_second_per_gpu, 0.0)
+    best = tokens.max(initial=0.0)
+    if best == 0.0:
+        return problem
+    most = int(devices[tokens >= best * (1.0 - SAME)].max())
+    return problem.with_num_gpus(most)
+
+
+def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntArray) -> CostedRows:
+    """Return the costs of replicas of each shape that together fill its number of devices."""
+    ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
+    return costed_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
 
 def _shapes(query: Query, problem: ServingProblem, counts: IntArray) -> tuple[ServingCandidates, IntArray]:
@@ -64,8 +101,5 @@ def _passes(problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray,
     for first in range(0, len(filled), CHUNK):
         rows = filled[first : first + CHUNK]
         bounds.check(done=len(rows))
-        one = shapes.take(rows)
-        ranks = one.tensor_parallel_size * one.pipeline_parallel_size
-        costed, _ = costed_rows(problem, replace(one, data_parallel_size=devices[rows] // ranks))
-        passing[rows] = bears(costed)
+        passing[rows] = bears(_costed_on(problem, shapes.take(rows), devices[rows]))
     return passing

@@ -14,12 +14,9 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import most_running, serving_costs
 from hp_tool.cost.serving.load import steady
 from hp_tool.domain.targets import Targets
-from hp_tool.serving.estimates import meets_targets
-from hp_tool.serving.problem import CostedRows, Loads, ServingProblem
+from hp_tool.serving.estimates import meets_targets, queued
+from hp_tool.serving.problem import WAITING, CostedRows, Loads, ServingProblem
 
-WAITING = ("ttft_s", "request_latency_s")
-"""Latencies that a queue breaks. Without a target on one of them a load is no higher than what runs at once: more would only
-wait."""
 RATES = 1_000
 """Rates between the ends of a range, geometrically: answers are this fine."""
 SLOWEST = 1e-3
@@ -68,7 +65,10 @@ def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callab
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no target."""
+    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no target.
+
+    Without a target on one of WAITING the load is no higher than what runs at once: more requests would only wait.
+    """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
     grows = open_ended and any(latency in WAITING for _, latency, _, _ in targets.limits())
@@ -101,8 +101,8 @@ def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> floa
 
 
 def bears(rows: CostedRows) -> BoolArray:
-    """Whether each row fits, keeps up with its load and meets the targets."""
-    return rows.costs.fits & rows.costs.sustained & meets_targets(rows)
+    """Return whether each row fits, keeps up with its load, meets the targets and queues no request that may not wait."""
+    return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~queued(rows)
 
 
 def _at(problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray) -> CostedRows:

@@ -37,6 +37,9 @@ from hp_tool.training.problem import named_model
 NETWORK_PROFILE = "megatron-core"
 """Whose measured network between nodes serving borrows: NCCL rings there and here."""
 
+WAITING = ("ttft_s", "request_latency_s")
+"""Latencies that grow while a request waits for a free place in a batch."""
+
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size", "context_parallel_size", "expert_tensor_parallel_size", "data_parallel_shard_size",
     "micro_batch_size", "sequence_parallel", "recompute", "zero_stage", "pipeline_schedule", "pipeline_layout", "rank_order",
@@ -78,6 +81,8 @@ class ServingProblem(ServingCase):
     """Of an offline load; None: more than run at once."""
     constraints: Constraints
     targets: Targets
+    may_queue: bool = True
+    """Whether requests in flight may wait for a free place in a batch (see `_may_queue`)."""
     resumes: int | None = None
     """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever its prefix ends."""
     engine_version: str | None = None
@@ -111,8 +116,8 @@ class ServingProblem(ServingCase):
         return loaded.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """Return the problem with fewer devices of the same kind under the load."""
-        cluster = self.cluster.with_num_gpus(num_gpus)
+        """Return the problem on at most as many devices of the same kind, a number that its answers name."""
+        cluster = self.cluster if num_gpus == self.cluster.num_gpus else self.cluster.with_num_gpus(num_gpus)
         return dataclasses.replace(self, cluster=cluster, chosen={**self.chosen, "cluster.num_gpus": num_gpus})
 
 
@@ -185,6 +190,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         trace=trace,
         offline=offline,
         num_prompts=load.num_prompts if load is not None else None,
+        may_queue=offline or _may_queue(query, workload),
         resumes=resumes,
         constraints=query.constraints,
         targets=query.targets or Targets(),
@@ -258,6 +264,17 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
     if isinstance(load, tuple):
         return Loads(by_rate=by_rate, values=tuple(sorted({float(value) for value in load})))
     return Loads(by_rate=by_rate) if load is None else None
+
+
+def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
+    """Return False if the fewest devices are sought for a concurrency and no target limits how long a request waits.
+
+    Without this rule one device would serve any number of users, who wait in its queue.
+    """
+    by_rate = workload.request_rate_per_second is not None
+    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
+    return query.objective != "min_gpus" or by_rate or not limited.isdisjoint(WAITING)
 
 
 def seeks_concurrency(query: Query) -> bool:

@@ -16,7 +16,7 @@ from hp_tool.cost.serving.legality import REASONS, explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
-from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, worst_miss
+from hp_tool.serving.estimates import OVERLOADED, QUEUED, estimate_row, meets_targets, queued, worst_miss
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.intervals import ratio_log_sd
 from hp_tool.serving.problem import CostedRows, ServingProblem
@@ -57,22 +57,28 @@ def cost_space(*, query: Query, problem: ServingProblem, concurrency: tuple[int,
     n = len(candidates)
     score, tpot, throughput = (np.empty(n) for _ in range(3))
     loads = None if problem.unknown is None else np.empty(n)
-    fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
+    fits, sustained, met, waits = (np.empty(n, dtype=bool) for _ in range(4))
     for rows, costed, bearable in costed_chunks(candidates, problem=problem):
         costs = costed.costs
         fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costed)
+        waits[rows] = queued(costed)
         score[rows] = _score(costs, query.objective, problem)
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
         if loads is not None and bearable is not None:
             loads[rows] = bearable
-    reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
+    reasons = {
+        MEMORY: ~fits,
+        OVERLOADED: fits & ~sustained,
+        "target_missed": fits & sustained & ~met,
+        QUEUED: fits & sustained & met & waits,
+    }
     for code, turned_away in reasons.items():
         if count := int(np.count_nonzero(turned_away)):
             rejections[code] = count
     return CostedSpace(
         candidates=candidates,
         score=score,
-        acceptable=fits & sustained & met,
+        acceptable=fits & sustained & met & ~waits,
         tpot_s=tpot,
         output_tokens_per_second_per_gpu=throughput,
         loads=loads,

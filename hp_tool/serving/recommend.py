@@ -1,6 +1,7 @@
 """The best serving configurations: a query's space, ranked or cut down to its Pareto front."""
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,10 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError
-from hp_tool.serving.fewest import fewest_devices
+from hp_tool.serving.fewest import cheapest_devices, fewest_devices
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.serving.ranked import cost_space, grouped, nearest_misses, recommendations
-from hp_tool.serving.traced import fewest_played, played_best
+from hp_tool.serving.traced import fewest_played, played_best, played_space
 from hp_tool.space.pareto import undominated
 
 MAX_TOP = 1_000
@@ -24,9 +25,9 @@ STEPS_PER_DOUBLING = 2
 def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     """Rank every legal configuration that fits and meets the targets, best by the objective first.
 
-    objective: throughput_per_gpu (default), ttft, tpot, cost, or min_gpus, which takes cluster.num_gpus as the maximum and
-    answers for the smallest number of them (whole nodes, or equal shares of one) on which something is acceptable; with a list
-    of request rates for each of them, ascending.
+    objective: throughput_per_gpu (default), ttft or tpot on all devices of the cluster; min_gpus or cost, which take
+    cluster.num_gpus as the maximum and answer for the number of devices (whole nodes, or equal shares of one) that is the
+    smallest, or on which a token is cheapest. Under min_gpus a list of request rates is answered for each rate, ascending.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -40,6 +41,8 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         return played_best(query, problem, top=top, start=start)
     if query.objective == "min_gpus":
         problem = fewest_devices(query=query, problem=problem)
+    elif query.objective == "cost":
+        problem = cheapest_devices(query=query, problem=problem)
     space = cost_space(query=query, problem=problem)
     best = space.best(top)
     return Ranking(
@@ -57,25 +60,43 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _gpus_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
-    """For each rate the best configuration on the fewest devices, or what comes nearest; `set` holds rate and devices."""
+    """Return for each rate the best configuration on the fewest devices, or what comes nearest; `set` holds rate and devices.
+
+    The space sums those of all rates, each on the devices of its answer.
+    """
     rows: list[ServingRecommendation] = []
     misses: list[ServingRecommendation] = []
+    rejections: Counter[str] = Counter()
+    legal = feasible = 0
     for rate in sorted(set(rates)):
         ranking = _at_rate(replace(query, inference=replace(workload, request_rate_per_second=float(rate))))
+        legal, feasible = legal + ranking.space.legal, feasible + ranking.space.feasible
+        rejections.update(ranking.rejections)
         for kept, first in ((rows, ranking.recommendations), (misses, ranking.nearest_misses)):
             kept += [replace(row, rank=len(kept) + 1, set={**row.set, RATE: float(rate)}) for row in first[:1]]
-    summary = SpaceSummary(legal=ranking.space.legal, feasible=len(rows), seconds=time.perf_counter() - start)
-    return replace(ranking, recommendations=tuple(rows), nearest_misses=tuple(misses), space=summary)
+    return Ranking(
+        recommendations=tuple(rows),
+        nearest_misses=tuple(misses),
+        space=SpaceSummary(legal=legal, feasible=feasible, seconds=time.perf_counter() - start),
+        rejections=dict(rejections),
+    )
 
 
 def _at_rate(query: Query) -> Ranking[ServingRecommendation]:
     problem = resolve_serving(query)
     if problem.trace is None:
         return recommend(query=query, top=1)
-    _, row = fewest_played(query=query, problem=problem)
+    problem, row = fewest_played(query=query, problem=problem)
     if row is None:
         return recommend(query=replace(query, objective=None), top=1)
-    return Ranking(recommendations=(row,)) if row.estimate.feasible else Ranking(nearest_misses=(row,))
+    space = played_space(query, problem)
+    feasible = row.estimate.feasible
+    return Ranking(
+        recommendations=(row,) if feasible else (),
+        nearest_misses=() if feasible else (row,),
+        space=SpaceSummary(legal=len(space.candidates), feasible=int(feasible), seconds=0.0),
+        rejections=space.rejections,
+    )
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:

@@ -20,6 +20,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.targets import Targets
+from hp_tool.serving.fewest import cheapest_devices
 from hp_tool.serving.highest import highest_loads, load_grid, most_loads
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.serving.ranked import NEAREST, CostedSpace, cost_space, grouped, nearest, row_of
@@ -33,11 +34,15 @@ def played_best(query: Query, problem: ServingProblem, *, top: int, start: float
     """Rank the PLAYED best, by a fluid of the trace's arrivals, of the SCREENED best by means: by what its requests see.
 
     Where the load is open, the PLAYED best by means, of which those stay that bore more than any before them. Under objective
-    min_gpus on the fewest devices on which one of the PLAYED is acceptable.
+    min_gpus on the fewest devices on which one of the PLAYED is acceptable. Under objective cost likewise for a rate, else on
+    the number of devices that is cheapest by means.
     """
-    if query.objective == "min_gpus":
+    arrive = problem.request_rate_per_second is not None
+    if query.objective == "cost" and not arrive:
+        problem = cheapest_devices(query=query, problem=problem)
+    elif query.objective == "min_gpus" or (query.objective == "cost" and arrive):
         problem, _ = fewest_played(query=query, problem=problem)
-    space = _space(query, problem)
+    space = played_space(query, problem)
     rows = _screened(space, problem)[:PLAYED]
     if not len(rows):
         rows = nearest(space.candidates, problem=problem)
@@ -99,19 +104,19 @@ def fewest_played(*, query: Query, problem: ServingProblem) -> tuple[ServingProb
     last = len(counts) - 1
     fewest = min(_last(misses, -1, last) + 1, last)
     quickest = sorted(rows(fewest), key=lambda row: _played_score(row.estimate, None, by_load=False))
-    return problem if fewest == last else problem.with_num_gpus(int(counts[fewest])), next(iter(quickest), None)
+    return problem.with_num_gpus(int(counts[fewest])), next(iter(quickest), None)
 
 
 def _tried(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
     """Each of the PLAYED on these devices, the best first."""
-    space = _space(query, problem)
+    space = played_space(query, problem)
     for one in (_one(space, row) for row in _screened(space, problem)[:PLAYED]):
         rows = problem.costed(one) if problem.unknown is None else problem.costed_under(_loads(problem, one)[1](0), one)
         bounds.check()
         yield row_of(1, one, played(rows), problem)
 
 
-def _space(query: Query, problem: ServingProblem) -> CostedSpace:
+def played_space(query: Query, problem: ServingProblem) -> CostedSpace:
     """The query's space by means: requests alone tell whether they meet targets, but means order loads that these bound."""
     return cost_space(query=query, problem=problem if problem.unknown is not None else replace(problem, targets=Targets()))
 

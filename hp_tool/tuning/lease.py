@@ -106,9 +106,13 @@ def conclude(
     result = problem.result(store, calibration=calibration, account=account, owner=owner)
     budget = problem.query.search.budget_runs
     progress = progress_of(account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
+    measurement = result.recommendations[0].measurement if result.recommendations else None
     answer = result.answer and {
-        "parallel": asdict(result.answer.parallel), "step_s": result.answer.objective_s, "source": result.answer.source
-    }  # fmt: skip
+        "parallel": asdict(result.answer.parallel),
+        "step_s": result.answer.objective_s,
+        "source": result.answer.source,
+        "measured_s": measurement.measured_s if measurement else None,
+    }
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds, "answer": answer})
     return end(store, lease, result)
 

@@ -29,6 +29,8 @@ WIDE = 2.0
 """Upper end of the 90 % interval over its lower end from which one run does not settle a step time."""
 PAGE_WORDS = {".0 ms": " ms", " recompute ": " recomputation ", "SP o": "sequence parallel o", "VPP ": "chunks "}
 """What a page's tables write in place of the command line's words."""
+PER = {"ttft_s": "to the first token", "tpot_s": "per output token", "request_latency_s": "for a whole request"}
+"""What follows the seconds of each latency."""
 FAR = 1.5
 """Times too fast or too slow from which the cost model's predictions are said to have been so."""
 
@@ -68,7 +70,9 @@ class Best:
     latencies: tuple[Latency, ...] = ()
     """Latencies of a serving configuration under the full load."""
     predicted_tokens_per_second_per_gpu: float | None = None
-    """Throughput of a serving configuration."""
+    """Throughput of a serving configuration, by the cost model."""
+    calibrated_tokens_per_second_per_gpu: float | None = None
+    """Throughput of a serving configuration, by the calibrated cost model."""
     misses: tuple[str, ...] = ()
     """Targets that its measurement misses."""
     step_s_interval: tuple[float, float] | None = None
@@ -217,7 +221,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         details=details,
         measured=True,
         runs=runs,
-        sentences=(_page_words(f"{words.measured_words(runs).capitalize()}, {_standing(record, only=only)}.", query),),
+        sentences=(_page_words(f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.", query),),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
@@ -239,6 +243,13 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
             {name: float(getattr(costs, name)[0]) for name in TARGETS}, known=None, measured=measurement.load, query=query
         ),
     )
+
+
+def _measured_words(measurement: Measurement, runs: Repeats) -> str:
+    """Return the measured latencies of serving, whose objective may hold a penalty, else the step; without a full stop."""
+    if measurement.load is None:
+        return words.measured_words(runs).capitalize()
+    return _measured_load(measurement.load, runs).removesuffix(".")
 
 
 def _standing(record: SearchRecord, *, only: bool) -> str:
@@ -266,6 +277,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     predicted, known, measurement = row.estimate, row.known, row.measurement
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
+    measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
     sentences = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
     return Best(
         parallel=row.parallel,
@@ -279,7 +291,8 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
         step_s=load.request_latency_s if load else known.request_latency_s,
-        tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=measured_rate or known.output_tokens_per_second_per_gpu,
+        calibrated_tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
         predicted_step_s=predicted.request_latency_s,
         calibrated_step_s=known.request_latency_s,
@@ -295,21 +308,24 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
     """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms for a whole request in one run.`"""
-    first, each, whole = map(formats.seconds, (load.ttft_s, load.tpot_s, load.request_latency_s))
+    first, each, whole = (f"{formats.seconds(getattr(load, name))} {per}" for name, per in PER.items())
     several = "in one run" if runs is None or runs.num_runs == 1 else f"by the last of {runs.num_runs} runs"
-    return f"Measured {first} to the first token, {each} per output token and {whole} for a whole request {several}."
+    return f"Measured {first}, {each} and {whole} {several}."
 
 
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
-    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`; empty where near."""
-    pairs = [(getattr(measured, name), getattr(predicted, name)) for name in TARGETS] if measured else []
-    factors = [was / alone for was, alone in pairs if alone]
+    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`; empty where near.
+
+    The latency shown is the one with the median of the three factors.
+    """
+    pairs = {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS} if measured else {}
+    factors = [was / alone for was, alone in pairs.values() if alone]
     if len(factors) < len(TARGETS) or not (all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)):
         return ()
-    typical, first = statistics.median(factors), pairs[0]
+    typical = statistics.median_low(factors)
+    name, (was, alone) = next(pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical)
     way = f"{times(typical)} too fast" if typical > 1.0 else f"{times(1.0 / typical)} too slow"
-    alone, was = formats.seconds(first[1]), formats.seconds(first[0])
-    return (f"The cost model alone was {way}: {alone} to the first token, measured {was}.",)
+    return (f"The cost model alone was {way}: {formats.seconds(alone)} {PER[name]}, measured {formats.seconds(was)}.",)
 
 
 def _latencies(

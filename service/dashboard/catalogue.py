@@ -13,6 +13,7 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog
 from hp_tool.catalog import library
+from hp_tool.catalog.prices import lowest_offers
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.access import Scope
 from hp_tool.domain.hardware import GpuSpec, NodeType, Precision
@@ -111,6 +112,11 @@ class GpuRow(View):
     network_bandwidth_bytes_per_second: float
     power_w: float
     price_per_hour: float | None
+    """Typical on-demand price."""
+    lowest_price_per_hour: float | None
+    """Lowest on-demand price of the price list."""
+    lowest_offer: str | None
+    """Name of the machine that has it."""
     predict_only: bool
     """Whether no search can run on it."""
 
@@ -212,9 +218,12 @@ def models_context(store: StoreDep, principal: PrincipalDep, words: Words = "", 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
 def gpus_context(words: Words = "") -> GpusPage:
     """GPUs, as shown on their page."""
+    lowest = lowest_offers()
     rows = tuple(
         GpuRow.of(
             spec,
+            lowest_price_per_hour=lowest[spec.name].on_demand if spec.name in lowest else None,
+            lowest_offer=lowest[spec.name].name if spec.name in lowest else None,
             href=_href("gpus", spec.name),
             bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
             half_flops_per_second=max(map(spec.peak_flops_per_second.get, HALVES), key=lambda flops: flops or 0.0),

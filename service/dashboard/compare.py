@@ -11,6 +11,7 @@ from fastapi import Query as QueryParameter
 from pydantic import Field
 
 from hp_tool.configuration import NO_PART, Configuration
+from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchRecord
@@ -40,7 +41,7 @@ from service.dashboard.configuration import (
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import ComparedRun, Metric, compared_run, measured_parts, measured_peak
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Ratio, agreement, expected_words, verdict
+from service.dashboard.verdict import Ratio, agreement, verdict
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
@@ -97,6 +98,10 @@ class ComparePage(Page):
     heading: str = ""
     verdict: str = ""
     """Which is faster, by how much, and which does not fit."""
+    range_note: str = ""
+    """What the verdict's range is of; empty without one."""
+    predicted: str = "predicted"
+    """Word for the figures that no run measured: `calibrated` if they are fitted on the search's runs."""
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
@@ -173,8 +178,7 @@ def run_context(
     return replace(
         page,
         run=this,
-        measured=agreement(this, page.view.metrics) if page.view else None,
-        expected=expected_words(run),
+        measured=agreement(this, run),
         search_href=f"/searches/{search_id}",
         json_href=f"/searches/{search_id}/runs/{run_id}.json",
     )
@@ -200,6 +204,9 @@ def _compared(
     searches = {side.run.search_id if side.run else None for side in sides}
     search_id = searches.pop() if len(searches) == 1 else None
     names = tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]
+    estimates = [estimate for _, estimate in answers]
+    ratios = _ratios(sides, estimates, calibrations)
+    predicted = "calibrated" if any(side.run and side.known for side in sides) else "predicted"
     return ComparePage(
         title=" and ".join(view.heading for view in views),
         json_href=json_href,
@@ -212,12 +219,14 @@ def _compared(
             names,
             ["" if view.feasible else view.verdict for view in views],
             runs,
-            _ratios(sides, [estimate for _, estimate in answers], calibrations),
+            ratios,
         ),
-        differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
+        range_note="" if any(runs) else _range_note(ratios, views),
+        predicted=predicted,
+        differences=_differences([side.query for side in sides], estimates),
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views, runs),
-        time=_times(names, views, sides),
+        time=_times(names, views, sides, predicted),
     )
 
 
@@ -242,6 +251,30 @@ def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | Infer
         return None
     spread = math.exp(math.hypot(math.log(high / low), math.log(other_high / other_low)) / 2.0)
     return one / other, (one / other / spread, one / other * spread)
+
+
+def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationView]) -> str:
+    """Return what the range of a ratio is of, and how it compares with the intervals of the two configurations."""
+    widths = [_interval_width(view) for view in views]
+    pairs = [
+        (ratio[1][1] / ratio[1][0], min(widths[0], width))
+        for ratio, width in zip(ratios, widths[1:], strict=True)
+        if ratio is not None and width is not None and widths[0] is not None
+    ]
+    if not pairs:
+        return ""
+    if all(range_width < width for range_width, width in pairs):
+        return "Range of the ratio; errors that both share cancel, so it is narrower than the interval of either."
+    if all(range_width >= width for range_width, width in pairs):
+        return "Range of the ratio; it combines the intervals of both."
+    return "Range of the ratio; errors that both share cancel."
+
+
+def _interval_width(view: ConfigurationView) -> float | None:
+    """Return the upper over the lower end of the interval of the figure that ratios are of: step time, or output tokens."""
+    names = (figures.STEP.label, figures.OUTPUT.label.replace("GPU", view.device))
+    metric = next((each for each in view.metrics if each.name in names), None)
+    return metric.high / metric.low if metric and metric.low and metric.high else None
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
@@ -277,6 +310,10 @@ def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, Recompute):
+        return recompute_name(value)
+    if isinstance(value, list | tuple | dict):
+        return formats.in_words(value)
     return formats.ABSENT if value is None else str(value)
 
 
@@ -342,14 +379,14 @@ def _fullest_stages(
     return stack(rows, unit="bytes") if rows else None
 
 
-def _times(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side]) -> Stack | None:
+def _times(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str) -> Stack | None:
     """Each prediction, calibrated where the cluster was measured (its bar is first then); below it what its run measured."""
     has_runs = any(side.run for side in sides)
     rows = []
     for name, view, side in zip(names, views, sides, strict=True):
         if view.time is not None:
             bar = view.time.bars[0]
-            rows.append(BarSpec(label=name, note="predicted" * has_runs, parts=bar.values, interval=bar.interval))
+            rows.append(BarSpec(label=name, note=predicted * has_runs, parts=bar.values, interval=bar.interval))
         if parts := measured_parts(side.run):
             rows.append(BarSpec(label=name, note="measured", parts=parts))
     return stack(rows, unit="seconds") if rows else None

@@ -125,9 +125,7 @@ class ConfigurationPage(Page):
     run: ComparedRun | None = None
     """The run of a search that it was, if the page is a run's."""
     measured: Agreement | None = None
-    """What that run measured, against the prediction."""
-    expected: str = ""
-    """What the search expected of that run, by all that it knew when it chose it."""
+    """What that run measured, against the prediction made before it ran."""
     search_href: str | None = None
     error: ErrorFields | None = None
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
-from hp_tool.configuration import Configuration
+from hp_tool.configuration import NUM_GPUS, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
@@ -91,6 +91,10 @@ class ServingExplorerPage(Page):
     """`rows` lists the nearest infeasible configurations instead."""
     ranked_by: str = ""
     """The figure that orders `rows`, in words."""
+    num_gpus: int | None = None
+    """Devices that the rows use, if the objective chose the number."""
+    assumed: str | None = None
+    """The rule of the ranking that the query does not state, in words."""
     legal: int = 0
     feasible: int = 0
     error: ErrorFields | None = None
@@ -160,6 +164,8 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
         figures=tuple(latency_figure(name, rows, _target(query, name)) for name in ("ttft_s", "tpot_s")) if rows else (),
         nothing_fits=not ranking.recommendations,
         ranked_by=RANKED_BY.get(query.objective or "", "output tokens/s per GPU"),
+        num_gpus=next((row.set[NUM_GPUS] for row in rows if NUM_GPUS in row.set), None),
+        assumed=next((str(row.estimate.provenance["queue"]) for row in rows if "queue" in row.estimate.provenance), None),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
         controls=_controls(query, best),

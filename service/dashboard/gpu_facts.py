@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool import catalog
-from hp_tool.catalog.prices import offers
+from hp_tool.catalog.prices import lowest_offers, offers
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.prices import Offer
 from hp_tool.domain.query import Constraints
@@ -51,15 +51,15 @@ def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _price(spec: GpuSpec) -> str:
-    """`$6.88 on demand (aws-p5.48xlarge, 2026-11-09); least $3.20 (hyperstack-h100-sxm, 2026-08-26)`; empty without a price."""
+    """Return the typical and the lowest on-demand price with their machines and days; an empty text without a price."""
     listed = [(offer.on_demand, offer) for offer in offers() if offer.on_demand is not None and _gpu(offer) == spec.name]
-    least = min(listed, key=lambda each: each[0], default=None)
+    least = lowest_offers().get(spec.name)
     words = []
     if spec.price_per_hour is not None:
         whose = next((_whose(offer) for price, offer in listed if price == spec.price_per_hour), "")
         words.append(f"{formats.dollars(spec.price_per_hour)} on demand, typical{whose}")
-    if least is not None and least[0] != spec.price_per_hour:
-        words.append(f"least {formats.dollars(least[0])}{_whose(least[1])}")
+    if least is not None and least.on_demand is not None and least.on_demand != spec.price_per_hour:
+        words.append(f"lowest {formats.dollars(least.on_demand)}{_whose(least)}")
     return "; ".join(words)
 
 

@@ -34,6 +34,10 @@ class MachineRow:
 
     machine: str
     num_gpus: int
+    network_bandwidth_bytes_per_second: float | None
+    """Between nodes, per GPU; None if the machine's row uses one NVLink domain."""
+    network_assumed: bool
+    """Neither the question nor the price list states that network."""
     price: Price | None
     cost: float | None
     """US dollars: of the training, or of an hour of the service."""
@@ -64,6 +68,8 @@ def machine_rows(
         yield MachineRow(
             machine=row.cluster or "",
             num_gpus=num_gpus,
+            network_bandwidth_bytes_per_second=row.network_bandwidth_bytes_per_second,
+            network_assumed=bool(row.network_assumed),
             price=_price(row, prices),
             cost=row.cost,
             cost_interval=row.cost_interval,
@@ -123,7 +129,8 @@ def machine_verdict(
 
 
 def _named(row: MachineRow) -> str:
-    return f"{row.num_gpus:,} GPUs of {row.machine}" if row.num_gpus > 1 else f"1 GPU of {row.machine}"
+    assumed = " over an assumed network" if row.network_assumed else ""
+    return f"{row.num_gpus:,} GPUs of {row.machine}{assumed}" if row.num_gpus > 1 else f"1 GPU of {row.machine}"
 
 
 def _money(row: MachineRow) -> str:

@@ -51,9 +51,10 @@ class SearchRow(View):
     owner: str | None
     best: str | None
     best_step_s: float | None
-    """Step time, or for serving the request latency; of an ended search its answer's, else the shortest measured so far."""
+    """Step time, or for serving the request latency, of the configuration that leads the search's page, as that page states it:
+    measured if it ran."""
     known: str
-    """How it is known: measured, calibrated or predicted."""
+    """How `best_step_s` is known: measured, calibrated or predicted."""
     failure: str
     """Why it failed; empty where it did not."""
     profile_runs: int
@@ -152,14 +153,7 @@ def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
 def _row(record: SearchRecord) -> SearchRow:
     view = SearchView.of(record)
     progress = view.progress
-    so_far: JsonObject = {
-        "parallel": progress.get("best_parallel"),
-        "step_s": progress.get("best_step_s"),
-        "source": "measured",
-    }
-    best: JsonObject = progress.get("answer") or so_far
-    # An answer's seconds are by calibration and its own runs, also where these weigh most.
-    known = "calibrated" if best is not so_far and best["source"] == "measured" else best["source"]
+    parallel, step_s, known = _best(progress)
     return SearchRow.of(
         view,
         short_id=view.id[:8],
@@ -170,12 +164,26 @@ def _row(record: SearchRecord) -> SearchRow:
         subject=subject(view.query),
         device=device_of(view.query),
         model=model_of(view.query),
-        best=words(decode_configuration(best["parallel"]), view.query)[0] if best["parallel"] else None,
-        best_step_s=best["step_s"],
-        known=known if best["parallel"] else "",
+        best=words(decode_configuration(parallel), view.query)[0] if parallel else None,
+        best_step_s=step_s,
+        known=known if parallel else "",
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         failure=str((record.error or {}).get("message") or "").partition("\n")[0][:160],
         gpu_seconds=progress.get("gpu_seconds") or 0.0,
         saved_gpu_seconds=saved_gpu_seconds(progress),
     )
+
+
+def _best(progress: JsonObject) -> tuple[JsonObject | None, float | None, str]:
+    """Return (configuration, seconds, how they are known) of the answer, or of the best run until there is one."""
+    best_parallel = progress.get("best_parallel")
+    run_s = progress.get("best_measured_s") or progress.get("best_step_s")
+    answer: JsonObject | None = progress.get("answer")
+    if answer is None:
+        return best_parallel, run_s, "measured"
+    # Progress stored by earlier versions lacks measured_s.
+    measured_s = answer.get("measured_s") or (run_s if answer["parallel"] == best_parallel else None)
+    if measured_s:
+        return answer["parallel"], measured_s, "measured"
+    return answer["parallel"], answer["step_s"], "calibrated" if answer["source"] == "measured" else answer["source"]

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import RunFigures, RunRecord
-from hp_tool.render.figures import MEMORY, REQUEST, STEP, TPOT, TTFT
+from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
+from hp_tool.render.figures import REQUEST, STEP, TPOT, TTFT
 from hp_tool.units import counted, times
 from service.dashboard import formats
-from service.dashboard.metrics import ComparedRun, Metric, measured_peak
+from service.dashboard.metrics import ComparedRun, measured_peak
 from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
@@ -24,7 +23,7 @@ FAILURES = {
 MUCH = 1.5
 """Times as long from which a factor is said in place of a percentage."""
 SAME = 0.005
-"""Share of a time below which two are told to be the same."""
+"""Relative difference below which two figures count as the same."""
 PER = {STEP.label: "a step", TTFT.label: "to the first token", TPOT.label: "per output token", REQUEST.label: "per request"}
 """What a measured time is the time of, by its label."""
 
@@ -34,7 +33,7 @@ Ratio = tuple[float, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What a run measured against what is predicted of its configuration."""
+    """What a run measured against the prediction made before it ran."""
 
     text: str
     inside: bool | None
@@ -44,46 +43,46 @@ class Agreement:
     tone: Tone
 
 
-def agreement(run: ComparedRun, metrics: Sequence[Metric]) -> Agreement:
-    """Such as: Measured 400 ms a step; predicted 46.3 ms (35.6 ms to 60.1 ms): 8.6 times as long as predicted."""
+def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
+    """Compare a run with the prediction stored when the search chose it.
+
+    Later predictions of the search are fitted on the run itself, so they do not test it. Returns such as: Measured 400 ms a
+    step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms): 8.6 times as long as predicted.
+    """
     timed = _timed(run)
     if timed is None:
         cause = f": {run.cause}" if run.cause else ""
         return Agreement(text=f"It {_failure(run)}{cause}.", inside=None, word="", tone="bad")
     name, measured_s = timed
-    text = f"Measured {formats.seconds(measured_s)} {PER[name]}"
-    predicted = next((each for each in metrics if each.name == name), None)
-    if predicted is None or not predicted.value:
+    text, compared_s = f"Measured {formats.seconds(measured_s)} {PER[name]}", measured_s
+    objective_s = record.measurement.objective_s if record.measurement else None
+    if objective_s and abs(objective_s / measured_s - 1.0) > SAME:  # the search predicts what it minimises
+        text, compared_s = f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets", objective_s
+    before = record.predicted
+    predicted_s = before.get("calibrated_step_s") or before.get("step_s")
+    if not predicted_s:
         return Agreement(text=f"{text}.", inside=None, word="", tone="")
-    text += f"; predicted {formats.seconds(predicted.value)}"
+    text += f"; predicted before the run {formats.seconds(predicted_s)}"
     inside = None
-    if predicted.low is not None and predicted.high is not None:
-        inside = predicted.low <= measured_s <= predicted.high
-        text += f" ({formats.seconds(predicted.low)} to {formats.seconds(predicted.high)})"
+    if interval := before.get("calibrated_step_s_interval"):
+        low_s, high_s = interval
+        inside = low_s <= compared_s <= high_s
+        text += f" ({formats.seconds(low_s)} to {formats.seconds(high_s)})"
     word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
     tone: Tone = "" if inside is None else "good" if inside else "bad"
-    text = f"{text}: {_off(measured_s / predicted.value)}.{_memory(run, metrics)}"
+    text = f"{text}: {_off(compared_s / predicted_s)}.{_memory(run, before)}"
     return Agreement(text=text, inside=inside, word=word, tone=tone)
 
 
-def _memory(run: ComparedRun, metrics: Sequence[Metric]) -> str:
-    """` Its memory peaked at 3.00 GiB, outside the 15.2 to 18.2 GiB that were predicted.`; empty where its interval held it."""
+def _memory(run: ComparedRun, before: JsonObject) -> str:
+    """` Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.`; empty if it took no more."""
     peak = measured_peak(run)
-    predicted = next((each for each in metrics if each.name == MEMORY.label), None)
-    if not peak or predicted is None or predicted.low is None or predicted.high is None or peak <= predicted.high:
+    predicted = before.get("calibrated_memory_allocated_bytes") or before.get("memory_allocated_bytes")
+    if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
         return ""  # less than predicted harms nobody: some of it is held in reserve
-    between = f"{formats.gib(predicted.low)} to {formats.gib(predicted.high)}"
-    return f" Its memory peaked at {formats.gib(peak)}, above the {between} that were predicted."
-
-
-def expected_words(run: RunRecord) -> str:
-    """`When the search chose this run, it expected 410 ms a step (380 ms to 450 ms).`; empty where it stored none."""
-    step_s, interval = (run.predicted.get(name) for name in ("calibrated_step_s", "calibrated_step_s_interval"))
-    if not step_s:
-        return ""
-    between = f" ({formats.seconds(interval[0])} to {formats.seconds(interval[1])})" if interval else ""
-    what = "a step" if isinstance(run.parallel, ParallelConfig) else "a request"
-    return f"When the search chose this run, it expected {formats.seconds(step_s)} {what}{between}."
+    return (
+        f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the {formats.gib(predicted)} predicted."
+    )
 
 
 def _off(factor: float) -> str:

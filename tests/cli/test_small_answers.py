@@ -74,6 +74,19 @@ def test_fewest_devices_need_no_number_of_them() -> None:
     assert row["estimate"]["provenance"]["num_gpus"] <= 8
 
 
+def test_the_fewest_devices_of_a_training_are_printed() -> None:
+    fewest = "64"
+    for _ in range(2):  # of many, then of no more than are needed
+        offload = ("--set", "training.offload=none")
+        asked = (*LLAMA[:4], "--num-gpus", fewest, *LOAD[:4], "--set", "objective=min_gpus", *offload, "--top", "1")
+        row = json.loads(hp_tool("recommend", *asked, "--json").stdout)["recommendations"][0]
+        fewest = str(row["estimate"]["provenance"]["num_gpus"])
+        head, first = (
+            line.split() for line in hp_tool("recommend", *asked).stdout.splitlines() if line.split()[:1] in (["rank"], ["1"])
+        )
+        assert first[head.index("GPUs")] == fewest == str(row["set"]["cluster.num_gpus"]) != "64"
+
+
 @pytest.mark.parametrize(
     "kind", [LOAD[:4], ("--set", "kind=inference", "--set", "inference={input_length: 1000, output_length: 100}")]
 )

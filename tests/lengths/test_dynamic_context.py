@@ -186,6 +186,21 @@ def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_
     assert again.time == first.estimate.time
 
 
+@pytest.mark.parametrize("exchange", [None, "p2p"])
+def test_a_recommendation_states_its_gain_over_the_best_static_layout(exchange: str | None) -> None:
+    parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "recompute": "full", "context_parallel_size": 8}
+    parallel |= {"context_parallel_communication": exchange}
+    dynamic = recommend(query=asked(parallel=parallel), top=1).recommendations[0]
+    static = recommend(query=asked(parallel=parallel | {"dynamic_context_parallel": None}), top=1).recommendations[0]
+    used = static.parallel.context_parallel_communication or "p2p"
+    assert used == exchange or (exchange is None and used.startswith("a2a"))
+    assert static.expected_token_s is not None and dynamic.expected_token_s is not None
+    gain = static.expected_token_s / dynamic.expected_token_s
+    said = str(dynamic.estimate.provenance["dynamic_context_parallel"])
+    how = f"{gain:.2f}x faster" if gain >= 1.0 else f"{1.0 / gain:.2f}x slower"
+    assert how in said and f"which exchanges by {used}" in said and "p2p only" in said
+
+
 @pytest.mark.parametrize(
     ("parallel", "training", "field"),
     [

@@ -108,6 +108,28 @@ def test_priced_is_the_whole_list_and_one_s_own_prices(tmp_path: Any, monkeypatc
     assert aws.co2_kg == pytest.approx(aws.energy / 3.6e6 * 0.34348)
 
 
+def test_a_network_that_nobody_stated_is_called_assumed() -> None:
+    pod = {"node_type": PRICED, "gpu": H100, "num_gpus": [8, 16]}
+    rows = ranked([pod], top=40).recommendations
+    kinds = {row.cluster: row.set["cluster"].get("node_type") for row in rows}
+    assert None in kinds.values() and len({*kinds.values()}) > 1, "some offers name a machine with its network"
+    for row in rows:
+        several = row.set["cluster"]["num_gpus"] > 8
+        assert row.network_assumed == (several and kinds[row.cluster] is None)
+        assert (row.network_bandwidth_bytes_per_second is not None) == several
+    stated = ranked([pod | {"inter_node_bandwidth_bytes_per_second": 1e9}], top=40).recommendations
+    assert not any(row.network_assumed for row in stated)
+    assert {row.network_bandwidth_bytes_per_second for row in stated} == {None, 1e9}
+
+
+def test_the_table_marks_an_assumed_network() -> None:
+    asked = query({"node_type": PRICED, "gpu": H100, "num_gpus": [8, 16]})
+    printed = command("recommend", "-", "--top=40", stdin=json.dumps(asked), COLUMNS="250").stdout
+    rows = [line for line in printed.partition("no other costs less")[0].splitlines() if "hyperstack-h100-sxm" in line]
+    assert len(rows) == 2 and [" assumed" in row for row in rows] == [" 16 " in row for row in rows]
+    assert "assumed: the usual network of this GPU" in printed
+
+
 def test_spot_needs_its_interruptions_and_they_cost_days() -> None:
     with pytest.raises(InputError, match="interruptions_per_node_day"):
         ranked({"node_type": PRICED, "num_gpus": 8, "market": "spot"})

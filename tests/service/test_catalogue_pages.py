@@ -60,6 +60,17 @@ def test_gpus_are_found_by_a_part_of_a_name_and_a_cluster_says_what_its_gpu_brin
     assert "PCIe per GPU" in alone and "none of its own" not in alone.get("$ per GPU-hour", "")
 
 
+def test_the_list_of_gpus_states_the_lowest_price_that_the_list_of_machines_has(http: TestClient) -> None:
+    (gpu,) = (row for row in http.get("/gpus.json").json()["rows"] if row["name"] == "h100-sxm-80gb")
+    asked = {"machines": "priced", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
+    machines = http.get("/explorer/machines.json", params=asked).json()["rows"]
+    prices = {row["machine"]: row["price"]["per_gpu_hour"] for row in machines}
+    assert gpu["lowest_price_per_hour"] == min(prices.values()) < gpu["price_per_hour"]
+    assert prices[gpu["lowest_offer"]] == gpu["lowest_price_per_hour"]
+    page = http.get("/gpus?words=h100-sxm-80gb").text
+    assert f"from ${gpu['lowest_price_per_hour']:.2f}" in page and f"${gpu['price_per_hour']:.2f}" in page
+
+
 def test_the_parameters_of_a_known_model(http: TestClient) -> None:
     rows = {
         row["name"]: row for name in ("llama-3", "deepseek") for row in http.get(f"/models.json?words={name}").json()["rows"]
@@ -173,7 +184,7 @@ def test_a_gpu_says_what_its_figures_are_of(http: TestClient) -> None:
     )
     assert facts["host power per GPU"] == "575 W" and facts["profile runs"] == "yes"
     assert re.fullmatch(
-        r"\$6\.88 on demand, typical \(aws-\S+, \d{4}-\d\d-\d\d\); least \$[\d.]+ \(\S+, \S+\)", facts["$ per GPU-hour"]
+        r"\$6\.88 on demand, typical \(aws-\S+, \d{4}-\d\d-\d\d\); lowest \$[\d.]+ \(\S+, \S+\)", facts["$ per GPU-hour"]
     )
     old = {fact["name"]: fact["value"] for fact in http.get("/gpus/v100-sxm-32gb.json").json()["facts"]}
     assert "fp32 15.7 TFLOP/s" in old["peak"]

@@ -46,8 +46,19 @@ def test_it_says_what_the_api_says(shared_http: TestClient, page: dict[str, Any]
     on_front = {(row["machine"], row["num_gpus"]) for row in page["rows"] if row["on_front"]}
     assert on_front == {(row["cluster"], row["set"]["cluster"]["num_gpus"]) for row in answer["pareto"]}
     cheapest = page["rows"][0]
-    assert page["verdict"][0].startswith(f"Cheapest within 9 days: {cheapest['num_gpus']} GPUs of {cheapest['machine']}, $")
+    where = f"{cheapest['machine']}{' over an assumed network' if cheapest['network_assumed'] else ''}"
+    assert page["verdict"][0].startswith(f"Cheapest within 9 days: {cheapest['num_gpus']} GPUs of {where}, $")
     assert page["verdict"][1].startswith("Fastest within 9 days: 16 GPUs of ")
+
+
+def test_an_assumed_network_is_marked_in_the_table(page: dict[str, Any], shared_http: TestClient) -> None:
+    assumed = [row["network_assumed"] for row in page["rows"]]
+    assert any(assumed) and not all(assumed)
+    text = shared_http.get("/explorer/machines", params=RENT).text
+    assert text.count(">network assumed<") == sum(assumed) and "the usual one of servers with this GPU is used" in text
+    stated = RENT | {"cluster.inter_node_bandwidth_bytes_per_second": "5e10"}
+    text = shared_http.get("/explorer/machines", params=stated).text
+    assert "network assumed" not in text.lower()
 
 
 def test_every_price_has_its_day_its_age_and_its_line(page: dict[str, Any], shared_http: TestClient) -> None:

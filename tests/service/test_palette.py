@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hp_tool.cost.memory import MEMORY_PARTS
+from hp_tool.cost.step_time import TIME_PARTS
 from service.dashboard.page import STATIC
 
 Colours = NDArray[np.float64]
@@ -56,7 +58,7 @@ def _nearest(colours: list[str], sight: str) -> tuple[float, str, str]:
 def test_any_two_series_can_be_told_apart(scheme: str, sight: str) -> None:
     palette = _palette(scheme)
     series = [colour for name, colour in palette.items() if name.startswith("series-")]
-    assert len(series) == 10
+    assert len(series) == 11
     distance, first, second = _nearest([*series, palette["idle"]], sight)
     assert distance >= LEAST_DISTANCE, (first, second)
 
@@ -68,6 +70,24 @@ def test_series_stand_out_from_their_ground(scheme: str) -> None:
     luminance = _linear([palette["surface-raised"], *series]) @ [0.2126, 0.7152, 0.0722] + 0.05
     contrast = np.maximum(luminance, luminance[0]) / np.minimum(luminance, luminance[0])
     assert contrast[1:].min() >= LEAST_CONTRAST
+
+
+BARS = {
+    "a step": TIME_PARTS,
+    "a request": ("queue", "front_end", "prefill", "prefill_interference", "decode"),
+    "memory of a stage": MEMORY_PARTS,
+    "memory of a server": ("weights", "kv_cache", "activations", "logits", "overhead"),
+    "a log's timers": ("passes", "pipeline", "data_parallel", "optimizer", "rest"),
+}
+"""Parts that one stacked bar shows."""
+
+
+@pytest.mark.parametrize("bar", BARS)
+def test_no_two_parts_of_a_bar_share_a_colour(bar: str) -> None:
+    rules = re.findall(r"((?:\.\w+, )*\.\w+) \{ fill: var\(--([\w-]+)\); \}", (STATIC / "figures.css").read_text())
+    colours = {name.strip(". "): colour for names, colour in rules for name in names.split(",")}
+    used = [colours[part] for part in BARS[bar]]
+    assert len(set(used)) == len(used), dict(zip(BARS[bar], used, strict=True))
 
 
 def test_the_simulation_sees_what_red_and_green_hide() -> None:

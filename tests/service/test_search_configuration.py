@@ -16,6 +16,7 @@ from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
 from hp_tool.tuning import tune
+from service.dashboard import formats
 from tests.tuning.cpu_engine import CpuEngine
 
 
@@ -67,6 +68,26 @@ def test_the_page_behind_a_run_shows_what_its_own_search_knows(http: TestClient,
     assert figure["value"] > 2.0 * known[schema.to_json(rows[0]["parallel"])]["time"]["step_s"], "by the newest calibration"
     assert elsewhere["view"]["evidence_href"].startswith("/calibration") and "calibration" in elsewhere["view"]["evidence"]
     assert http.get("/configurations.json", params={"query": "{}", "search": "0" * 16}).status_code == 422
+
+
+def test_a_run_is_held_against_what_was_predicted_before_it_ran(http: TestClient, store: Store, query: dict[str, Any]) -> None:
+    search, _ = searched(query, store, slower(40.0))
+    runs = store.runs(search_id=search)
+    assert len(runs) == 3
+    for run in runs:
+        page = http.get(f"/searches/{search}/runs/{run.id}.json").json()
+        assert run.measurement is not None and run.measurement.step_s is not None
+        low, high = run.predicted["calibrated_step_s_interval"]
+        inside = low <= run.measurement.step_s <= high
+        assert page["measured"]["inside"] == inside
+        predicted = formats.seconds(run.predicted["calibrated_step_s"])
+        between = f"{formats.seconds(low)} to {formats.seconds(high)}"
+        assert f"predicted before the run {predicted} ({between})" in page["measured"]["text"]
+        fitted = next(metric for metric in page["view"]["metrics"] if metric["name"] == "Step time")
+        assert fitted["value"] != run.predicted["calibrated_step_s"]
+    assert http.get(f"/searches/{search}/runs/{runs[0].id}.json").json()["measured"]["word"] == "outside its interval"
+    both = http.get(f"/searches/{search}/compare", params={"a": runs[0].id, "b": runs[1].id}).text
+    assert ", calibrated</span>" in both and ", predicted</span>" not in both
 
 
 def test_what_the_query_says_of_all_layouts_is_said_of_each(http: TestClient, store: Store, query: dict[str, Any]) -> None:

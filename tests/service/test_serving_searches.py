@@ -78,11 +78,12 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     rivals = {(rival["arithmetic"], rival["details"]) for rival in best["rivals"]}
     assert rivals and not rivals & ran_words and f"{len(rivals)} configurations that did not run are not ruled out" in page
     (listed,) = http.get("/searches.json").json()["rows"]
-    assert (listed["known"], page.count("The shaded region meets the target.")) == ("calibrated", 2), (
+    assert (listed["known"], page.count("The shaded region meets the target.")) == ("measured", 2), (
         "of one chart: its caption and name"
     )
     assert best["sentences"][-1].startswith(f"The cost model alone was {FACTOR:.1f} times too fast: ")
     row = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
+    assert listed["best_step_s"] == row["measurement"]["load"]["request_latency_s"], "what leads the page"
     for latency in best["latencies"]:
         name = TARGETS[latency["name"]]
         assert latency["measured_s"] == row["measurement"]["load"][name], "what was measured"
@@ -146,3 +147,50 @@ def test_one_that_runs_exports_its_leader_as_a_deployment(searched: Searched) ->
     text = http.get(f"/searches/{search}/export", params={"format": "vllm"}).text
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 4" in text
     assert "TP 2 x 1 replica" in http.get("/searches").text
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searched]:
+    """A service over a store with a search whose TTFT is 1.6 times and whose TPOT is 3 times the cost model's."""
+    store = open_store(f"sqlite:///{tmp_path_factory.mktemp('uneven') / 'hp.sqlite3'}")
+    asked = query(search={"budget_runs": 4}, targets={"tpot_s": TARGET_S})
+    found = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2, ttft_factor=1.6, tpot_factor=3.0))
+    with TestClient(create_app(Settings(poll_s=0.02), store=store), base_url="http://127.0.0.1:8000") as client:
+        yield client, store, found.search.id
+    store.close()
+
+
+def test_a_factor_is_that_of_the_two_latencies_beside_it(uneven: Searched) -> None:
+    http, _, search = uneven
+    best = http.get(f"/searches/{search}.json").json()["best"]
+    said = next(sentence for sentence in best["sentences"] if sentence.startswith("The cost model alone was"))
+    pairs = [(each["predicted_s"], each["measured_s"]) for each in best["latencies"]]
+    ratios = [measured / predicted for predicted, measured in pairs]
+    assert max(ratios) > 1.5 * min(ratios)
+    predicted, measured = pairs[ratios.index(sorted(ratios)[1])]
+    factor = measured / predicted
+    assert f"was {factor:.1f} times too fast: {formats.seconds(predicted)} " in said
+    assert said.endswith(f", measured {formats.seconds(measured)}.")
+
+
+def test_a_configuration_has_one_measured_rate_and_latency_on_every_page(uneven: Searched) -> None:
+    http, _, search = uneven
+    twin = http.get(f"/searches/{search}.json").json()
+    runs = http.get(f"/searches/{search}/trials.json").json()
+    assert twin["best"]["tokens_per_second_per_gpu"] == runs["tokens_per_second_per_gpu"][runs["best"]]
+    assert twin["best"]["tokens_per_second_per_gpu"] != twin["best"]["calibrated_tokens_per_second_per_gpu"]
+    page = http.get(f"/searches/{search}").text
+    assert "Output tokens/s per device, measured" in page
+    (listed,) = http.get("/searches.json").json()["rows"]
+    assert listed["best_step_s"] == twin["best"]["step_s"] == twin["best"]["latencies"][2]["measured_s"]
+    assert listed["known"] == "measured"
+
+
+def test_a_running_search_that_misses_its_targets_lists_the_latency_without_the_penalty(store: Store) -> None:
+    asked = query(search={"budget_runs": 1}, targets={"tpot_s": 1e-5})
+    found = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2))
+    (run,) = store.runs(search_id=found.search.id)
+    assert run.measurement is not None and run.measurement.load is not None
+    assert run.measurement.objective_s != run.measurement.load.request_latency_s
+    progress = store.get_search(search_id=found.search.id).progress
+    assert progress["best_measured_s"] == run.measurement.load.request_latency_s

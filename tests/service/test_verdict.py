@@ -62,6 +62,31 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
     assert served.startswith("Second is ")
 
 
+def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> None:
+    elsewhere = PIPELINED | {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 64}}
+    served = SERVING | {"parallel": {"tensor_parallel_size": 8}}
+    for first, second, narrower in ((QUICK, PIPELINED, True), (QUICK, elsewhere, False), (SERVING, served, False)):
+        page = compared(shared_http, first, second)
+        assert ("narrower than the interval of either" in page["range_note"]) == narrower
+        assert ("combines the intervals of both" in page["range_note"]) != narrower
+        text = shared_http.get("/compare", params={"first": json.dumps(first), "second": json.dumps(second)}).text
+        assert page["range_note"] in text
+
+
+def test_settings_are_shown_in_words(shared_http: TestClient) -> None:
+    modules = {"granularity": "selective", "modules": ["core_attn", "mlp"]}
+    parallel = QUICK["parallel"] | {
+        "recompute": modules,
+        "context_parallel_size": 8,
+        "context_parallel_communication": "a2a+p2p",
+    }
+    parallel |= {"pipeline_parallel_size": 1, "hierarchical_context_parallel_sizes": [2, 4], "tensor_parallel_size": 1}
+    page = compared(shared_http, QUICK, QUICK | {"parallel": parallel})
+    differences = {each["name"].lower(): each["values"] for each in page["differences"]}
+    assert "selective core_attn+mlp" in {values[1] for values in differences.values()}, differences
+    assert not any("(" in value for values in differences.values() for value in values), differences
+
+
 def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
     rows = {row["name"]: row for row in compared(shared_http, QUICK, PIPELINED)["rows"]}
     assert not rows["Step time"]["repeats"] and not rows["Tokens/s per GPU"]["repeats"] and not rows["Memory"]["repeats"]

@@ -19,6 +19,9 @@ FACTOR = 3.0
 class ServingEngine(CpuEngine):
     """Its jobs end at once, like those of its base."""
 
+    ttft_factor: float = FACTOR
+    tpot_factor: float = FACTOR
+
     def fetch(self, handle: str) -> Measurement:
         request = self.requests[handle]
         assert isinstance(request, InferenceRequest)
@@ -38,13 +41,13 @@ class ServingEngine(CpuEngine):
         assert found.ttft_s is not None and found.tpot_s is not None and found.request_latency_s is not None
         batch, output = request.inference.concurrency or 1, request.inference.output_length
         times = ServingTimes(
-            ttft_s=FACTOR * found.ttft_s,
+            ttft_s=self.ttft_factor * found.ttft_s,
             ttft_s_spread=0.0,
-            tpot_s=FACTOR * found.tpot_s,
+            tpot_s=self.tpot_factor * found.tpot_s,
             tpot_s_spread=0.0,
-            ttft_times_s=(FACTOR * found.ttft_s,) * request.repetitions,
-            tpot_times_s=(FACTOR * found.tpot_s,) * request.repetitions,
-            output_tokens_per_second=batch * output / (FACTOR * found.request_latency_s),
+            ttft_times_s=(self.ttft_factor * found.ttft_s,) * request.repetitions,
+            tpot_times_s=(self.tpot_factor * found.tpot_s,) * request.repetitions,
+            output_tokens_per_second=batch * output / (self.tpot_factor * found.request_latency_s),
             runner="megatron-core",
         )
         return Measurement(status="ok", serving=times, wall_s=5.0, hardware=replace(self.hardware(), num_gpus=request.num_gpus))

@@ -29,6 +29,8 @@ from hp_tool.training.ranking.rank import (
 )
 
 MAX_TOP = 1_000
+DYNAMIC = "dynamic_context_parallel"
+"""Key of an estimate's provenance."""
 MOST_TRAININGS = 16
 """Combinations of the values that `training` lists: each is a ranking of its own."""
 
@@ -55,6 +57,8 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
             misses = nearest_misses(problem, predictor)
     chosen = choose(best, count=top)
     ranked = chosen_recommendations(chosen)
+    if query.parallel.dynamic_context_parallel and ranked:
+        ranked = (_beside_static(ranked[0], query=query, calibrations=calibrations), *ranked[1:])
     if predictor is None and calibrations is not None:
         ranked, misses = (
             tuple(replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in rows)
@@ -69,6 +73,26 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         groups=chosen.sizes,
         nearest_misses=misses,
     )
+
+
+def _beside_static(row: Recommendation, *, query: Query, calibrations: Calibrations | None) -> Recommendation:
+    """Return the row with a sentence on the best layout without dynamic context parallelism.
+
+    Dynamic groups exchange by p2p alone. Static ones may exchange in any way, so the gain over them can be smaller than the
+    gain over the same layout.
+    """
+    static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
+    with bounds.over_again():
+        rows = chosen_recommendations(choose(_best_of_lists(static, keep=1, calibrations=calibrations), count=1))
+    if not rows or rows[0].expected_token_s is None or row.expected_token_s is None:
+        return row
+    best, gain = rows[0], rows[0].expected_token_s / row.expected_token_s
+    faster = f"{gain:.2f}x faster" if gain >= 1.0 else f"{1.0 / gain:.2f}x slower"
+    exchange = best.parallel.context_parallel_communication or "p2p"
+    how = f"exchanges by {exchange}" if best.parallel.context_parallel_size > 1 else "has no context parallelism"
+    words = f"dynamic context parallelism (exchange by p2p only) is {faster} than the best static layout, which {how}"
+    known = {name: estimate for name in ("estimate", "calibrated_estimate") if (estimate := getattr(row, name)) is not None}
+    return replace(row, **{name: replace(each, provenance={**each.provenance, DYNAMIC: words}) for name, each in known.items()})
 
 
 def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
@@ -188,6 +212,7 @@ def fewest_devices(
     *, problem: TrainingProblem, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
 ) -> tuple[TrainingProblem, Best]:
     """The fewest of `device_counts` with something acceptable, and the best there; the whole cluster if none has."""
+    problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
     for smaller in _possible(problem):
         best = best_of(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
         if best.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
