@@ -1,5 +1,6 @@
 """nanotron 0.4's YAML file of run_train.py, both ways: keys as in src/nanotron/config."""
 
+import math
 import re
 from typing import Any
 
@@ -148,7 +149,9 @@ def read(source: Source, reading: Reading) -> None:
     text_of, size, on = settings.text, settings.size, settings.on
     degrees = [size(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
     context, experts = size("parallelism.context-parallel-size"), size("parallelism.expert-parallel-size")
-    reading.num_gpus = num_gpus or degrees[0] * degrees[1] * degrees[2] * context * experts
+    if any(each.field == "cluster.num_gpus" for each in reading.missing):  # replicas follow from the devices that are given
+        degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
+    reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")
     model: dict[str, Any] = {
         "normalization": "rmsnorm",
@@ -168,14 +171,19 @@ def read(source: Source, reading: Reading) -> None:
     of_experts = [each for name, each in by_name.items() if _EXPERTS.search(name) and each.text not in _NO_EXPERTS]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
-    scattered = text_of("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
+    mode, dtype = text_of("parallelism.tp-mode", "ALL_REDUCE").upper(), text_of("model.dtype", "bfloat16")
+    if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
+        reading.refuse(f"parallelism.tp_mode {mode}: ALL_REDUCE and REDUCE_SCATTER are read")
+    if dtype not in DTYPES.values():
+        reading.refuse(f"model.dtype {dtype}: {', '.join(DTYPES.values())} are read")
+    scattered = mode == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",
         "model": model,
         "training": {
             "sequence_length": size("tokens.sequence-length", 2048),
             "global_batch_size": micro * steps * degrees[0],
-            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == text_of("model.dtype")), "bf16"),
+            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == dtype), "bf16"),
             "framework": "nanotron",
             **({} if on("optimizer.accumulate-grad-in-fp32", default=True) else {"gradient_precision": "bf16"}),
         },

@@ -117,11 +117,14 @@ def read(source: Source, reading: Reading) -> None:
         shown = trainer.text if isinstance(trainer, Unread) else trainer.name if isinstance(trainer, Call) else repr(trainer)
         raise UnsupportedError(f"{name} returns {shown}, and only running would tell which {RESULT} it is", field="config")
     arguments = table("torchtitan-python")
-    settings = sort(_settings(trainer, prefix=""), table=arguments, reading=reading, spare=source.ignore)
-    for each in settings.values():
+    settings = []
+    for each in _settings(trainer, prefix=""):
         argument = look_up(each.name, arguments)
         if each.unknown and argument is not None and argument.fate == "read":
             reading.refuse(f"{each.written} (line {each.line}): only running would tell {each.text}; write its value out")
+        else:
+            settings.append(each)
+    sort(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
     sections = {section: _plain_values(trainer.arguments.get(section)) for section in ("training", "parallelism")}
