@@ -34,7 +34,7 @@ def check(setup: TrainingSetup, *, tool: str, loss: str) -> None:
         raise UnsupportedError(
             f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}", field="training.cross_entropy"
         )
-    if setup.recompute.granularity not in ("none", "full", "per_layer"):
+    if setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{tool} checkpoints whole layers: none or per_layer", field="parallel.recompute")
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
         raise UnsupportedError(f"{tool} trains in bf16, fp16 or fp32, with adam or sgd", field="training.precision")

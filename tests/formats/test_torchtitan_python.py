@@ -81,7 +81,9 @@ def test_a_function_names_its_model_in_full_or_the_model_is_asked_for(name: str,
     if model is not None:
         assert read_query(text, num_gpus=32, overrides=H100)["model"] == model
         return
-    with pytest.raises(UnsupportedError, match=r"model; the file does not name the package of model_registry\('\d+B'\); add --model"):
+    with pytest.raises(
+        UnsupportedError, match=r"model; the file does not name the package of model_registry\('\d+B'\); add --model"
+    ):
         read_query(text, num_gpus=32, overrides=H100)
     assert read_query(text, num_gpus=32, overrides={**H100, "model": "qwen3-4b"})["model"] == "qwen3-4b"
 

@@ -54,7 +54,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 or 1",
             field="training.precision",
         )
-    if setup.recompute.granularity not in ("none", "full") or setup.recompute.num_layers not in (None, 1):
+    if setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute")
     flags, _ = trained_with(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}
@@ -70,7 +70,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER" if scattered else "ALL_REDUCE",
             "tp_linear_async_communication": scattered,
-            "recompute_layer": setup.recompute.granularity == "full",
+            "recompute_layer": setup.recomputes_by_layer,
         },
         "tokens": {
             "micro_batch_size": c.micro_batch_size,
