@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.scripts import FILL, bash, invocation, option_lines
+from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
 from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, headline, one_word, refuse_unsaid
 from hp_tool.formats.tools import accelerate
 
@@ -94,9 +94,8 @@ def script(
     """Return a script that writes Accelerate's file, and `files` beside it, and launches the program."""
     launch = f"accelerate launch --config_file {CONFIG}"
     if setup.cluster.num_nodes > 1:
-        launch += (
-            ' --machine_rank "${NODE_RANK:?set it to 0, 1, ...}" --main_process_ip "${MASTER_ADDR:?set it to the first node}"'
-        )
+        rank, address = required("NODE_RANK", "set it to 0, 1, ..."), required("MASTER_ADDR", "set it to the first node")
+        launch += f' --machine_rank "{rank}" --main_process_ip "{address}"'
     written = {CONFIG: accelerate.content(setup), **(files or {})}
     yours = "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out" if options else "output_dir=out"
     here = [line for name, each in written.items() for line in _heredoc(name, each)]
