@@ -44,7 +44,7 @@ def read_configuration(
     num_gpus = devices if isinstance(devices, int) and devices > 0 else None
     source = Source(
         text=text,
-        given={**changes, **({"cluster.num_gpus": num_gpus} if num_gpus else {})},
+        overrides={**changes, **({"cluster.num_gpus": num_gpus} if num_gpus else {})},
         variables=variables or {},
         files=files or {},
         ignore=ignore,
@@ -64,7 +64,7 @@ def read_configuration(
     schema.lay(query, changes)
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
-    _complete(reading, source.given, text)
+    _complete(reading, source.overrides, text)
     _within_nvlink(query)
     if reading.refused or reading.missing:
         raise _refusal(reading)

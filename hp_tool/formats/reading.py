@@ -123,7 +123,7 @@ class Reading:
     """Lines that source a file which is not at hand: what nothing sets may be set there."""
     hints: dict[str, str] = field(default_factory=dict)
     """By field, what the configuration suggests where it does not say."""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the query, by dotted path, that the caller gives beside the configuration."""
 
     def refuse(self, why: str) -> None:
@@ -144,7 +144,7 @@ class Reading:
 
     def given_size(self, path: str) -> str:
         """Return the size that the caller gives for the field at `path`; an empty text for other fields and lists of sizes."""
-        size = self.given.get(path) if path in _SIZES else None
+        size = self.overrides.get(path) if path in _SIZES else None
         return str(size) if isinstance(size, int) else ""
 
     def lack_value(self, setting: Setting, path: str) -> None:
@@ -261,8 +261,8 @@ def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: 
     """Return the settings by name (the last of each), and note every one in `reading` as read, ignored or refused.
 
     A setting that is read and whose value is unknown is noted as missing and left out of the result, so that no reader takes
-    a default for it unnoticed. A size that the caller gives (`reading.given`) replaces the unknown value, because other fields
-    are computed from sizes. `spare` are names that the caller says to ignore.
+    a default for it unnoticed. A size among `reading.overrides` replaces the unknown value, because other fields are computed
+    from sizes. `spare` are names that the caller says to ignore.
     """
     spared = {plain(name) for name in spare}
     last: dict[str, Setting] = {}

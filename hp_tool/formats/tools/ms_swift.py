@@ -105,8 +105,8 @@ def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
     text = _deepspeed(texts.get("deepspeed"), files, reading)
-    asked = any(each.field == "parallel.zero_stage" for each in reading.missing)
-    if text is None and kind == "full" and "deepspeed" not in texts and not asked:
+    stage_is_missing = any(each.field == "parallel.zero_stage" for each in reading.missing)
+    if text is None and kind == "full" and "deepspeed" not in texts and not stage_is_missing:
         reading.refuse("tuner_type full without deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
     content = None if text is None else parsed(text)
     num_gpus, spare = reading.num_gpus, source.ignore

@@ -94,8 +94,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
     w, c = setup.workload, setup.parallel
     megatron = _has_megatron(w)
-    said = SAID if megatron else SAID_BY_FSDP
-    refuse_unsaid(setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=said | SHAPE)
+    fields = SAID if megatron else SAID_BY_FSDP
+    refuse_unsaid(setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=fields | SHAPE)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
         raise UnsupportedError(f"{TOOL} trains in bf16, with the optimizer offloaded or nothing", field="training.precision")
     if w.global_batch_size % ROLLOUTS:
@@ -227,7 +227,7 @@ def read(source: Source, reading: Reading) -> None:
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
     if any(each.field == "training.sequence_length" for each in reading.missing):
-        length = whole_number(reading.given.get("training.sequence_length", 0), "training.sequence_length")
+        length = whole_number(reading.overrides.get("training.sequence_length", 0), "training.sequence_length")
     batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
     micro = size(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
     if on(f"{_ACTOR}.use_dynamic_bsz"):
