@@ -136,6 +136,15 @@ def test_a_number_of_processes_that_nothing_tells_is_asked_for(tmp_path: Path, l
     assert code == 2 and "cluster.num_gpus" in shown and named in shown, shown
 
 
+def test_a_degree_that_an_unknown_condition_decides_is_asked_for(tmp_path: Path) -> None:
+    choice = "if [ -f /etc/big ]; then TP=8; else TP=2; fi\n"
+    text = f"{choice}torchrun --nproc-per-node 8 {SHAPE} --tensor-model-parallel-size $TP\n"
+    code, _, shown = read(tmp_path, "run.sh", text, *GPUS[:2])
+    assert code == 2 and "--tensor-model-parallel-size is $TP (by [ -f /etc/big ]), which only running would tell" in shown
+    code, query, shown = read(tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=8")
+    assert code in (0, 3) and query["parallel"]["tensor_parallel_size"] == 8, shown
+
+
 @pytest.mark.parametrize("option", ["--config_file fsdp.yaml", "--config_file=fsdp.yaml", "--config_file $CONFIG"])
 def test_a_file_of_accelerates_that_is_not_at_hand_is_asked_for(tmp_path: Path, option: str) -> None:
     text = ACCUMULATED["trl"].replace("launch ", f"launch {option} ").replace("$GAS", "4")

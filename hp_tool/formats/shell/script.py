@@ -206,6 +206,7 @@ class _Runner(Statements):
 
     def _do_exit(self, words: list[Word], node: Node) -> bool:
         self.note(node, "the script would end here as it stands; read on as if its arguments and files were right")
+        self.ends += 1
         return True
 
     def _do_let(self, words: list[Word], node: Node) -> bool:
