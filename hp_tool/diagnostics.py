@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import HpToolError, InputError, MissingExtraError, UnsupportedError
-from hp_tool.extras import require
+from hp_tool.extras import install_command, require
 from hp_tool.units import SECONDS_PER_DAY, counted
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def profiler() -> Iterator[Check]:
     missing = [name for name in PROFILER_PACKAGES if name not in installed]
     if missing:
         detail = f"{' and '.join(missing)} missing: this host predicts and serves, but runs no profile jobs"
-        yield Check("profiler", "warning", detail, "pip install 'hp-tool[profiler]'")
+        yield Check("profiler", "warning", detail, install_command("profiler"))
     else:
         yield Check("profiler", "ok", ", ".join(f"{name} {version}" for name, version in installed.items()))
     hardware = detect()

@@ -1,11 +1,17 @@
 """The extras of the package: what each brings, and the error that names one that is missing.
 
-`pip install hp-tool` answers questions. What runs searches, serves, reads shell scripts or draws comes with an extra, and the
+The package alone answers questions. What runs searches, serves, reads shell scripts or draws comes with an extra, and the
 doors to it ask here before they import it.
 """
 
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from hp_tool.errors import MissingExtraError, UnsupportedError
 
@@ -48,4 +54,41 @@ def require(extra: Extra, *, by: str) -> None:
     if extra in _POSIX and find_spec("fcntl") is None:
         raise UnsupportedError(f"{by} needs Linux, macOS or WSL, because it locks files by fcntl; predictions work without")
     if names := missing(extra):
-        raise MissingExtraError(f"{by} needs {', '.join(names)}: pip install 'hp-tool[{extra}]'")
+        raise MissingExtraError(f"{by} needs {', '.join(names)}: {install_command(extra)}")
+
+
+def install_command(extra: Extra) -> str:
+    """Return the pip command that adds an extra to this installation: from its checkout, its wheel or its repository.
+
+    A package index is named only if the package came from one, which is when pip wrote no direct_url.json (PEP 610).
+    """
+    if (root := _checkout()) is not None:
+        return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if not url:
+        return f"pip install {shlex.quote(f'hp-tool[{extra}]')}"
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
+    if "vcs_info" in origin:
+        version = origin["vcs_info"]
+        url = f"{version.get('vcs', 'git')}+{url}@{version.get('commit_id', '')}".removesuffix("@")
+        url += f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
+    return f"pip install {shlex.quote(f'hp-tool[{extra}] @ {url}')}"
+
+
+def _checkout() -> Path | None:
+    """Return the folder of the checkout that this package is imported from; None if it is installed elsewhere."""
+    root = Path(__file__).absolute().parents[1]
+    project = root / "pyproject.toml"
+    return root if project.is_file() and 'name = "hp-tool"' in project.read_text(encoding="utf-8") else None
+
+
+def _origin() -> dict[str, Any]:
+    """Return what pip recorded of where the package came from; empty if it came from an index."""
+    try:
+        origin = json.loads(distribution("hp-tool").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return {}
+    return origin if isinstance(origin, dict) else {}

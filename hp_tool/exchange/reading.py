@@ -41,13 +41,15 @@ def read_configuration(
     """
     changes = dict(overrides or {})
     devices = num_gpus or changes.get("cluster.num_gpus")
+    num_gpus = devices if isinstance(devices, int) and devices > 0 else None
     source = Source(
         text=text,
+        overrides={**changes, **({"cluster.num_gpus": num_gpus} if num_gpus else {})},
         variables=variables or {},
         files=files or {},
         ignore=ignore,
         log=log,
-        num_gpus=devices if isinstance(devices, int) and devices > 0 else None,
+        num_gpus=num_gpus,
         vocabulary=_vocabulary,
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
         precision_of=published_precision,
@@ -62,7 +64,7 @@ def read_configuration(
     schema.lay(query, changes)
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
-    _complete(reading, changes, text)
+    _complete(reading, source.overrides, text)
     _within_nvlink(query)
     if reading.refused or reading.missing:
         raise _refusal(reading)

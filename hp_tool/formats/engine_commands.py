@@ -54,7 +54,10 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
         launch, script = source.launch(reading)
         words, model = list(launch.words), None
         if engine == "vllm" and words and not words[0].text.startswith("-"):
-            model = words.pop(0).text
+            first = words.pop(0)
+            model = None if first.unknown else first.text
+            if first.unknown:
+                reading.lack("model", f"the model is {untold(first.unknown)}; add", example="NAME")
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server
         settings = settings_of(words, table=table(engine), reading=reading)
@@ -89,11 +92,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     """
     by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
     flags = {_NAMES.get(name, name): list(each.values) for name, each in by_name.items() if not each.unknown}
-    for name, each in by_name.items():
-        argument = look_up(name, table(engine))
-        if each.unknown and argument is not None and argument.fate == "read":
-            field = argument.why
-            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add", example="...")
+    sizes_known = not any(each.field.startswith("parallel.") for each in reading.missing)
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
@@ -127,7 +126,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
     if model is not None:
         query["model"] = model
-    reading.num_gpus = reading.num_gpus or devices
+    reading.num_gpus = reading.num_gpus or (devices if sizes_known else None)
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
         reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.scripts import bash, invocation, option_lines
+from hp_tool.formats.scripts import bash, invocation, option_lines, required
 from hp_tool.formats.setup import DTYPES, ServingSetup, Values, headline, one_word, option_words
 
 WIDE = ("bf16", "fp16", "fp32")
@@ -98,8 +98,8 @@ def command(
 
 
 def _unnamed(setup: ServingSetup) -> list[str]:
-    ask = f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"'
-    return [ask] if setup.model_path is None else []
+    meaning = f"set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder"
+    return [f': "{required("MODEL", meaning)}"'] if setup.model_path is None else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def pools_command(
             *(f"#   {role.name}: {role.meaning}" for role in roles),
             *_unnamed(decode),
             *before,
-            f'role="${{1:?{names}}}"',
+            f'role="{required("1", names)}"',
             "shift",
             'case "$role" in',
             *cases,

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.scripts import FILL, bash, invocation, option_lines
+from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
 from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, headline, one_word, refuse_unsaid
 from hp_tool.formats.tools import accelerate
 
@@ -38,7 +38,7 @@ def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = F
         raise UnsupportedError(
             f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}", field="training.cross_entropy"
         )
-    if setup.recompute.granularity not in ("none", "full", "per_layer"):
+    if setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{tool} checkpoints whole layers: none or per_layer", field="parallel.recompute")
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
         raise UnsupportedError(f"{tool} trains in bf16, fp16 or fp32, with adam or sgd", field="training.precision")
@@ -98,9 +98,8 @@ def script(
     """Return a script that writes Accelerate's file, and `files` beside it, and launches the program."""
     launch = f"accelerate launch --config_file {CONFIG}"
     if setup.cluster.num_nodes > 1:
-        launch += (
-            ' --machine_rank "${NODE_RANK:?set it to 0, 1, ...}" --main_process_ip "${MASTER_ADDR:?set it to the first node}"'
-        )
+        rank, address = required("NODE_RANK", "set it to 0, 1, ..."), required("MASTER_ADDR", "set it to the first node")
+        launch += f' --machine_rank "{rank}" --main_process_ip "{address}"'
     written = {CONFIG: accelerate.content(setup), **(files or {})}
     yours = "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out" if options else "output_dir=out"
     here = [line for name, each in written.items() for line in _heredoc(name, each)]

@@ -15,7 +15,7 @@ def read(source: Source, *, format: str | None = None) -> Reading:
     reader = next((each.read for each in formats() if each.name == tool), None)
     if reader is None:
         raise InputError(f"no format {tool}; choose one of {', '.join(readable())}", field="format")
-    reading = Reading(tool=tool)
+    reading = Reading(tool=tool, overrides=source.overrides)
     _, facts = printed(source.log)
     if source.num_gpus is None and facts.get("world_size", "").isdecimal():
         reading.num_gpus = whole_number(facts["world_size"], "world_size")

@@ -1,4 +1,6 @@
-"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above}, ${multiply:2, 3}."""
+"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above}, ${multiply:2, 3},
+${oc.select:key, default}, ${oc.env:NAME, default}.
+"""
 
 import math
 import re
@@ -47,6 +49,9 @@ def _referenced(name: str, path: tuple[str, ...], content: Mapping[str, Any], va
         parts = [part.strip() for part in rest.split(",")]
         if resolver == "oc.env":
             return variables.get(parts[0], parts[1] if len(parts) > 1 else None)
+        if resolver == "oc.select":
+            selected = _referenced(parts[0], path, content, variables)
+            return parts[1] if selected is None and len(parts) > 1 else selected
         if resolver == "multiply" and all(re.fullmatch(r"\d{1,9}", part) for part in parts):
             return math.prod(int(part) for part in parts)
         return None

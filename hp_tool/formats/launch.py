@@ -4,6 +4,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from hp_tool.formats import shell
 from hp_tool.formats.reading import Ignored, Read, Reading, untold
@@ -13,7 +14,7 @@ _COUNTS = {
     "nproc-per-node": "per_node", "gpus-per-node": "per_node", "ntasks-per-node": "tasks", "gres": "per_node",
     "nnodes": "nodes", "nodes": "nodes", "N": "nodes", "n": "all", "np": "all", "ntasks": "all",
     "num-gpus": "per_node", "num-nodes": "nodes", "num-processes": "all", "num-machines": "machines",
-    "gpus-per-task": "per_task",
+    "gpus-per-task": "per_task", "hostfile": "hostfile", "H": "hostfile",
 }  # fmt: skip
 """Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
 SWITCHES = {
@@ -34,6 +35,14 @@ _OTHERS = {
 """Commands that train nothing, whatever follows them."""
 
 
+class Count(NamedTuple):
+    """A number of processes, nodes or hosts."""
+
+    option: str
+    """As it is written."""
+    word: Word
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """A command that trains or serves."""
@@ -43,7 +52,7 @@ class Launch:
     words: tuple[Word, ...]
     """What is passed to the program."""
     launchers: tuple[str, ...]
-    counts: dict[str, Word]
+    counts: dict[str, "Count"]
     """How many processes: nodes, per_node, tasks, all."""
     line: int
 
@@ -123,62 +132,73 @@ def _program(texts: list[str], names: list[str]) -> int | None:
     return None
 
 
-def _counts(words: list[Word]) -> dict[str, Word]:
-    counts: dict[str, Word] = {}
+def _counts(words: list[Word]) -> dict[str, Count]:
+    counts: dict[str, Count] = {}
     for number, word in enumerate(words):
         name, separator, value = word.text.lstrip("-").partition("=")
+        if glued := re.fullmatch(r"-([Nn])(\d.*)", word.text):
+            name, separator, value = glued[1], "=", glued[2]
         kind = _COUNTS.get(name.replace("_", "-")) if word.text.startswith("-") else None
         if kind is None:
             continue
-        counts[kind] = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
+        value_word = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
+        counts[kind] = Count(word.text[: len(word.text) - len(value)].rstrip("=") if separator else word.text, value_word)
     return counts | _included(words)
 
 
-def _included(words: list[Word]) -> dict[str, Word]:
+def _included(words: list[Word]) -> dict[str, Count]:
     """deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
     for word, after in itertools.pairwise(words):
         if word.text in ("--include", "-i"):
             slots = [each.partition(":")[2] for each in after.text.split("@")]
             if all(slots):
-                return {"all": after._replace(text=str(sum(len(each.split(",")) for each in slots)))}
+                return {"all": Count(word.text, after._replace(text=str(sum(len(each.split(",")) for each in slots))))}
     return {}
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
     """Processes, and so devices, that the launch starts; None where the script does not say."""
-    header = {_COUNTS[name]: Word(value, 0) for name, value in script.header.items() if name in _COUNTS}
+    header = {
+        _COUNTS[name]: Count(f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ()))
+        for name, value in script.header.items()  # in which Slurm fills in no variables
+        if name in _COUNTS
+    }
     own = dict(launch.counts)
     agents = not _AGENTS.isdisjoint(launch.launchers)
+    if "hostfile" in own and not own.keys() & {"nodes", "all"}:
+        reading.hints["cluster.num_gpus"] = f"the hosts are those in {own['hostfile'].word.text}"
+        return None
     if "machines" in own and "all" in own:  # accelerate counts all processes
-        return _number(own["all"], "--num_processes", reading)
-    nodes = _number(own.get("nodes"), "--nnodes", reading)
+        return _number(own["all"], reading)
+    nodes = _number(own.get("nodes"), reading)
     if nodes is None:
-        nodes = _number(header.get("nodes"), "#SBATCH --nodes", reading)
-    per_node = _number(own.get("per_node"), "--nproc_per_node", reading)
+        nodes = _number(header.get("nodes"), reading)
+    per_node = _number(own.get("per_node"), reading)
     if per_node is None and not agents:
-        tasks = _number(own.get("tasks", header.get("tasks")), "--ntasks-per-node", reading)
+        tasks = _number(own.get("tasks", header.get("tasks")), reading)
         per_node = tasks if tasks is not None and tasks > 1 else None
     if per_node is None and "all" in own:
-        return _number(own["all"], "-n", reading)
+        return _number(own["all"], reading)
     if per_node is None:
-        per_node = _number(header.get("per_node"), "#SBATCH --gpus-per-node", reading)
+        per_node = _number(header.get("per_node"), reading)
     if per_node is None:
-        whole = _number(header.get("all"), "#SBATCH --ntasks", reading)
+        whole = _number(header.get("all"), reading)
         return whole if whole is not None and whole > 1 else None
     if nodes is None and ("nodes" in own or "nodes" in header):
         return None
     return per_node * (nodes or 1)
 
 
-def _number(word: Word | None, option: str, reading: Reading) -> int | None:
-    if word is None:
+def _number(count: Count | None, reading: Reading) -> int | None:
+    if count is None:
         return None
+    option, word = count
     text = word.text.rsplit(":", 1)[-1]
     if text.isdecimal() and len(text) < 8:
         reading.read.append(Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus"))
         return int(text)
-    if word.unknown:
-        reading.hints["cluster.num_gpus"] = f"{option} is {untold(word.unknown)}"
+    if word.unknown:  # asked for, though another option may say a number: which of them is right is unknown
+        reading.lack("cluster.num_gpus", f"{option} is {untold(word.unknown)}; add", example="")
     elif text:
         reading.hints["cluster.num_gpus"] = f"{option} is {text}, which the machine decides"
     return None

@@ -85,15 +85,26 @@ class Settings:
     def text(self, name: str, default: str = "") -> str:
         """Return a setting's values as one text."""
         setting = self.by_name.get(plain(name))
-        return default if setting is None or setting.text.lower() in ("", "null", "none") else setting.text
+        return default if setting is None or not setting.values or setting.text.lower() in ("null", "none") else setting.text
 
     def size(self, name: str, default: int = 1) -> int:
         """Return a count. Raises InputError where it is none."""
         return whole_number(self.text(name, str(default)), name)
 
     def on(self, name: str, *, default: bool = False) -> bool:
-        """Return whether a switch is on."""
-        return self.text(name, str(default)).lower() == "true"
+        """Return whether a switch is on. Raises InputError for a value that is neither true nor false."""
+        text = self.text(name, str(default))
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{name} takes true or false, got {text}", field=name)
+        return text.lower() == "true"
+
+
+_SIZES = {
+    "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "parallel.context_parallel_size",
+    "parallel.expert_parallel_size", "parallel.expert_tensor_parallel_size", "parallel.micro_batch_size",
+    "model.num_hidden_layers", "model.hidden_size", "model.num_attention_heads", "model.num_experts",
+}  # fmt: skip
+"""Fields that take the value of one flag unchanged, and from which readers compute others."""
 
 
 @dataclass(kw_only=True)
@@ -112,6 +123,8 @@ class Reading:
     """Lines that source a file which is not at hand: what nothing sets may be set there."""
     hints: dict[str, str] = field(default_factory=dict)
     """By field, what the configuration suggests where it does not say."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the query, by dotted path, that the caller gives beside the configuration."""
 
     def refuse(self, why: str) -> None:
         """Note what is not modelled or not known."""
@@ -128,6 +141,23 @@ class Reading:
         shown = None if example is None else str(example)
         hint = why if shown is None else f"{why} {option(path, shown)}{after}"
         self.missing.append(Missing(field=path, hint=hint, example=shown))
+
+    def given_size(self, path: str) -> str:
+        """Return the size that the caller gives for the field at `path`; an empty text for other fields and lists of sizes."""
+        size = self.overrides.get(path) if path in _SIZES else None
+        return str(size) if isinstance(size, int) else ""
+
+    def lack_value(self, setting: Setting, path: str) -> None:
+        """Note that the value of a setting, which decides the field at `path`, is unknown."""
+        at = f"line {setting.line}: " if setting.line else ""
+        why = f"{at}{setting.written} is {untold(setting.unknown)}; add"
+        self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
+
+    def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
+        """Note the settings whose values are unknown, of those that decide one of `fields` (by the setting's name)."""
+        for setting in settings:
+            if setting.unknown and setting.name in fields:
+                self.lack_value(setting, fields[setting.name])
 
 
 class ImportRefusedError(UnsupportedError):
@@ -228,8 +258,11 @@ def plain(name: str) -> str:
 
 
 def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()) -> dict[str, Setting]:
-    """Settings by name (the last of each), every one noted in `reading` as read, ignored or refused. `spare` are names that
-    the caller says to ignore.
+    """Return the settings by name (the last of each), and note every one in `reading` as read, ignored or refused.
+
+    A setting that is read and whose value is unknown is noted as missing and left out of the result, so that no reader takes
+    a default for it unnoticed. A size among `reading.overrides` replaces the unknown value, because other fields are computed
+    from sizes. `spare` are names that the caller says to ignore.
     """
     spared = {plain(name) for name in spare}
     last: dict[str, Setting] = {}
@@ -238,7 +271,7 @@ def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: 
             flag = " ".join((before.written, *before.values))
             reading.ignored.append(Ignored(flag=flag, reason="it is given again, and the last one counts", line=before.line))
         last[setting.name] = setting
-    for setting in last.values():
+    for setting in tuple(last.values()):
         argument, value = look_up(setting.name, table), setting.text
         if setting.name in spared:
             reading.ignore(setting, AS_YOU_SAID)
@@ -252,6 +285,12 @@ def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: 
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
+        elif argument.fate == "read" and setting.unknown and (size := reading.given_size(argument.why)):
+            last[setting.name] = replace(setting, values=(size,), unknown=())
+            reading.read.append(Read(flag=setting.written, value=size, line=setting.line, field=argument.why))
+        elif argument.fate == "read" and setting.unknown:
+            reading.lack_value(setting, argument.why)
+            del last[setting.name]
         elif argument.fate == "read":
             reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
         elif argument.fate == "ignored" or value in argument.harmless:
@@ -259,6 +298,10 @@ def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: 
         else:
             reading.refused.append(f"{setting.written}: {argument.why}")
     return last
+
+
+_UNKNOWN = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
+"""References in a file of keys that nothing has filled in: of OmegaConf, of a shell, of a template."""
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
@@ -280,7 +323,7 @@ def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str)
             continue
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_word(item) for item in items)
-        unknown = tuple(part for each in texts for part in re.findall(r"\$\{.+\}", each))
+        unknown = tuple(part for each in texts for part in _UNKNOWN.findall(each))
         settings.append(Setting(name=plain(dotted), written=dotted, values=texts, line=rows.get(str(key)), unknown=unknown))
     return settings
 
@@ -310,6 +353,9 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             name, separator, value = head.text.partition("=")
             texts = ((value,) if separator else ()) + tuple(word.text for word in rest)
             unknown = tuple(part for word in current for part in word.unknown)
+            argument = table.get(plain(name))
+            if argument is not None and argument.fate == "read" and argument.arity in ("1", "+") and not (texts or unknown):
+                reading.refuse(f"{name}: takes a value, and none follows it" + (f" (line {head.line})" if head.line else ""))
             settings.append(Setting(name=plain(name), written=name, values=texts, line=head.line or None, unknown=unknown))
 
     for word in words:

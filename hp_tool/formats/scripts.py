@@ -1,5 +1,6 @@
 """What written scripts share: how a command and its options stand in them, and what is left to the user."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 
@@ -10,6 +11,16 @@ FILL = "FILL IN"
 def bash(lines: Iterable[str]) -> str:
     """Return a script of these lines."""
     return "\n".join(("#!/usr/bin/env bash", *lines, ""))
+
+
+def required(name: str, meaning: str) -> str:
+    """Return a variable, to stand between double quotes, without which the script stops and prints `meaning`.
+
+    Raises ValueError for a meaning with characters that bash reads there: a lone quote does not even end.
+    """
+    if re.search(r"['\"`$\\}]", meaning):
+        raise ValueError(f"no quote, $, }} or backslash may stand in {meaning!r}")
+    return f"${{{name}:?{meaning}}}"
 
 
 def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> list[str]:

@@ -35,6 +35,15 @@ class TrainingSetup:
         return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
 
     @property
+    def recomputes_by_layer(self) -> bool | None:
+        """Whether each layer is recomputed on its own (True) or none is (False); None for any other recomputation."""
+        recompute = self.recompute
+        if recompute.granularity == "none":
+            return False
+        each = recompute.num_layers is None or (recompute.num_layers == 1 and recompute.method != "block")
+        return True if recompute.granularity in ("full", "per_layer") and each else None
+
+    @property
     def switches(self) -> Switches:
         """What Megatron Core overlaps and fuses of it."""
         return switches(

@@ -31,6 +31,8 @@ class Source:
     log: Sequence[str] = ()
     """Lines of the run's log, which completes what the configuration does not say."""
     num_gpus: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the query, by dotted path, that the caller gives beside the configuration."""
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
     layers_of: Callable[[str], int] = lambda name: 1

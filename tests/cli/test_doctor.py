@@ -20,6 +20,7 @@ from hp_tool.cli.main import build
 from hp_tool.domain.access import DatabaseState
 from hp_tool.launchers import local as devices
 from hp_tool.store import open_store, schema
+from tests.command_line import ROOT
 
 STATE = DatabaseState(revision="0002", needed_revision="0002", clock_offset_s=0.0, read_only=False)
 
@@ -88,7 +89,7 @@ def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = next(check for check in doctor.profiler() if check.name == "gpu")
         assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
     monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name: [])
-    assert next(doctor.profiler()).mend == "pip install 'hp-tool[profiler]'"
+    assert next(doctor.profiler()).mend == f"pip install -e '{ROOT}[profiler]'"
 
 
 def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

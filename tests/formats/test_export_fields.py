@@ -25,7 +25,7 @@ OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"framework": "torch-fsdp"},
         PLAIN | {"zero_stage": 3, "context_parallel_size": 2, "context_parallel_communication": "all_gather"},
     ),
-    "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
+    "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3, "sequence_parallel": False}),
     **{
         name: ("llama-3-8b", {"framework": "torch-fsdp"} | loss, PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1})
         for name, loss in (("trl", {"cross_entropy": "chunked"}), ("axolotl", {}), ("llama-factory", {}))
@@ -35,6 +35,22 @@ OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "verl": ("llama-3-8b", {}, DENSE),
 }
 """Model, training and parallel that a tool can run; those of Megatron by default."""
+SHARDED = PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1, "sequence_parallel": False}
+CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    *((format, *case) for format, case in OF.items()),
+    *((format, "llama-3-8b", {}, DENSE) for format in writable("training") if format not in OF),
+    *((format, "mixtral-8x7b", {}, EXPERTS) for format in writable("training") if format not in OF),
+    *(
+        (
+            format,
+            "qwen3-30b-a3b",
+            {"framework": "torch-fsdp"} | ({"cross_entropy": "chunked"} if format == "trl" else {}),
+            SHARDED,
+        )
+        for format in ("torchtitan-python", "accelerate", "trl", "axolotl", "llama-factory", "verl")
+    ),
+    ("verl", "llama-3-8b", {"framework": "torch-fsdp"}, SHARDED),
+]
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("training", {}, {"precision": "fp16"}),
     ("training", {"precision": "fp8"}, {"fp8_recipe": "blockwise"}),
@@ -60,7 +76,14 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("parallel", {}, {"virtual_pipeline_parallel_size": 2}),
     ("parallel", {}, {"recompute": "full"}),
     ("parallel", {}, {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}}),
+    ("parallel", {"recompute": "full"}, {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}}),
+    ("parallel", {"recompute": "full"}, {"recompute": {"granularity": "full", "num_layers": 2}}),
     ("parallel", {}, {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}),
+    ("parallel", {}, {"tensor_parallel_size": 4}),
+    ("parallel", {}, {"pipeline_parallel_size": 4}),
+    ("parallel", {}, {"context_parallel_size": 4}),
+    ("parallel", {}, {"expert_parallel_size": 4}),
+    ("parallel", {}, {"data_parallel_shard_size": 2}),
     ("parallel", {}, {"zero_stage": 0}),
     ("parallel", {}, {"rank_order": "tp-cp-ep-pp-dp"}),
     ("parallel", {}, {"pipeline_layout": "Et*15|t*17L"}),
@@ -73,28 +96,27 @@ IN_THE_SCRIPT = {("accelerate", "attention"), ("deepspeed", "attention"), ("verl
 """What the tool leaves to the training script, which the file does not start."""
 
 
-@pytest.mark.parametrize("format", writable("training"))
-def test_no_field_is_dropped_in_silence(format: str) -> None:
-    dropped = []
-    for model in ("llama-3-8b", "mixtral-8x7b") if format not in OF else ("llama-3-8b",):
-        _, training, parallel = OF.get(format, (model, {}, DENSE if model == "llama-3-8b" else EXPERTS))
-        for section, before, change in CHANGES:
-            texts = []
-            for changes in (before, before | change):
-                query = {
-                    "kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
-                    "training": {"sequence_length": 8192, "global_batch_size": 128} | training, "parallel": dict(parallel),
-                }  # fmt: skip
-                query[section] = query[section] | changes  # type: ignore[operator]
-                try:
-                    texts.append(get(format).write(setup_of(query)))
-                except (UnsupportedError, InputError):
-                    texts.append("")
-            name = next(iter(change))
-            idle = name.startswith(("expert_", "moe_")) if model == "llama-3-8b" else name.startswith("context_")
-            if texts[0] and not idle and texts[0] == texts[1] and (format, name) not in IN_THE_SCRIPT:
-                dropped.append((model, change))
-    assert not dropped
+@pytest.mark.parametrize(("format", "model", "training", "parallel"), CASES)
+def test_no_field_is_dropped_in_silence(format: str, model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
+    dropped, written = [], 0
+    for section, before, change in CHANGES:
+        texts = []
+        for changes in (before, before | change):
+            query = {
+                "kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+                "training": {"sequence_length": 8192, "global_batch_size": 128} | training, "parallel": dict(parallel),
+            }  # fmt: skip
+            query[section] = query[section] | changes  # type: ignore[operator]
+            try:
+                texts.append(get(format).write(setup_of(query)))
+            except (UnsupportedError, InputError):
+                texts.append("")
+        name, written = next(iter(change)), written + bool(texts[0])
+        idle = name.startswith(("expert_", "moe_")) and model == "llama-3-8b"
+        idle |= name == "context_parallel_communication" and parallel["context_parallel_size"] == 1
+        if texts[0] and not idle and texts[0] == texts[1] and (format, name) not in IN_THE_SCRIPT:
+            dropped.append(change)
+    assert written and not dropped
 
 
 def test_the_offload_that_a_search_chose_is_exported() -> None:

@@ -152,3 +152,34 @@ def test_what_asks_for_too_much_is_refused(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(InputError):
         read_configuration(text, format="megatron-lm", num_gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("script", "value"),
+    [
+        ("if [ -f conf ]; then TP=8; else TP=2; fi", None),
+        ("TP=2\nif [ -f conf ]; then TP=8; fi", None),
+        ("TP=2\n[ -f conf ] && TP=8", None),
+        ("TP=2\n[ -f conf ] || TP=8", None),
+        ("TP=2\ncase $(hostname) in big*) TP=8;; *) ;; esac", None),
+        ("TP=2\nif [ -f a ]; then TP=4; elif [ -f b ]; then TP=8; fi", None),
+        ("set_tp() { TP=8; }\nTP=2\nif [[ $(nvidia-smi -L | wc -l) -gt 4 ]]; then set_tp; fi", None),
+        ("TP=2\nif [ ! -f conf ]; then TP=8; exit 1; fi", "2"),
+        ("TP=2\nif [ -f conf ]; then TP=2; mkdir -p out; fi", "2"),
+        ("TP=2\nif [ -f a ] || [ 1 = 1 ]; then TP=8; fi", "8"),
+        ("TP=2\nif [ 1 = 2 ]; then TP=8; fi", "2"),
+        ("TP=2\nif [ -f conf ]; then CHECKPOINT='--load last'; fi", "2"),
+    ],
+)
+def test_a_value_that_an_unknown_condition_decides_is_unknown(script: str, value: str | None) -> None:
+    command = shell.read(f"{script}\nx --n $TP\n").commands[-1]
+    assert [word.text for word in command.words[:2]] == ["x", "--n"]
+    word = command.words[2]
+    assert (word.text, word.unknown) == (value, ()) if value else word.unknown[0].startswith("$TP (by ")
+
+
+def test_a_branch_that_is_not_taken_leaves_nothing_behind() -> None:
+    script = "f() { echo one; }\nif [ -f conf ]; then f() { echo two; }; torchrun a.py; cat > b <<X\ntext\nX\nfi\nf\n"
+    read = shell.read(script)
+    assert [[word.text for word in command.words] for command in read.commands] == [["echo", "one"]]
+    assert "b" not in read.files and len(read.notes) == 1

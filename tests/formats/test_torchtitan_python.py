@@ -63,6 +63,31 @@ def qwen3_8b_sharded() -> Trainer.Config:
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [
+        ("qwen3_8b", "8B", "qwen3-8b"),
+        ("qwen3_30b_a3b_long", "30B-A3B", "qwen3-30b-a3b"),
+        ("qwen3_0_6b", "0.6B", "qwen3-0.6b"),
+        ("deepseek_v3_671b", "671B", "deepseek-v3"),
+        ("qwen35_4b", "4B", None),
+        ("qwen3_5_4b", "4B", None),
+        ("qwen3_vl_8b", "8B", None),
+        ("llama31_8b", "8B", None),
+    ],
+)
+def test_a_function_names_its_model_in_full_or_the_model_is_asked_for(name: str, flavor: str, model: str | None) -> None:
+    text = REGISTRY.partition("\n\ndef qwen3_8b_sharded")[0].replace("qwen3_8b", name).replace('"8B"', f'"{flavor}"')
+    if model is not None:
+        assert read_query(text, num_gpus=32, overrides=H100)["model"] == model
+        return
+    with pytest.raises(
+        UnsupportedError, match=r"model; the file does not name the package of model_registry\('\d+B'\); add --model"
+    ):
+        read_query(text, num_gpus=32, overrides=H100)
+    assert read_query(text, num_gpus=32, overrides={**H100, "model": "qwen3-4b"})["model"] == "qwen3-4b"
+
+
 def query_of(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> dict[str, Any]:
     work = {"sequence_length": 8192, "global_batch_size": 128, "framework": "torch-fsdp", **training}
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}

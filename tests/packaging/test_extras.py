@@ -149,7 +149,7 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
         assert code == 2, (name, out, err)
         (line,) = err.splitlines()
         assert line.startswith("hp-tool: "), line
-        assert line.endswith(f": pip install 'hp-tool[{extra}]'"), (name, line)
+        assert line.endswith(f": pip install -e '{lean.ROOT}[{extra}]'"), (name, line)
 
 
 def test_every_command_is_tried_without_extras() -> None:
@@ -164,7 +164,7 @@ def test_a_client_without_its_extra_is_named(tmp_path: Path) -> None:
     installed = installation(tmp_path)
     for module in ("service.client", "service.async_client"):
         error = lean.run(installed, f"import {module}").stderr.splitlines()[-1]
-        assert error.endswith("a client of the service needs httpcore, httpx: pip install 'hp-tool[client]'"), error
+        assert error.endswith(f"a client of the service needs httpcore, httpx: pip install -e '{lean.ROOT}[client]'"), error
 
 
 def test_a_stored_calibration_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -178,7 +178,9 @@ def test_a_stored_calibration_that_cannot_be_read_is_said(tmp_path: Path) -> Non
     connection.close()
     ((code, out, err),), _ = called(installed, [ANSWERED["estimate"]])
     assert code == 0 and "step time" in out
-    assert err.startswith("not calibrated: a stored calibration needs ") and err.endswith("pip install 'hp-tool[search]'\n")
+    assert err.startswith("not calibrated: a stored calibration needs ") and err.endswith(
+        f"pip install -e '{lean.ROOT}[search]'\n"
+    )
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

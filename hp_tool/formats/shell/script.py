@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -56,9 +57,7 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     last = max((number for number in range(1, 100) if str(number) in environment), default=0)
     for name in map(str, range(1, last + 1)):
         runner.filler.arguments.append(Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}")))
-    header = {}
-    for match in re.finditer(r"(?m)^#SBATCH[ \t]+(?:--([\w-]+)|-([A-Za-z]))(?:[= \t]+(\S+))?", text):
-        header[match[1] or {"N": "nodes", "n": "ntasks"}.get(match[2], match[2])] = match[3] or ""
+    header = _header(text)
     if "gpus-per-node" not in header and "gres" in header:
         header["gpus-per-node"] = header["gres"]
     for name, option in _SLURM.items():
@@ -67,6 +66,29 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     runner.filler.variables |= {name: Word(value) for name, value in environment.items() if not name.isdecimal()}
     runner.run(text, first_line=0)
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
+
+
+_SHORT = {"N": "nodes", "n": "ntasks"}
+"""Short options of sbatch, and their long names."""
+
+
+def _header(text: str) -> dict[str, str]:
+    """Return the options of the #SBATCH lines, without dashes: any number on a line, as sbatch takes them."""
+    header: dict[str, str] = {}
+    for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote that does not end
+            words = line.split()
+        name = ""
+        for word in words:
+            option = re.fullmatch(r"--([\w-]+)(?:=(.*))?|-([A-Za-z])=?(.*)", word, re.DOTALL)
+            if option is not None:
+                name = option[1] or _SHORT.get(option[3], option[3])
+                header[name] = (option[2] if option[1] else option[4]) or ""
+            elif name and not header[name]:
+                header[name] = word
+    return header
 
 
 _DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
@@ -184,6 +206,7 @@ class _Runner(Statements):
 
     def _do_exit(self, words: list[Word], node: Node) -> bool:
         self.note(node, "the script would end here as it stands; read on as if its arguments and files were right")
+        self.ends += 1
         return True
 
     def _do_let(self, words: list[Word], node: Node) -> bool:

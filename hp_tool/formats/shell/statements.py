@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
+from hp_tool.formats.shell.branches import Branch, follow
 from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
 from hp_tool.formats.shell.sums import test
 from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, Word, first, source_of
@@ -71,6 +73,10 @@ class Statements:
     fed: str | None = None
     """Lines that the loop around still has for `read`."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
+    undecided: str = ""
+    """The last condition that only running would tell."""
+    ends: int = 0
+    """How often the script would have ended."""
 
     def run(self, text: str, *, first_line: int) -> None:
         """Follow a script's text; its lines count from `first_line`."""
@@ -106,9 +112,9 @@ class Statements:
         self.filler.depth += 1
         if self.filler.depth > MAX_DEPTH:
             raise InputError(f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax")
-        follow: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
+        method: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
         try:
-            return follow(node)
+            return method(node)
         finally:
             self.filler.depth -= 1
 
@@ -124,7 +130,15 @@ class Statements:
     def _known(self, node: Node, truth: bool | None) -> bool:
         if truth is None:
             self.note(node, "only running would tell; taken as false")
+            self.undecided = " ".join(source_of(node).split())
         return bool(truth)
+
+    def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
+        """Return the truth of a condition, and what of it only running would tell; nothing if it is true all the same."""
+        outer, self.undecided = self.undecided, ""
+        truth = self.statements(nodes)
+        undecided, self.undecided = "" if truth else self.undecided, outer
+        return truth, undecided
 
     def _subshell(self, node: Node) -> bool:
         kept = dict(self.filler.variables)
@@ -134,8 +148,12 @@ class Statements:
 
     def _list(self, node: Node) -> bool:
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
-        done = self.statement(left)
-        return self.statement(right) if done == (sign == "&&") else done
+        done, undecided = self._decided([left])
+        ways: list[Branch] = [lambda: self.statement(right), lambda: done]
+        taken = 0 if done == (sign == "&&") else 1
+        done = follow(self, ways[taken], others=[ways[1 - taken]], undecided=undecided)
+        self.undecided = undecided or self.undecided
+        return done
 
     def _negated_command(self, node: Node) -> bool:
         inner = node.children[-1]
@@ -164,41 +182,46 @@ class Statements:
         return tokens
 
     def _if_statement(self, node: Node) -> bool:
-        condition, body, taken = True, [], False
-        reading = True
-        for child in node.children[1:]:
-            if child.type == "then":
-                reading = False
-            elif child.type in ("elif_clause", "else_clause"):
-                break
-            elif reading:
-                condition = self.statement(child) if child.is_named and child.type != "comment" else condition
-            else:
-                body.append(child)
-        taken = condition
-        if taken:
+        kinds = ("elif_clause", "else_clause")
+        own = [child for child in node.children if child.type not in kinds]
+        return self._clauses([own, *(child.children for child in node.children if child.type in kinds)])
+
+    def _clauses(self, clauses: list[list[Node]]) -> bool:
+        """Follow the first clause whose condition is true; a last one without `then` is the else."""
+        if not clauses:
+            return True
+        first, rest = clauses[0], clauses[1:]
+        then = next((place for place, child in enumerate(first) if child.type == "then"), None)
+        if then is None:
+            return self.statements(first)
+        condition, body = first[:then], first[then + 1 :]
+        truth, undecided = self._decided(condition)
+        if truth:
             return self.statements(body)
-        for clause in node.children:
-            if clause.type == "else_clause":
-                return self.statements(clause.children)
-            if clause.type == "elif_clause":
-                then = next(i for i, child in enumerate(clause.children) if child.type == "then")
-                if self.statements(clause.children[:then]):
-                    return self.statements(clause.children[then + 1 :])
-        return True
+        others: list[Branch] = [lambda: self.statements(body)]
+        return follow(self, lambda: self._clauses(rest), others=others, undecided=undecided)
 
     def _case_statement(self, node: Node) -> bool:
         subject = self.filler.without_unset(self.filler.text(node.children[1]).text)
+        passed: list[list[Node]] = []
         for item in node.children:
             if item.type != "case_item":
                 continue
             end = next(i for i, child in enumerate(item.children) if child.type == ")")
             patterns = [self._pattern(child) for child in item.children[:end] if child.is_named]
+            body = item.children[end + 1 :]
             if any(p == "*" or (OPEN not in subject and len(p) < 100 and fnmatch.fnmatchcase(subject, p)) for p in patterns):
                 if OPEN in subject:
                     self.note(node.children[1], "only running would tell; the last case is taken")
-                return self.statements(item.children[end + 1 :])
-        return True
+                return self._case(body, passed, node, subject)
+            passed.append(body)
+        return self._case([], passed, node, subject)
+
+    def _case(self, body: list[Node], passed: list[list[Node]], node: Node, subject: str) -> bool:
+        """Follow the case that is taken; of an unknown subject any that was passed could be."""
+        others: list[Branch] = [functools.partial(self.statements, each) for each in passed]
+        undecided = f"case {source_of(node.children[1])}" if OPEN in subject else ""
+        return follow(self, lambda: self.statements(body), others=others, undecided=undecided)
 
     def _pattern(self, node: Node) -> str:
         return source_of(node) if node.type == "extglob_pattern" else self.filler.text(node).text

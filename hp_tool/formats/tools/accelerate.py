@@ -31,7 +31,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage")
     if w.precision not in ("bf16", "fp16", "fp8", "fp32"):
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
-    if setup.recompute.granularity not in ("none", "full", "per_layer"):
+    if setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
     if c.sequence_parallel and c.tensor_parallel_size > 1:
         raise UnsupportedError(

@@ -47,9 +47,9 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     if w.precision != "fp32":
         content[w.precision] = {"enabled": True}
         content["data_types"] = {"grad_accum_dtype": _GRADIENTS[w.gradient_precision or "fp32"]}
-    if setup.recompute.granularity == "full":
+    if setup.recomputes_by_layer:
         content[BESIDE] = {"gradient_checkpointing": True, "note": RECOMPUTES}
-    elif setup.recompute.granularity != "none":
+    elif setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute")
     return content
 

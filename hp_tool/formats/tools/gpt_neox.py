@@ -15,12 +15,20 @@ from hp_tool.formats.tools.megatron_lm.read import read as read_arguments
 
 _OWN = ("mlp-type", "attention-config", "use-bias-in-attn-linear")
 """Keys of GPT-NeoX that no flag of Megatron stands for."""
+_READ_HERE = {
+    "mlp-type": "model.gated_mlp", "mlp-multiple-of": "model.intermediate_size", "precision": "training.precision",
+    "attention-config": "training.attention", "use-bias-in-attn-linear": "model.attention_bias",
+    "gradient-accumulation-steps": "training.global_batch_size",
+}  # fmt: skip
+"""Fields that the file's own keys decide, where Megatron's table does not say it."""
 
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
     content, num_gpus, spare = source.keys(reading), reading.num_gpus, source.ignore
-    own = [each for each in file_settings(content, text=source.text) if each.name not in _OWN]
+    leaves = file_settings(content, text=source.text)
+    reading.lack_unknown(leaves, _READ_HERE)
+    own = [each for each in leaves if each.name not in _OWN]
     settings = renamed(own, tool="gpt-neox", reading=reading, spare=spare)
     keys = {str(key).replace("-", "_"): value for key, value in content.items()}
     by_name = {each.name: each for each in settings}
@@ -29,15 +37,19 @@ def read(source: Source, reading: Reading) -> None:
         settings.remove(by_name["position-embedding-type"])
     if by_name.get("glu-activation") and by_name["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
         settings.remove(by_name.pop("glu-activation"))
-    if content.get("precision") in ("bfloat16", "fp16"):
-        settings.append(Setting(name="bf16" if content["precision"] == "bfloat16" else "fp16", written="precision"))
+    texts = {each.name: each.text for each in leaves if not each.unknown}
+    precision = texts.get("precision", "fp32")
+    if precision not in ("bfloat16", "fp16", "fp32"):
+        reading.refuse(f"precision {precision}: bfloat16, fp16 and fp32 are read")
+    elif precision != "fp32":
+        settings.append(Setting(name="bf16" if precision == "bfloat16" else "fp16", written="precision"))
     kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or ""))) - {"all"}
     if kinds & {"flash"}:
         settings.append(Setting(name="use-flash-attn", written="attention_config"))
     if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
         reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
     settings += _gated(keys, by_name)
-    steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
+    steps = texts.get("gradient-accumulation-steps")
     sizes = [Settings(by_name).size(f"{kind}-model-parallel-size") for kind in ("tensor", "pipeline")]
     if "global-batch-size" not in by_name and "micro-batch-size" in by_name and steps and num_gpus:
         replicas = max(num_gpus // max(sizes[0], 1) // max(sizes[1], 1), 1)

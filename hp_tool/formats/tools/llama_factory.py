@@ -56,6 +56,7 @@ def read(source: Source, reading: Reading) -> None:
     of the model on each device. Raises InputError."""
     settings = as_settings(source.keys(reading), lines=source.text)
     values = {each.name: each.text for each in settings}
+    reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():
         if name not in values:
             settings.append(Setting(name=name, written=f"{name.replace('-', '_')} (LLaMA-Factory's default)", values=(value,)))

@@ -34,6 +34,8 @@ _MEGATRON = {
 }  # fmt: skip
 """What `megatron sft` takes where a command does not say, in Megatron's own arguments; dropout is the checkpoint's."""
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
+_MAX_REFERENCES = 5
+"""Variables that one assignment may stand for, one behind the other."""
 _LEAST_BATCH = 16
 """Sequences that the default of gradient accumulation brings an optimizer step to."""
 
@@ -58,14 +60,20 @@ def read(source: Source, reading: Reading) -> None:
 def _processes(source: Source, reading: Reading) -> int | None:
     """Return how many processes the environment of the command asks for; alone on one device it is one."""
 
-    def number(name: str) -> int | None:
-        written = re.search(rf"(?<!\w){name}=['\"]?(\d+)(?![\w,])", source.text)
-        text = source.variables.get(name) or (written[1] if written else "")
-        return int(text) if text.isdecimal() else None
+    def written(name: str, depth: int = 0) -> str:
+        assigned = re.search(rf"(?<!\w){name}=['\"]?([^\s'\"\\;]+)", source.text)
+        text = source.variables.get(name) or (assigned[1] if assigned else "")
+        reference = re.fullmatch(r"\$\{?(\w+)(?::?-([^}]*))?\}?", text)
+        return (reference and depth < _MAX_REFERENCES and (written(reference[1], depth + 1) or reference[2])) or text
 
-    if (each := number("NPROC_PER_NODE")) is not None:
-        return each * (number("NNODES") or 1)
-    if number("CUDA_VISIBLE_DEVICES") is not None:
+    counts = {name: written(name) for name in ("NPROC_PER_NODE", "NNODES")}
+    for name, text in counts.items():
+        if text and not text.isdecimal():
+            reading.lack("cluster.num_gpus", f"{name} is {text}, which is no number here (--var {name}=...); add", example="")
+            return None
+    if counts["NPROC_PER_NODE"]:
+        return int(counts["NPROC_PER_NODE"]) * int(counts["NNODES"] or 1)
+    if written("CUDA_VISIBLE_DEVICES").isdecimal():
         return 1
     reading.hints["cluster.num_gpus"] = "NPROC_PER_NODE says it; without, one process spreads the layers over its devices"
     return None
@@ -83,27 +91,33 @@ def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str
         each.name: each.text for each in sort(others, table=table("ms-swift"), reading=reading, spare=source.ignore).values()
     }
     known = {each.name: each.text for each in words_}
+    unknown = {each.name for each in words_ if each.unknown}
     words_ += [_named(name, value) for name, value in _DEFAULTS.items() if name not in known]
     kind = known.get("finetuning-type", "lora")
-    if kind not in ("lora", "full"):
+    if kind not in ("lora", "full") and "finetuning-type" not in unknown:
         reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
-    if "gradient-accumulation-steps" not in known and reading.num_gpus:
-        micro = whole_number(known.get("per-device-train-batch-size", "1"), "per_device_train_batch_size")
+    micro_name = "per-device-train-batch-size"
+    micro_text = reading.given_size("parallel.micro_batch_size") if micro_name in unknown else known.get(micro_name, "1")
+    if "gradient-accumulation-steps" not in known and reading.num_gpus and micro_text:
+        micro = whole_number(micro_text, "per_device_train_batch_size")
         words_.append(_named("gradient-accumulation-steps", str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus))))))
-    words_ += _precision(texts)
+    words_ += _precision(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
     text = _deepspeed(texts.get("deepspeed"), files, reading)
-    if text is None and kind == "full" and "deepspeed" not in texts:
+    stage_is_missing = any(each.field == "parallel.zero_stage" for each in reading.missing)
+    if text is None and kind == "full" and "deepspeed" not in texts and not stage_is_missing:
         reading.refuse("tuner_type full without deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
     content = None if text is None else parsed(text)
     num_gpus, spare = reading.num_gpus, source.ignore
     arguments.read(content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare)
 
 
-def _precision(texts: Mapping[str, str]) -> Iterator[Setting]:
+def _precision(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
     """Yield what torch_dtype says, which is the checkpoint's where it is not there: 16 bits."""
-    kinds = {"float16": "fp16", "float32": ""}
+    kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
+    if (dtype := texts.get("torch-dtype", "")) not in kinds:
+        reading.refuse(f"torch_dtype {dtype}: bfloat16, float16 and float32 are read")
     flag = next((name for name in ("fp16", "bf16") if texts.get(name, "false") == "true"), None)
     kind = flag if flag is not None else kinds.get(texts.get("torch-dtype", ""), "bf16")
     if kind:
@@ -139,8 +153,10 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
         argument = megatron.get(each.name)
         if each.name in taken or argument is None or (argument.fate != "read" and each.name in own):
             continue
-        if argument.arity == "0" and each.text in ("true", "false"):
-            passed += [replace(each, values=())] if each.text == "true" else []
+        if argument.arity == "0" and each.text.lower() in ("true", "false"):
+            passed += [replace(each, values=())] if each.text.lower() == "true" else []
+        elif argument.arity == "0" and each.text and not each.unknown:
+            reading.refuse(f"{each.written} {each.text}: takes true or false")
         elif each.text != "none":
             passed.append(each)
     others = [each for each in settings if each.name in taken or each.name not in megatron or each not in passed]

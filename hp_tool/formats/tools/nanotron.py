@@ -1,5 +1,6 @@
 """nanotron 0.4's YAML file of run_train.py, both ways: keys as in src/nanotron/config."""
 
+import math
 import re
 from typing import Any
 
@@ -53,7 +54,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 or 1",
             field="training.precision",
         )
-    if setup.recompute.granularity not in ("none", "full") or setup.recompute.num_layers not in (None, 1):
+    if setup.recomputes_by_layer is None:
         raise UnsupportedError(f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute")
     flags, _ = trained_with(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}
@@ -69,7 +70,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER" if scattered else "ALL_REDUCE",
             "tp_linear_async_communication": scattered,
-            "recompute_layer": setup.recompute.granularity == "full",
+            "recompute_layer": setup.recomputes_by_layer,
         },
         "tokens": {
             "micro_batch_size": c.micro_batch_size,
@@ -148,7 +149,9 @@ def read(source: Source, reading: Reading) -> None:
     text_of, size, on = settings.text, settings.size, settings.on
     degrees = [size(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
     context, experts = size("parallelism.context-parallel-size"), size("parallelism.expert-parallel-size")
-    reading.num_gpus = num_gpus or degrees[0] * degrees[1] * degrees[2] * context * experts
+    if any(each.field == "cluster.num_gpus" for each in reading.missing):  # replicas follow from the devices that are given
+        degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
+    reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")
     model: dict[str, Any] = {
         "normalization": "rmsnorm",
@@ -168,14 +171,19 @@ def read(source: Source, reading: Reading) -> None:
     of_experts = [each for name, each in by_name.items() if _EXPERTS.search(name) and each.text not in _NO_EXPERTS]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
-    scattered = text_of("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
+    mode, dtype = text_of("parallelism.tp-mode", "ALL_REDUCE").upper(), text_of("model.dtype", "bfloat16")
+    if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
+        reading.refuse(f"parallelism.tp_mode {mode}: ALL_REDUCE and REDUCE_SCATTER are read")
+    if dtype not in DTYPES.values():
+        reading.refuse(f"model.dtype {dtype}: {', '.join(DTYPES.values())} are read")
+    scattered = mode == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",
         "model": model,
         "training": {
             "sequence_length": size("tokens.sequence-length", 2048),
             "global_batch_size": micro * steps * degrees[0],
-            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == text_of("model.dtype")), "bf16"),
+            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == dtype), "bf16"),
             "framework": "nanotron",
             **({} if on("optimizer.accumulate-grad-in-fp32", default=True) else {"gradient_precision": "bf16"}),
         },

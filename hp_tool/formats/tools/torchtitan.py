@@ -186,12 +186,15 @@ def fill(
         "micro_batch_size": micro,
         "sequence_parallel": t > 1,
         "recompute": _recompute(section("activation_checkpoint")),
-        "zero_stage": _zero_stage(split, sharded=shard > 1 or copies == 1, pipelined=p > 1),
+        "zero_stage": _zero_stage(split, reading, sharded=shard > 1 or copies == 1, pipelined=p > 1),
     }
     if copies > 1 and shard > 1:
         parallel["data_parallel_shard_size"] = shard
     if c > 1:
-        p2p = split.get("context_parallel_rotate_method", "allgather") == "alltoall"
+        method = split.get("context_parallel_rotate_method", "allgather")
+        if method not in ("allgather", "alltoall"):
+            reading.refuse(f"parallelism.context_parallel_rotate_method {method}: allgather and alltoall are read")
+        p2p = method == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
     shape = next((ours for ours, theirs in flavors.items() if theirs == (name, flavor)), None)
@@ -243,6 +246,9 @@ def _precision(model: dict[str, Any], batch: dict[str, Any], float8: dict[str, A
     for ours, theirs in _CONVERTERS.items():
         if theirs and set(theirs) <= converters:
             return ours
+    for key in ("mixed_precision_param", "dtype"):
+        if (kind := batch.get(key, "float32")) not in ("float32", "bfloat16"):
+            reading.refuse(f"training.{key} {kind}: float32 and bfloat16 are read")
     return "fp32" if batch.get("mixed_precision_param", "bfloat16") == "float32" else "bf16"
 
 
@@ -258,11 +264,13 @@ def _recompute(section: dict[str, Any]) -> str:
     )
 
 
-def _zero_stage(split: dict[str, Any], *, sharded: bool, pipelined: bool) -> int:
+def _zero_stage(split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool) -> int:
     """FSDP reshards after the forward pass by default unless a pipeline would gather for every micro-batch."""
     if not sharded:
         return 0
     policy = split.get("fsdp_reshard_after_forward", "default")
+    if policy not in ("default", "always", "never"):
+        reading.refuse(f"parallelism.fsdp_reshard_after_forward {policy}: default, always and never are read")
     return 2 if policy == "never" or (policy == "default" and pipelined) else 3
 
 

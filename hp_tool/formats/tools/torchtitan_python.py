@@ -1,6 +1,7 @@
 """torchtitan 0.3's configurations in Python, both ways: a function that returns Trainer.Config."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,11 +118,14 @@ def read(source: Source, reading: Reading) -> None:
         shown = trainer.text if isinstance(trainer, Unread) else trainer.name if isinstance(trainer, Call) else repr(trainer)
         raise UnsupportedError(f"{name} returns {shown}, and only running would tell which {RESULT} it is", field="config")
     arguments = table("torchtitan-python")
-    settings = sort(_settings(trainer, prefix=""), table=arguments, reading=reading, spare=source.ignore)
-    for each in settings.values():
+    settings = []
+    for each in _settings(trainer, prefix=""):
         argument = look_up(each.name, arguments)
         if each.unknown and argument is not None and argument.fate == "read":
             reading.refuse(f"{each.written} (line {each.line}): only running would tell {each.text}; write its value out")
+        else:
+            settings.append(each)
+    sort(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
     sections = {section: _plain_values(trainer.arguments.get(section)) for section in ("training", "parallelism")}
@@ -131,10 +135,13 @@ def read(source: Source, reading: Reading) -> None:
         raise UnsupportedError(f"model_spec is {kind}, where only model_registry(...) is read", field="model_spec")
     assert isinstance(spec, Call)
     converters = [each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []]
+    flavor = str(_flavor(spec))
     family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
     if family.startswith("."):
-        family = next((each for each, _ in FLAVORS.values() if name.startswith(each)), family)
-    model = {"name": family, "flavor": str(_flavor(spec)), "converters": [_CONVERTERS.get(each, each) for each in converters]}
+        family = _family_named(name, flavor)
+        if not family:
+            reading.lack("model", f"the file does not name the package of model_registry({flavor!r}); add", example="NAME")
+    model = {"name": family, "flavor": flavor, "converters": [_CONVERTERS.get(each, each) for each in converters]}
     checkpoint = _class_of(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
     mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
     recompute = {"mode": mode, "selective_ac_option": "op"}
@@ -162,6 +169,17 @@ def _chosen(functions: Functions, wanted: str | None) -> str:
         else f"the file has {len(names)} configurations; name one with --var CONFIG=...: {', '.join(names[:40])}",
         field="config",
     )
+
+
+def _family_named(name: str, flavor: str) -> str:
+    """Return the package of torchtitan.models that a function's name spells with its flavor, as qwen3_8b does; or ''.
+
+    A file that imports model_registry from its own package lies in a folder that it does not name. A name that only begins
+    like a package may belong to another: qwen35_4b is a function of qwen3_5.
+    """
+    spelled = "_".join(re.findall(r"[a-z0-9]+", flavor.lower()))
+    families = sorted({family for family, _ in FLAVORS.values()})
+    return next((family for family in families if f"{name}_".startswith(f"{family}_{spelled}_")), "")
 
 
 def _flavor(spec: Call) -> Any:

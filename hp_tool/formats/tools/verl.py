@@ -3,19 +3,33 @@
 import re
 import shlex
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 from typing import Any
 
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.interpolation import interpolated
-from hp_tool.formats.reading import Ignored, Reading, Setting, Settings, fraction, plain, sort, table
+from hp_tool.formats.reading import (
+    Ignored,
+    Reading,
+    Setting,
+    Settings,
+    are_variables,
+    fraction,
+    plain,
+    sort,
+    table,
+    untold,
+    whole_number,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
 from hp_tool.formats.scripts import FILL, assignments, bash, fill_in
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
+from hp_tool.formats.shell import Word
 from hp_tool.formats.signs import Sign, any_key, words
-from hp_tool.formats.source import Source, mapping_of
+from hp_tool.formats.source import Source, beside, mapping_of, parsed
 from hp_tool.formats.tools.megatron_lm.read import recompute_of
 from hp_tool.formats.tools.megatron_lm.scripts import environment
 from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
@@ -24,17 +38,30 @@ TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
-STRATEGY = "actor-rollout-ref.actor.strategy"
+_ENGINES = {"dp": "fsdp", "megatron": "megatron"}
+"""model_engine, which chooses the files of all workers since 0.7, and the actor's strategy in them."""
+ENGINE = "model-engine"
+_TRAINERS = {"ppo_trainer": "dp", "ppo_megatron_trainer": "megatron"}
+"""verl's own files, and the engine that each chooses."""
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
     "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size", "context_parallel_size": "context_parallel_size",
     "expert_parallel_size": "expert_model_parallel_size", "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }  # fmt: skip
 """Fields of `parallel`, and their keys under actor.megatron."""
-SAID = {
-    "sequence_length", "global_batch_size", "precision", "micro_batch_size", "recompute", "zero_stage", "sequence_parallel",
-    "offload", "offload_fraction", "data_parallel_shard_size", "moe_token_dispatcher_type", *_SIZES,
-}  # fmt: skip
+_SAID = {
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "micro_batch_size",
+    "recompute",
+    "zero_stage",
+    "sequence_parallel",
+}
+SAID = _SAID | {"offload", "offload_fraction", "moe_token_dispatcher_type", *_SIZES}
+"""Fields that overrides of Megatron's workers express."""
+SAID_BY_FSDP = _SAID | {"data_parallel_shard_size", "context_parallel_size"}
+"""Fields that overrides of FSDP's workers express; they split neither matrices nor experts, and have no pipeline."""
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
 _YOURS = (
     ("the model's folder or id, where verl knows it under another name", ()),
@@ -65,9 +92,10 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
-    w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
+    w, c = setup.workload, setup.parallel
     megatron = _has_megatron(w)
+    fields = SAID if megatron else SAID_BY_FSDP
+    refuse_unsaid(setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=fields | SHAPE)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
         raise UnsupportedError(f"{TOOL} trains in bf16, with the optimizer offloaded or nothing", field="training.precision")
     if w.global_batch_size % ROLLOUTS:
@@ -89,23 +117,19 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "trainer.n_gpus_per_node": str(setup.processes_per_node),
     }
     if not megatron:
-        if (
-            w.offload == "optimizer"
-            or c.pipeline_parallel_size > 1
-            or c.tensor_parallel_size > 1
-            or granularity not in ("none", "per_layer")
-            or c.zero_stage < 2
-        ):
+        if setup.recomputes_by_layer is None:
+            raise UnsupportedError(f"{TOOL} over FSDP recomputes none or per_layer", field="parallel.recompute")
+        if c.zero_stage < 2:
             raise UnsupportedError(
-                f"{TOOL} runs FSDP without TP, PP and offload, and recomputes whole layers or nothing", field="parallel"
+                f"{TOOL} over FSDP shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage"
             )
         return options | {
-            "actor_rollout_ref.model.enable_gradient_checkpointing": str(granularity != "none"),
+            "actor_rollout_ref.model.enable_gradient_checkpointing": str(setup.recomputes_by_layer),
             f"{_ACTOR}.ulysses_sequence_parallel_size": str(c.context_parallel_size),
             f"{_ACTOR}.fsdp_config.fsdp_size": str(c.data_parallel_shard_size or -1),
             f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3),
         }
-    if c.zero_stage > 1 or c.data_parallel_shard_size:
+    if c.zero_stage > 1:
         raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
     if setup.model.num_experts:
@@ -149,39 +173,65 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _settings(source: Source, reading: Reading) -> list[Setting]:
-    """Return the settings of a file, or the overrides of a script's command."""
+    """Return the settings of a file, or those that a script's command overrides, after those of the file that it chooses."""
     content = mapping_of(source.text)
     if content is not None:
-        return file_settings(interpolated(content, variables=source.variables), text=source.text)
-    launch, _ = source.launch(reading)
-    settings = settings_of(launch.words)
-    named = re.search(r"--config[-_]name[= ]\S*megatron", " ".join(word.text for word in launch.words))
-    if named and all(each.name != STRATEGY for each in settings):
-        settings.append(Setting(name=STRATEGY, written=named[0], values=("megatron",)))
-    reading.ignored += [
-        Ignored(flag=word.text, reason="chooses the trainer's own file", line=word.line)
-        for word in launch.words
-        if "=" not in word.text
-    ]
+        return _of_file(content, text=source.text, source=source)
+    launch, script = source.launch(reading)
+    chosen = re.search(r"--config[-_]name[= ]+(\S+)", " ".join(word.text.strip("'\"") for word in launch.words))
+    settings = settings_of(launch.words, reading)
+    name = PurePosixPath(chosen[1]).name.removesuffix(".yaml") if chosen else "ppo_trainer"
+    if (engine := _TRAINERS.get(name)) is not None:
+        return [Setting(name=ENGINE, written=chosen[0], values=(engine,)), *settings] if chosen else settings
+    file = beside(script, f"{name}.yaml")
+    if file is not None:
+        return [*_of_file(parsed(file), text="", source=source), *settings]
+    if "config-name" not in map(plain, source.ignore):
+        reading.refuse(f"--config-name {name}: the file is not at hand; give it with --file {name}.yaml")
     return settings
+
+
+def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
+    """Return the settings of a file, and the engine that its list of defaults chooses."""
+    settings, defaults = file_settings(interpolated(content, variables=source.variables), text=text), content.get("defaults")
+    for each in defaults if isinstance(defaults, list) else ():
+        engines = (
+            {str(key).removeprefix("override "): str(value) for key, value in each.items()} if isinstance(each, dict) else {}
+        )
+        if (engine := engines.get("model_engine") or _TRAINERS.get(str(each))) is not None:
+            settings.append(Setting(name=ENGINE, written=f"defaults: {each}", values=(engine,)))
+    return settings
+
+
+def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
+    """Return whether the actor's workers are Megatron's; refuse others than FSDP's, and what the workers would ignore."""
+    engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
+    if engine and engine not in _ENGINES:
+        reading.refuse(f"model_engine {engine}: is not modelled; {', '.join(_ENGINES)} are")
+    if strategy and strategy not in _STRATEGIES:
+        reading.refuse(f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are")
+    megatron = (strategy or _ENGINES.get(engine)) == "megatron"
+    for key in () if megatron else _SIZES.values():
+        if (size := settings.text(f"{_ACTOR}.megatron.{key}", "1")) != "1":
+            reading.refuse(f"{_ACTOR}.megatron.{key} {size}: FSDP's workers ignore it; set model_engine=megatron")
+    return megatron
 
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the actor's update."""
     by_name = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
-    settings = Settings({name.lstrip("+"): each for name, each in by_name.items() if not each.unknown})
+    settings = Settings(by_name)
     text_of, size, on = settings.text, settings.size, settings.on
-    strategy = text_of(f"{_ACTOR}.strategy", "fsdp")
-    if strategy not in _STRATEGIES:
-        reading.refuse(f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are")
-    megatron = strategy == "megatron"
+    megatron = _has_megatron_workers(settings, reading)
     nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
+    if any(each.field == "training.sequence_length" for each in reading.missing):
+        length = whole_number(reading.overrides.get("training.sequence_length", 0), "training.sequence_length")
     batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
     micro = size(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
     if on(f"{_ACTOR}.use_dynamic_bsz"):
-        micro = max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // max(length, 1), 1)
+        micro = max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1) if length else 0
     if micro == 0:
         reading.lack("parallel.micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add", example=1)
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
@@ -201,8 +251,8 @@ def read(source: Source, reading: Reading) -> None:
         parallel["sequence_parallel"] = on(f"{section}.sequence_parallel", default=True) and tensor > 1
         parallel["zero_stage"] = int(on(f"{section}.use_distributed_optimizer", default=True))
         override = f"{section}.override_transformer_config"
-        if dispatcher := text_of(f"{override}.moe_token_dispatcher_type"):
-            parallel["moe_token_dispatcher_type"] = dispatcher
+        dispatcher = "flex" if on(f"{override}.moe_enable_deepep") else text_of(f"{override}.moe_token_dispatcher_type")
+        parallel |= {"moe_token_dispatcher_type": dispatcher} if dispatcher else {}
         parallel["recompute"] = recompute_of(
             text_of(f"{override}.recompute_granularity", "none"),
             modules=re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn")),
@@ -210,13 +260,13 @@ def read(source: Source, reading: Reading) -> None:
             num_layers=size(f"{override}.recompute_num_layers"),
         )
     else:
-        shard = size(f"{section}.fsdp_size", -1)
+        shard, ulysses = size(f"{section}.fsdp_size", -1), size(f"{_ACTOR}.ulysses_sequence_parallel_size")
         training["framework"] = "verl-fsdp"
         checkpointed = on("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
         parallel |= {
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
-            "context_parallel_size": size(f"{_ACTOR}.ulysses_sequence_parallel_size"),
+            "context_parallel_size": ulysses if ulysses > 1 else size(f"{section}.ulysses_sequence_parallel_size"),
             "zero_stage": 3 if on(f"{section}.reshard_after_forward", default=True) else 2,
             "recompute": "per_layer" if checkpointed else "none",
         }
@@ -227,14 +277,21 @@ def read(source: Source, reading: Reading) -> None:
         reading.query["model"] = model
 
 
-def settings_of(words: Iterable[Any]) -> list[Setting]:
-    """Hydra's overrides among a command's words."""
+def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
+    """Return Hydra's overrides among a command's words; refuse those that delete a key, or that only running would tell."""
     settings = []
     for word in words:
         name, separator, value = word.text.partition("=")
-        if separator and "." in name:
+        if word.text.startswith("~"):
+            reading.refuse(f"{word.text}: deletes a key, which is not read")
+        elif separator and not name.startswith("-"):
             key, values = plain(name.lstrip("+")), (value.strip("'\""),)
             settings.append(Setting(name=key, written=name, values=values, line=word.line or None, unknown=word.unknown))
+        elif word.unknown and (reading.absent or not are_variables(word.unknown)):
+            reading.refuse(f"{word.text}: {untold(word.unknown)}")
+        else:
+            reason = "nothing sets it" if word.unknown else "chooses the trainer's own file"
+            reading.ignored.append(Ignored(flag=word.text, reason=reason, line=word.line))
     return settings
 
 
@@ -250,7 +307,12 @@ register(
         write=text,
         options=overrides,
         axes={"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
-        fsdp_axes={"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": ("none", "per_layer")},
+        fsdp_axes={
+            **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"), 1),
+            "expert_tensor_parallel_size": 1,
+            "recompute": ("none", "per_layer"),
+            "zero_stage": (2, 3),
+        },
         flags=lambda setup: assignments(overrides(setup)),
         reads="its YAML file, or a script with overrides: the actor's update",
         writes="a script with overrides of the actor's update",

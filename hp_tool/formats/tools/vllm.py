@@ -17,10 +17,13 @@ from hp_tool.formats.engines import (
     travels_by_deepep,
 )
 from hp_tool.formats.registry import Format, register
+from hp_tool.formats.scripts import required
 from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, words
 
 VERSION = "0.12.0"
+_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+"""Where the other pool reaches a replica's caches."""
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
@@ -82,7 +85,7 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
         before=(
             "# Requests go through a router that has them prefilled first, as tests/v1/kv_connector/nixl_integration/",
             "# toy_proxy_server.py of vLLM's source does.",
-            'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:?set it to this host\'s address}"',
+            f'export {_HOST}="{required(_HOST, "set it to the address of this host")}"',
         ),
         roles=[
             Role(name=name, meaning=f"one of {setup.replicas} replicas", command=replica(*replica_of_pool(setup)))

@@ -36,12 +36,17 @@ def read(
         reading.refused.append(f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read")
     settings = [*words, Setting(name="zero-stage", written="distributed_type", values=(_zero_stage(kind, leaves),))]
     precision = _value(leaves, "mixed-precision", "no")
+    if precision not in ("no", "bf16", "fp16", "fp8") and not leaves["mixed-precision"].unknown:
+        reading.refuse(f"mixed_precision {precision}: no, bf16, fp16 and fp8 are read")
     if precision in ("bf16", "fp16", "fp8"):
         settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision"))
     checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
-    if (steps := leaves.pop("deepspeed-config.gradient-accumulation-steps", None)) is not None and steps.values != ("auto",):
+    steps = leaves.pop("deepspeed-config.gradient-accumulation-steps", None)
+    if steps is not None and steps.unknown:
+        reading.lack_value(steps, "training.global_batch_size")
+    elif steps is not None and steps.values != ("auto",):
         settings.append(replace(steps, name="gradient-accumulation-steps"))
-    sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
+    leaves = sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
     degrees = _degrees(leaves, reading) if kind == "FSDP" else {}
     replicas = (reading.num_gpus or 0) // math.prod(size for size in degrees.values() if isinstance(size, int))
     arguments.read(None, words=settings, reading=reading, num_gpus=replicas, spare=spare)
@@ -128,11 +133,13 @@ def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading:
 def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
     """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say it."""
     parts = words.lower().split()
+    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+    if not set(parts).intersection(strategies):
+        reading.refuse(f"--fsdp {words}: names none of {', '.join(strategies)}")
     if "offload" in parts:
         reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
     if "hybrid_shard_zero2" in parts:
         reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not read")
-    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
     return {"fsdp_sharding_strategy": next((part.upper() for part in parts if part in strategies), "FULL_SHARD")}
 
 
@@ -142,6 +149,8 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
     rest = iter(words)
     for word in rest:
         if not word.startswith("-"):
+            break
+        if word in ("-m", "--module"):  # the script follows, and its own arguments
             break
         name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
         value = word.partition("=")[2] if separator else "true" if name.replace("_", "-") in SWITCHES else next(rest, "")

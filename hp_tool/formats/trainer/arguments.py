@@ -46,7 +46,7 @@ class _Run:
     def argument(self, *names: str) -> str | None:
         """Return what the first of these arguments that is there says; a switch says true."""
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
-        return None if setting is None or setting.unknown else setting.text or "true"
+        return None if setting is None else setting.text or "true"
 
     def is_auto(self, *names: str) -> bool:
         return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
@@ -55,7 +55,13 @@ class _Run:
         """Return sequences of a micro-batch, and of an optimizer step. Raises InputError where the file contradicts itself."""
         file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
         steps_name = "gradient-accumulation-steps"
-        micro = _count(self.key(file_micro) or self.argument("per-device-train-batch-size", "micro-batch-size"), file_micro)
+        micro = _count(
+            self.key(file_micro)
+            or self.argument("per-device-train-batch-size", "micro-batch-size")
+            or self.reading.given_size("parallel.micro_batch_size")
+            or None,
+            file_micro,
+        )
         steps = _count(self.key(steps_name) or self.argument(steps_name), steps_name)
         batch = _count(self.key(file_batch) or self.argument(file_batch), file_batch)
         automatic = self.is_auto(file_micro, file_batch)

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from hp_tool.formats.reading import Reading, Setting, settings_of, table
+from hp_tool.formats.reading import Reading, Setting, plain, settings_of, table, untold
 from hp_tool.formats.renamed import recipe
 from hp_tool.formats.shell import Script, Word
 from hp_tool.formats.source import Source, beside, file_of, parsed
@@ -28,7 +28,7 @@ def read(source: Source, reading: Reading) -> None:
         words += _unsaid_by_trl({each.name for each in words})
     text = deepspeed_file(words, script.files, reading)
     content = None if text is None else parsed(text)
-    config = next((_accelerate_file(script, name) for name in _accelerate_files(script)), None)
+    config = _accelerate_config(script, source, reading)
     options = _accelerate_options(words, script, reading, alone=config is None)
     if config is None and (text is not None or not options):
         num_gpus = reading.num_gpus
@@ -54,7 +54,11 @@ def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
 
 def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Reading) -> str | None:
     """Return the text of the DeepSpeed file that a Trainer's arguments name; one that is not at hand is noted as missing."""
-    named = next((each.values[0] for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None)
+    setting = next((each for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None)
+    if setting is not None and setting.unknown:
+        reading.lack_value(setting, "parallel.zero_stage")
+        return None
+    named = None if setting is None else setting.values[0]
     text = None if named is None else file_of(files, named)  # the command's own come last, and win
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
@@ -68,18 +72,31 @@ def _accelerate_options(words: list[Setting], script: Script, reading: Reading, 
     Accelerate's does)."""
     started = [word.text for word in _words(script)]
     options = accelerate.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
-    fsdp = next((each.text.strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
+    fsdp = next((each.text.strip() for each in reversed(words) if each.name == "fsdp" and not each.unknown), "")  # '' is off
     if fsdp and alone and not options:
         return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
     return options
 
 
-def _accelerate_files(script: Script) -> Iterator[str]:
-    """Yield the names behind --config_file of `accelerate launch`."""
-    for command in script.commands:
-        for word, after in zip(command.words, command.words[1:], strict=False):
-            if word.text in ("--config_file", "--config-file", "--accelerate_config"):
-                yield after.text
+_CONFIG_FILE = ("--config_file", "--config-file", "--accelerate_config", "--accelerate-config")
+"""Options of `accelerate launch` and `trl` that name Accelerate's file."""
+
+
+def _accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:
+    """Return the text of the file that `accelerate launch` is given; None if there is none. Refuses one that is not at hand."""
+    words = [word for command in script.commands for word in command.words]
+    for number, word in enumerate(words):
+        option, separator, value = word.text.partition("=")
+        if option not in _CONFIG_FILE or plain(option) in map(plain, source.ignore):
+            continue
+        file = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
+        if file.unknown:
+            reading.refuse(f"{option} is {untold(file.unknown)}")
+        elif (text := _accelerate_file(script, file.text)) is not None:
+            return text
+        else:
+            reading.refuse(f"{option} {file.text}: the file is not at hand; give it with --file {file.text}")
+    return None
 
 
 def _accelerate_file(script: Script, name: str) -> str | None:

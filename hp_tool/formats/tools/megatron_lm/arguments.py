@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, table, untold, whole_number
+from hp_tool.formats.reading import Reading, Setting, table, whole_number
 from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 
 TABLE = "megatron"
@@ -39,10 +39,6 @@ class Arguments:
     def text(self, name: str, default: str) -> str:
         setting = self.settings.get(name)
         if setting is None:
-            return default
-        if setting.unknown:
-            at = f"line {setting.line}: " if setting.line else ""
-            self.lack(name, f"{at}{setting.written} is {untold(setting.unknown)}")
             return default
         if len(setting.values) != 1:
             raise InputError(f"--{name} takes one value, got {setting.text or 'none'}", field=f"--{name}")
@@ -221,7 +217,7 @@ class Arguments:
         values = set(setting.values)
         if len(values) != 1:
             self.refuse("num-experts", "layers with different numbers of experts are not modelled")
-        if setting.unknown or not (text := setting.values[0] if setting.values else "").isdecimal():
+        if not (text := setting.values[0] if setting.values else "").isdecimal():
             self.lack("num-experts", f"--num-experts is {setting.text}")
             return 0
         count = whole_number(text, "--num-experts")

@@ -159,7 +159,7 @@ def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
 def with_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """Return the settings with the numbers of layers that a pattern says, which overrides what stands beside it."""
     written = settings.get("hybrid-layer-pattern")
-    if written is None or len(written.values) != 1 or written.unknown:
+    if written is None or len(written.values) != 1:
         return dict(settings)
     main, *predicted = written.values[0].split(PREDICTION)
     counts = {"num-layers": len(main.replace(STAGE, ""))} | ({"mtp-num-layers": len(predicted)} if predicted else {})

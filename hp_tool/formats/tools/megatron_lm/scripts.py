@@ -10,7 +10,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.switches import device_connections
-from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines
+from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines, required
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.hybrid import program
@@ -90,7 +90,8 @@ def command(setup: TrainingSetup, *, script: str | None = None) -> str:
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
-        launch += f' --rdzv-backend c10d --rdzv-endpoint "${{MASTER_ADDR:?set it to the first node}}:${{MASTER_PORT:-{PORT}}}"'
+        address = required("MASTER_ADDR", "set it to the first node")
+        launch += f' --rdzv-backend c10d --rdzv-endpoint "{address}:${{MASTER_PORT:-{PORT}}}"'
     head, yours = _fill_in(setup)
     return bash(
         (

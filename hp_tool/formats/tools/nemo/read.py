@@ -24,6 +24,11 @@ _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit",
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
 """Classes whose defaults are Megatron Core's own."""
+_READ_HERE = {
+    "trainer.precision": "training.precision", "model.activation": "model.gated_mlp", "model.optim.name": "parallel.zero_stage",
+    "optim.name": "parallel.zero_stage", "model.-target-": "model",
+}  # fmt: skip
+"""Fields that the file's own keys decide, where Megatron's table does not say it."""
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 """NeMo's optimizers that shard their states over data parallelism."""
 
@@ -32,6 +37,8 @@ def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of NeMo."""
     content, num_gpus, spare = source.keys(reading), reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
+    reading.lack_unknown(leaves, _READ_HERE)
+    reading.lack_unknown(leaves, {each.name: "training.precision" for each in leaves if _outermost(each) == "mixed-precision"})
     trainer, model, adapters = (_section(content, name) for name in ("trainer", "model", "peft"))
     if num_gpus is None and "devices" in trainer:
         nodes = whole_number(trainer.get("num_nodes", 1), "trainer.num_nodes")

@@ -1,0 +1,57 @@
+"""Branches of a script of which only running would tell which one runs: what they leave differently becomes unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hp_tool.formats.shell.words import OPEN, Value, Word
+
+if TYPE_CHECKING:
+    from hp_tool.formats.shell.statements import Statements
+
+Branch = Callable[[], bool]
+"""Follows the statements of a branch; returns whether the last one succeeds."""
+
+
+def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str) -> bool:
+    """Follow the branch that is taken, and return whether it succeeds.
+
+    With a condition that only running would tell (`undecided`), every variable that another branch would set to another single
+    word becomes unknown. Words that hold flags, and arrays, keep the value of the branch that is taken, which a note names.
+    """
+    if not undecided:
+        return taken()
+    variants = [_variables_after(shell, branch) for branch in others]
+    done = taken()
+    variables = shell.filler.variables
+    for name in {name for each in variants for name in each}:
+        values = [variables.get(name), *(each[name] for each in variants if name in each)]
+        words = {each.text for each in values if isinstance(each, Word) and _is_one_word(each.text)}
+        if len(words) > 1:
+            variables[name] = Word(shell.filler.mark(f"${name} (by {undecided[:80]})"))
+    return done
+
+
+def _is_one_word(text: str) -> bool:
+    return bool(text) and not text.startswith("-") and OPEN not in text and not any(c.isspace() for c in text)
+
+
+def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
+    """Return the variables as a branch leaves them, and undo all that it does; none if the script would end in it."""
+    from hp_tool.formats.shell.statements import LeaveError
+
+    filler, ends = shell.filler, shell.ends
+    kept = dict(filler.variables), list(filler.arguments), filler.first_line, filler.depth
+    own = dict(shell.files), dict(shell.functions), shell.prefix, shell.nesting, shell.stdin, shell.fed, list(shell.locals_)
+    commands, notes = len(shell.commands), len(shell.notes)
+    try:
+        branch()
+        left = dict(filler.variables) if shell.ends == ends else {}
+    except LeaveError:
+        left = {}
+    filler.variables, filler.arguments, filler.first_line, filler.depth = kept
+    shell.files, shell.functions, shell.prefix, shell.nesting, shell.stdin, shell.fed, shell.locals_ = own
+    del shell.commands[commands:], shell.notes[notes:]
+    shell.ends = ends
+    return left
