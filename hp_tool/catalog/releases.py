@@ -35,9 +35,11 @@ def check_release(program: str, release: str, *, field: str) -> None:
     numbers = release_numbers(release)
     if len(numbers) > 1 and any(release_numbers(each)[: len(numbers)] == numbers for each in known):
         return
+    series = next((numbers[:2] for each in known if len(numbers) > 2 and release_numbers(each)[:2] == numbers[:2]), None)
+    hint = f"; {series[0]}.{series[1]} names its series" if series else ""
     listed = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} older ones" if len(known) > _NAMED else "")
     message = (
-        f"{field} {release[:80]!r} is no known release of {program}; known: {listed}"
+        f"{field} {release[:80]!r} is no known release of {program}{hint}; known: {listed}"
         if known
         else f"no release of {program} is known to change a prediction; leave {field} out"
     )
