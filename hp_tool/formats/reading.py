@@ -148,7 +148,10 @@ class Reading:
         return str(size) if isinstance(size, int) else ""
 
     def lack_value(self, setting: Setting, path: str) -> None:
-        """Note that the value of a setting, which decides the field at `path`, is unknown."""
+        """Note that the value of a setting, which decides the field at `path`, is unknown; ignore it if the field is given."""
+        if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
+            self.ignore(setting, f"its value is unknown, and {path} is given")
+            return
         at = f"line {setting.line}: " if setting.line else ""
         why = f"{at}{setting.written} is {untold(setting.unknown)}; add"
         self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))

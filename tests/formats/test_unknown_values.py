@@ -86,6 +86,13 @@ def test_a_size_that_is_given_counts_in_what_follows_from_it(tmp_path: Path) -> 
     assert query["training"]["global_batch_size"] == 2 * 4 * 16
 
 
+def test_a_setting_whose_field_is_given_is_accounted_for(tmp_path: Path) -> None:
+    options = ("--set", "training.global_batch_size=64", "--set", "training.sequence_length=4096")
+    code, query, shown = read(tmp_path, "run.sh", ACCUMULATED["trainer"], *GPUS, *options)
+    assert code in (0, 3) and query["training"]["global_batch_size"] == 64, shown
+    assert "its value is unknown, and training.global_batch_size is given" in shown
+
+
 def test_what_depends_on_a_degree_that_is_given_is_kept(tmp_path: Path) -> None:
     text = f"torchrun --nproc-per-node 8 {SHAPE} --tensor-model-parallel-size $TP --sequence-parallel\n"
     code, query, shown = read(tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=4")
