@@ -15,6 +15,7 @@ from starlette.routing import Match
 
 from hp_tool.errors import HpToolError, LimitError, NotFoundError
 from service.api.views import STATUS_BY_CLASS
+from service.http.turns import BUSY
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -29,6 +30,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "request_timeout": 408,
     "payload_too_large": 413,
     "unknown_host": 421,
+    BUSY: 503,
 }
 BODY = "body"
 """The field of what is wrong with a request's body as a whole."""
