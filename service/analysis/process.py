@@ -35,6 +35,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
     Raises:
         HpToolError: the upload cannot be explained within the limits, or the client is gone.
     """
+    bounds.check()  # the client may have hung up while it waited for its turn
     environment = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict.fromkeys(THREADS, "1")
     command = [sys.executable, "-m", "service.analysis", str(folder)]
     output = folder / "output"

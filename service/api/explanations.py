@@ -12,7 +12,6 @@ from fastapi import Request, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
-from hp_tool import bounds
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.exchange.explanation import Explanation
@@ -23,8 +22,7 @@ from service.analysis.job import Job, Limits
 from service.analysis.process import analyse
 from service.api import openapi
 from service.api.bodies import read_query
-from service.api.dependencies import FindDep, SettingsDep, versioned
-from service.http.turns import Turns
+from service.api.dependencies import FindDep, SettingsDep, turn, versioned
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -57,18 +55,12 @@ async def with_form(request: Request, answer: Callable[[FormData], T], *, settin
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise InputError(f"send {FORM}: each trace as a file `trace`, the query as a text `query`", field="body", code="syntax")
 
-    turns: Turns = request.app.state.upload_turns
-
-    def work(form: FormData) -> T:
-        bounds.check()  # the client may have hung up while it waited for its turn
-        return answer(form)
-
     try:
         async with (
             request.form(max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes) as form,
-            turns.turn(request.state.principal.key_id),
+            turn(request, request.app.state.upload_turns),
         ):
-            return await to_thread.run_sync(partial(work, form))
+            return await to_thread.run_sync(partial(answer, form))
     except ClientDisconnect:
         raise HpToolError("the client hung up", code="client_gone") from None
 
