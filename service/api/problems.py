@@ -32,6 +32,8 @@ STATUS_BY_CODE: dict[str, int] = {
     "unknown_host": 421,
     BUSY: 503,
 }
+RETRY_S = "2"
+"""Retry-After while the database is away, or all connections are taken: both end within seconds."""
 BODY = "body"
 """The field of what is wrong with a request's body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
@@ -61,6 +63,8 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
     response = _response(status, code=error.code, detail=error.message, field=field, details=error.details)
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.headers["Retry-After"] = RETRY_S
     if status == HTTPStatus.UNAUTHORIZED:
         # Basic lets a browser ask for the key: any user name, the key as password.
         response.headers["WWW-Authenticate"] = 'Basic realm="hp-tool", charset="UTF-8"'
@@ -157,6 +161,7 @@ def plain_problem(status: int, *, code: str, detail: str) -> bytes:
         f"Content-Type: {MEDIA_TYPE}",
         f"Content-Length: {len(body)}",
         "Connection: close",
+        *((f"Retry-After: {RETRY_S}",) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()),
     )
     return "\r\n".join((*head, "", "")).encode() + body
 

@@ -20,6 +20,7 @@ import pytest
 from hp_tool.domain.access import Scope
 from hp_tool.store import open_store
 from service import keys
+from service.http import asgi_body
 from tests.service.hostile import HOSTILE, many_ranks_log
 from tests.service.processes import api_process, wait_for
 
@@ -172,3 +173,24 @@ def test_an_upload_delays_no_other_key(tmp_path: Path, files: dict[str, Path]) -
         assert time.monotonic() - started < 10.0
     for thread in threads:
         thread.join(30)
+
+
+@pytest.mark.parametrize("path", ["/v1/explanations", "/explain"])
+@pytest.mark.parametrize("drips", [False, True])
+def test_an_upload_that_stays_silent_or_drips_is_ended(
+    server: str, monkeypatch: pytest.MonkeyPatch, path: str, drips: bool
+) -> None:
+    monkeypatch.setattr(asgi_body, "SILENCE_S", 60.0 if drips else 0.4)
+    monkeypatch.setattr(asgi_body, "WHOLE_S", 0.4 if drips else 60.0)
+    parts = urlsplit(server)
+    head = '--b\r\nContent-Disposition: form-data; name="trace"; filename="a.json"\r\n\r\n'
+    lines = (f"POST {path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: multipart/form-data; boundary=b")
+    request = "\r\n".join([*lines, "Content-Length: 100000", "", head])
+    assert parts.port is not None
+    with socket.create_connection(("127.0.0.1", parts.port), timeout=10) as connection:
+        connection.sendall(request.encode())
+        for _ in range(30 if drips else 0):
+            with suppress(OSError):
+                connection.send(b" ")
+            time.sleep(0.05)
+        assert b" 408 " in connection.recv(4096).splitlines()[0]
