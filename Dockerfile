@@ -5,10 +5,11 @@ ARG BASE=python:3.11-slim
 FROM ${BASE} AS build
 ARG EXTRAS=postgresql,mcp
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE mkdocs.yml ./
 COPY hp_tool hp_tool
 COPY service service
 COPY migrations migrations
+COPY docs docs
 RUN python -m venv /opt/hp-tool && /opt/hp-tool/bin/pip install --no-cache-dir ".[${EXTRAS}]"
 
 FROM ${BASE}

@@ -42,6 +42,7 @@ from service.http.request_limits import RequestLimits
 from service.http.request_log import RequestLog
 from service.http.routes import AGENTS_PATH
 from service.http.security import Gate
+from service.http.turns import Turns
 from service.keys import Keyring
 from service.settings import Settings
 
@@ -95,6 +96,12 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache()
+    # One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
+    # later; a long ranking must not hold up the short estimates.
+    app.state.ranking_turns, app.state.estimate_turns = (
+        Turns(at_once=1, at_once_per_key=1, max_wait_s=settings.max_queue_s) for _ in range(2)
+    )
+    app.state.upload_turns = Turns(at_once=2, at_once_per_key=1, max_wait_s=6 * settings.max_queue_s)
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)

@@ -28,6 +28,8 @@ AMOUNTS = {
     "max_combinations": "HP_MAX_COMBINATIONS_PER_REQUEST",
     "max_cpu_s": "HP_MAX_CPU_SECONDS_PER_REQUEST",
     "max_upload_cpu_s": "HP_MAX_CPU_SECONDS_PER_UPLOAD",
+    "max_upload_memory_mib": "HP_MAX_UPLOAD_MEMORY_MIB",
+    "max_queue_s": "HP_MAX_QUEUE_SECONDS",
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
@@ -91,6 +93,11 @@ class Settings:
     """Processor seconds of one request, or of one line of a batch."""
     max_upload_cpu_s: float = 60.0
     """Those of one upload of traces: a gigabyte, unpacked, takes 32."""
+    max_upload_memory_mib: float = 1024.0
+    """MiB of memory that the process which reads one upload of traces may allocate."""
+    max_queue_s: float = 5.0
+    """Longest wait of a ranking or an estimate for its turn, in seconds; then the answer is 503. An upload waits six times as
+    long, because it was sent already."""
     max_requests_at_once: int = 16
     """Requests that one stored key may have open at a time, not counting those that wait for a search."""
     max_waiting_at_once: int = 64

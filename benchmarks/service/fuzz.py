@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
+import random
 import sys
 import tempfile
 import time
@@ -33,6 +35,7 @@ class Tally:
         self.statuses: Counter[int] = Counter()
         self.faults: list[str] = []
         self.slowest_s = 0.0
+        self.operations = 0
 
     def send(self, operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, *, number: int, seed: int) -> None:
         """So many generated requests to one operation."""
@@ -59,13 +62,13 @@ class Tally:
             each()
 
 
-def main() -> None:
-    """Exit code 1 where a request had a fault."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.fuzz", description=__doc__)
-    parser.add_argument("--requests", type=int, default=50_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+def fuzz(*, requests: int, seed: int, seconds: float = math.inf, at_once: int | None = None) -> Tally:
+    """Send about this many generated requests, in rounds over all operations and for at most so many seconds.
+
+    `at_once`: how many go to one operation before the next one's turn; None: as many as one round over all needs.
+    """
     tally = Tally()
+    ending = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{folder}/fuzz.sqlite3")
         hosts = ("testserver",)
@@ -74,18 +77,33 @@ def main() -> None:
         app = create_app(settings, store=store)
         api = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS, config=config)
         operations = [each.ok() for each in api.get_all_operations()]
+        tally.operations = len(operations)
         modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
-        seed = arguments.seed
-        while (left := arguments.requests - sum(tally.statuses.values())) > 0:  # few can be sent to what takes little
-            number = -(-left // (len(operations) * len(modes)))
-            for operation in operations:
+        # In an order of the seed's, so that a run that ends early does not always leave out the same ones.
+        turns = random.Random(seed).sample(operations, len(operations))
+        while (left := requests - sum(tally.statuses.values())) > 0:  # few can be sent to what takes little
+            number = at_once or -(-left // (len(operations) * len(modes)))
+            for operation in turns:
                 for mode in modes:
+                    if time.monotonic() > ending:
+                        store.close()
+                        return tally
                     tally.send(operation, mode, number=number, seed=seed)
                 sys.stderr.write(f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n")
             seed += 1
         store.close()
+    return tally
+
+
+def main() -> None:
+    """Exit code 1 where a request had a fault."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.fuzz", description=__doc__)
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    tally = fuzz(requests=arguments.requests, seed=arguments.seed)
     print("\n".join(tally.faults))
-    print(f"{sum(tally.statuses.values())} requests to {len(operations)} operations: {dict(tally.statuses.most_common())}")
+    print(f"{sum(tally.statuses.values())} requests to {tally.operations} operations: {dict(tally.statuses.most_common())}")
     print(f"{len(tally.faults)} faults; the slowest took {tally.slowest_s:.2f} s of processor time")
     sys.exit(bool(tally.faults))
 

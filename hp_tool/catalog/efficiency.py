@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
@@ -200,20 +200,39 @@ def machine_profile(cluster: str) -> MachineProfile | None:
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
-    """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once."""
+    """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once.
+
+    Fields at their defaults are left out: an earlier edition on the same host rejects a field that it does not know.
+    """
     import yaml
 
     path = library.own_folders()[0] / FOLDER.name / f"{_slug(cluster)}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = {key: value for key, value in dataclasses.asdict(profile.gpu).items() if value is not None}
+    fields = _without_defaults(profile.gpu)
     if profile.network is not None:
-        fields["network"] = dataclasses.asdict(profile.network)
+        fields["network"] = _without_defaults(profile.network)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     header = f"# Measured by hp-tool calibrate --cluster {_slug(cluster)}; measure again rather than edit.\n"
     temporary.write_text(header + yaml.safe_dump(fields, sort_keys=False, width=120))
     temporary.replace(path)
     _read.cache_clear()
     return path
+
+
+def _without_defaults(value: Any) -> Any:
+    """Return a dataclass, or a structure of them, as mappings of the fields that differ from their defaults."""
+    if isinstance(value, dict):
+        return {key: _without_defaults(each) for key, each in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return value
+    mapping = {}
+    for field in dataclasses.fields(value):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        own = getattr(value, field.name)
+        if own != default:
+            mapping[field.name] = _without_defaults(own)
+    return mapping
 
 
 @functools.lru_cache(maxsize=1024)

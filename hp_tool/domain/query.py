@@ -179,9 +179,12 @@ class Query(Strict):
             )
 
     def leaves_num_gpus_open(self) -> bool:
-        """Return whether objective min_gpus has to find how many of a named GPU there are, with no maximum in the query."""
+        """Return True if objective min_gpus has to find how many of a named GPU there are, with no maximum in the query.
+
+        A list of machines leaves nothing open: each of them is a query of its own.
+        """
         cluster = self.cluster
-        if self.objective != "min_gpus" or isinstance(cluster, str) or cluster.gpu is None:
+        if self.objective != "min_gpus" or not isinstance(cluster, ClusterQuery) or cluster.gpu is None:
             return False
         return cluster.num_gpus is None and cluster.node_type is None and cluster.stages is None
 

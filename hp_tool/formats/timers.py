@@ -103,9 +103,10 @@ def _timer(line: str, step: TimedStep, name: str) -> str:
     elif (most := _MOST.search(line)) and most[1] in NAMES:
         step.longest_s[most[1]] = float(most[2]) / 1e3
     elif (of_rank := _RANK.search(line)) and name and int(of_rank[1]) < MAX_RANKS:
-        seconds = step.ranks_s.setdefault(name, {})
-        seconds[int(of_rank[1])] = float(of_rank[2]) / 1e3
-        step.shortest_s[name], step.longest_s[name] = min(seconds.values()), max(seconds.values())
+        value = float(of_rank[2]) / 1e3
+        step.ranks_s.setdefault(name, {})[int(of_rank[1])] = value
+        step.shortest_s[name] = min(value, step.shortest_s.get(name, value))
+        step.longest_s[name] = max(value, step.longest_s.get(name, value))
         return name
     elif heading := _NAME.search(line):
         return heading[1] if heading[1] in NAMES else ""

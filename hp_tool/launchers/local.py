@@ -141,10 +141,10 @@ class LocalLauncher:
 
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
-        if not readback.is_there(folder / jobs.JOB):
-            raise LauncherError(f"no job {handle} under {self._root}")
         if folder.is_symlink():
             return jobs.spoilt("a link is in its place", ending=jobs.Ending(reason="damaged"), log_tail="")
+        if not readback.is_there(folder / jobs.JOB):
+            raise LauncherError(f"no job {handle} under {self._root}")
         job, state = jobs.submitted(folder), self._state(folder)
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")

@@ -161,6 +161,12 @@ class Coordinator:
             predicted=decision.predicted,
             limit=self._site.limit,
         )
+        if run.state.ended:  # the store repeats no run: without its measurement it would be proposed for ever
+            raise ConflictError(
+                f"Run {run.number} has ended, but its measurement is missing, so this search cannot go on. "
+                "Start a new search with the same query.",
+                code="measurement_missing",
+            )
         if decision.trial is not None and decision.calibration is not None:
             self._projection.bind(trial=decision.trial, run=run)
             payload = {

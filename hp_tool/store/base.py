@@ -234,20 +234,35 @@ def earlier_use(
     return str(first.resource_id)
 
 
-def as_an_earlier_edition(expanded: Any, *, request: Any, stored: Any) -> Any:
-    """Return a request with the defaults that the edition knew which made `stored` of it, and so fingerprinted: those that
-    stand there, at every depth. What the `request` itself holds stays."""
+def as_earlier_editions(expanded: Any, *, request: Any, stored: Any) -> list[Any]:
+    """Return a request as earlier editions may have expanded, and so fingerprinted, it.
+
+    They knew the fields that are in `stored`, at every depth. A field that the request does not state had the value that was
+    stored; or today's default, if the stored value was changed later.
+
+    Args:
+        expanded: The request with today's defaults.
+        request: The request as it was sent.
+        stored: What was made of the request with this key.
+    """
+    return [_as_stored(expanded, request=request, stored=stored, keep_stored=keep) for keep in (True, False)]
+
+
+def _as_stored(expanded: Any, *, request: Any, stored: Any, keep_stored: bool) -> Any:
     if isinstance(expanded, dict) and isinstance(stored, dict):
         sent = request if isinstance(request, dict) else {}
-        return {
-            name: as_an_earlier_edition(value, request=sent.get(name), stored=stored.get(name))
-            for name, value in expanded.items()
-            if name in stored or name in sent
-        }
+        filled = {}
+        for name, value in expanded.items():
+            if name in sent or (name in stored and not keep_stored):
+                kept = stored.get(name)
+                filled[name] = _as_stored(value, request=sent.get(name), stored=kept, keep_stored=keep_stored)
+            elif name in stored:
+                filled[name] = stored[name]
+        return filled
     if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
         whole = isinstance(request, list) and len(request) == len(stored)
         triples = zip(expanded, request if whole else [None] * len(stored), stored, strict=True)
-        return [as_an_earlier_edition(value, request=each, stored=kept) for value, each, kept in triples]
+        return [_as_stored(value, request=each, stored=kept, keep_stored=keep_stored) for value, each, kept in triples]
     return expanded
 
 

@@ -18,7 +18,7 @@ from hp_tool.domain.measurement_records import (
 )
 from hp_tool.domain.records import JsonObject, Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
-from hp_tool.store.base import ID, StoreBase, as_an_earlier_edition, checked, earlier_use, first_use, now, row_by_id
+from hp_tool.store.base import ID, StoreBase, as_earlier_editions, checked, earlier_use, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
@@ -67,7 +67,8 @@ class Measurements(StoreBase):
                     return False
                 stored = {"source": row.source, "query": row.query, "measurement": row.measurement}
                 stored["parallel"] = row.query.get("parallel")
-                return fingerprint == json_digest(as_an_earlier_edition(expanded, request=request, stored=stored))
+                earlier = as_earlier_editions(expanded, request=request, stored=stored)
+                return any(fingerprint == json_digest(each) for each in earlier)
 
             stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its)
             return None if stands is None else _read_measurement(connection, stands)

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from hp_tool.domain.records import REUSED
 from hp_tool.domain.retention import LONGEST_DAYS, SHORTEST_DAYS, EndedRun, Kept
 from hp_tool.errors import InputError
 from hp_tool.store import tables
@@ -23,6 +24,12 @@ SEARCH, RUN, EVENT, KEY, MEASUREMENT = (
     tables.idempotency_keys.c,
     tables.measurements.c,
 )
+UNFINISHED = sa.select(SEARCH.id).where(SEARCH.state.not_in(ENDED))
+NOT_NEEDED = sa.and_(
+    sa.or_(MEASUREMENT.search_id.is_(None), MEASUREMENT.search_id.not_in(UNFINISHED)),
+    ~sa.exists().where(RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id),
+)
+"""Measurements that no unfinished search needs: neither its own, nor one that stands for a run of it."""
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
@@ -32,7 +39,7 @@ class Forgetting(StoreBase):
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
         before = self._before(older_than_days)
         of_old = sa.exists().where(SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < before)
-        deleted = sa.and_(MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before)
+        deleted = sa.and_(MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before, NOT_NEEDED)
         return {
             "events": self._delete(tables.events, of_old, dry_run=dry_run),
             "audit": self._delete(tables.audit, tables.audit.c.created_at < before, dry_run=dry_run),
@@ -42,7 +49,7 @@ class Forgetting(StoreBase):
         }
 
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        old = MEASUREMENT.created_at < self._before(older_than_days)
+        old = sa.and_(MEASUREMENT.created_at < self._before(older_than_days), NOT_NEEDED)
         return self._delete(tables.measurements, old, dry_run=dry_run)
 
     def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:

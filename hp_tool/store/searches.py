@@ -26,7 +26,7 @@ from hp_tool.store.base import (
     ONE_SEARCH,
     StoreBase,
     add_event,
-    as_an_earlier_edition,
+    as_earlier_editions,
     checked,
     earlier_use,
     first_use,
@@ -127,8 +127,8 @@ class Searches(StoreBase):
                 stored = connection.execute(ONE_SEARCH, {ID.key: search_id}).one_or_none()
                 if expanded is None or stored is None:
                     return False
-                earlier = as_an_earlier_edition(expanded, request=request, stored=stored.query)
-                return fingerprint == _fingerprint(earlier, priority=priority, webhook=webhook)
+                earlier = as_earlier_editions(expanded, request=request, stored=stored.query)
+                return any(fingerprint == _fingerprint(each, priority=priority, webhook=webhook) for each in earlier)
 
             used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its)
             return None if used is None else read_search(connection, used)

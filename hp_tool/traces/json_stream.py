@@ -19,6 +19,8 @@ CHUNK = 2**20
 MAX_VALUE = 8 * 2**20
 """Characters of one event, or of one value beside the events; real ones have thousands."""
 EVENTS = "traceEvents"
+HEADER = frozenset({"baseTimeNanoseconds", "deviceProperties", "distributedInfo"})
+"""Keys beside the events whose values are kept."""
 _SPACE = re.compile(r"[\s,]*")
 
 
@@ -30,7 +32,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 class TraceStream:
-    """A trace that is read once: iterate over its events; `header` has the other keys that came so far."""
+    """A trace that is read once: iterate over its events; `header` has the keys of HEADER that came so far."""
 
     def __init__(self, stream: BinaryIO, *, name: str) -> None:
         self.header: dict[str, Any] = {}
@@ -56,7 +58,9 @@ class TraceStream:
                 self._next()
                 yield from self._list()
             else:
-                self.header[key[:100]] = self._value()
+                value = self._value()
+                if key in HEADER:
+                    self.header[key] = value
         if not has_events:
             self._refuse(f"it has no {EVENTS}", code="no_trace")
 

@@ -26,6 +26,7 @@ _SECOND = {"aten::mm": 0, "aten::_scaled_mm": 0, "aten::bmm": 0, "aten::addmm": 
 """Matmuls of recorded shapes, and the place of their first factor."""
 _LONGEST_US = 1e15
 """31 years: what is longer is no time."""
+MAX_THREAD_NAME = 100
 
 
 class _Rank:
@@ -75,6 +76,8 @@ class _Rank:
 
     def _thread(self, event: Mapping[str, Any]) -> int:
         key = event.get("tid")
+        if isinstance(key, str):
+            key = key[:MAX_THREAD_NAME]
         known = self._threads.get(key) if isinstance(key, str | int) else 0
         return known if known is not None else self._threads.setdefault(key, len(self._threads) + 1)
 

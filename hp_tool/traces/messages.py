@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.errors import InputError
 from hp_tool.timeline.events import COLLECTIVES, Collectives, Group
 from hp_tool.traces.columns import Floats, Ints
 from hp_tool.traces.names import Names, unnamed_part
@@ -24,6 +25,8 @@ MAX_ELEMENTS = 1e15
 FEW = 64
 """Elements below which a message is a norm, a loss or a flag, of whatever group."""
 _MAX_RANKS = 1 << 20
+MAX_GROUP_MEMBERS = 1 << 22
+"""Members of all process groups of one rank together, and groups."""
 _GATHERED = COLLECTIVES.index("all_gather")
 
 
@@ -79,6 +82,7 @@ class Messages:
     label: Ints = field(default_factory=Ints)
     size_bytes: Floats = field(default_factory=Floats)
     _labels: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _members: int = 0
 
     def add_device(self, event: int, name: str, args: Mapping[str, Any]) -> None:
         """A kernel whose arguments torch adds since 2.2; older ones carry none."""
@@ -117,6 +121,11 @@ class Messages:
         self.event.append(event)
         self.operation.append(operation)
         self.size_bytes.append(size)
+        if label not in self._labels:
+            self._members += 1 + len(label[2])
+            if self._members > MAX_GROUP_MEMBERS:
+                message = f"the trace lists process groups of more than {MAX_GROUP_MEMBERS:,} members together"
+                raise InputError(message, field="trace", code="too_large")
         self.label.append(self._labels.setdefault(label, len(self._labels)))
 
     def finish(self, groups: Mapping[str, Group]) -> tuple[Collectives, tuple[Group, ...]]:

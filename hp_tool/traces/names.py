@@ -72,11 +72,12 @@ class Names:
         return None if match is None else int(match[1])
 
     def _first(self, place: int, patterns: Rules, name: str, *, lower: bool = False) -> int:
+        name = name[:MAX_NAME]
         key = (place, name)
         known = self._known.get(key)
         if known is not None:
             return known
-        text = name[:MAX_NAME].lower() if lower else name[:MAX_NAME]
+        text = name.lower() if lower else name
         value = next((value for pattern, value in patterns if pattern.search(text)), -1)
         if len(self._known) >= REMEMBERED:
             self._known.clear()

@@ -7,7 +7,7 @@ process and device is one. Nsight records neither a collective's group nor its b
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.timeline.events import KINDS, Phases, RankEvents
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.messages import Messages, number
-from hp_tool.traces.names import Names
+from hp_tool.traces.names import MAX_NAME, Names
 
 _KERNEL, _COPY, _FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _LAUNCH, _RANGE = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -32,6 +32,7 @@ MAX_STEPS = 2_000_000_000
 MAX_LENGTH = 1_000_000
 """Bytes of one value."""
 MAX_RANKS = 64
+MAX_PROCESSES = 4096
 
 
 class _Device:
@@ -92,6 +93,7 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
         for start, identity, thread in _rows(connection, _LAUNCH, ("start", "correlationId", "globalTid")):
             if isinstance(thread, int) and isinstance(identity, int):
                 host = hosts.setdefault(thread // _THREADS, _Host())
+                _check_number(hosts, what="processes", name=name)
                 host.launch_id.append(identity)
                 host.launch_s.append(1e-9 * number(start))
                 host.thread.append(thread % _THREADS)
@@ -103,8 +105,6 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
         if "TARGET_INFO_GPU" in tables
         else ""
     )
-    if len(devices) > MAX_RANKS:
-        raise InputError(f"{name} has {len(devices)} devices; at most {MAX_RANKS} are read", field="trace", code="too_many")
     return [
         _rank(devices[key], hosts.get(key[0], _Host()), rank=rank + place, device=device)
         for place, key in enumerate(sorted(devices))
@@ -113,28 +113,44 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
 
 def _rows(connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = "") -> Iterator[tuple[Any, ...]]:
     """Rows of a table one by one; a column that this version of the tool does not write is null."""
-    present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    present = _columns(connection, table)
     chosen = ", ".join(each if "." in each or each in present else f"NULL AS {each}" for each in columns)
     yield from connection.execute(f"SELECT {chosen} FROM {table} {join}")  # noqa: S608 (our own names)
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+
+
+def _named(connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str) -> tuple[str, str]:
+    """Return the expression of the text that a column of a table names, and the join that it needs.
+
+    The texts stay in the database: all of them may be larger than memory.
+    """
+    if "StringIds" not in tables or column not in _columns(connection, table):
+        return column, ""
+    text = f"substr(coalesce(StringIds.value, {table}.{column}), 1, {MAX_NAME})"
+    return text, f"LEFT JOIN StringIds ON StringIds.id = {table}.{column}"
 
 
 def _kernels(
     connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, devices: dict[tuple[int, int], _Device], name: str
 ) -> None:
     """Kernels by their names, copies by their kind."""
-    strings = dict(_rows(connection, "StringIds", ("id", "value"))) if "StringIds" in tables else {}
     common = ("start", "end", "globalPid", "deviceId", "correlationId")
     collective = KINDS.index("collective")
     for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
         if table not in tables:
             continue
-        for start, end, process, device, identity, value in _rows(connection, table, (*common, extra)):
+        text_of, join = _named(connection, tables, table=table, column=extra) if table == _KERNEL else (extra, "")
+        for start, end, process, device, identity, value in _rows(connection, table, (*common, text_of), join):
             begin, finish = number(start), number(end)
             if not begin <= finish or not isinstance(device, int):
                 continue
             key = (process // _THREADS if isinstance(process, int) else 0, device)
             own = devices.setdefault(key, _Device(names))
-            text = str(strings.get(value, value))
+            _check_number(devices, what="devices", name=name)
+            text = str(value)
             if table == _KERNEL:
                 kind = names.kernel(text)
             else:
@@ -150,22 +166,31 @@ def _kernels(
 
 def _ranges(connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, hosts: dict[int, _Host], name: str) -> None:
     """Marked steps and phases of the hosts."""
-    join = "LEFT JOIN StringIds ON StringIds.id = NVTX_EVENTS.textId" if "StringIds" in tables else ""
-    columns = ("start", "end", "globalTid", "text", *(("StringIds.value",) if join else ()))
+    text_of, join = _named(connection, tables, table=_RANGE, column="textId")
+    columns = ("start", "end", "globalTid", "text", *((text_of,) if join else ()))
     for start, end, thread, *texts in _rows(connection, _RANGE, columns, join):
         text = next((each for each in texts if isinstance(each, str)), "")
         begin, finish = 1e-9 * number(start), 1e-9 * number(end)
         if not text or not begin <= finish or not isinstance(thread, int):
             continue
         host = hosts.setdefault(thread // _THREADS, _Host())
+        _check_number(hosts, what="processes", name=name)
         if (step := names.step(text)) is not None:
             host.steps.setdefault(step, (begin, finish))
+            check_room(len(host.steps), name=name)
         elif (phase := names.phase(text)) >= 0:
             host.phase.append(phase)
             host.phase_start.append(begin)
             host.phase_end.append(finish)
             host.phase_thread.append(thread % _THREADS)
             check_room(len(host.phase), name=name)
+
+
+def _check_number(found: Sized, *, what: str, name: str) -> None:
+    """Raise InputError for more devices or processes than one report may have."""
+    most = MAX_RANKS if what == "devices" else MAX_PROCESSES
+    if len(found) > most:
+        raise InputError(f"{name} has more than {most} {what}", field="trace", code="too_many")
 
 
 def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:

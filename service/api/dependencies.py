@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
@@ -23,6 +24,7 @@ from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
 from service.http.answer_cache import Learnt, applied
 from service.http.ownership import PrincipalStore
+from service.http.turns import Turns
 from service.keys import Principal
 from service.settings import Settings
 
@@ -97,6 +99,26 @@ async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calib
         return None
 
     return Recorded(calibrations, learnt)
+
+
+async def _ranking_turn(request: Request) -> AsyncIterator[None]:
+    async with turn(request, request.app.state.ranking_turns):
+        yield
+
+
+async def _estimate_turn(request: Request) -> AsyncIterator[None]:
+    async with turn(request, request.app.state.estimate_turns):
+        yield
+
+
+@asynccontextmanager
+async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
+    """Wait for the turn of the request's key and hold it. Raises LimitError `busy`.
+
+    The work itself finds at its first `bounds.check` that its client hung up meanwhile.
+    """
+    async with turns.turn(request.state.principal.key_id):
+        yield
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
@@ -174,3 +196,7 @@ RefittedDep = Annotated[None, Depends(refitted)]
 """What is due is fitted before the route reads."""
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
+RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
+"""Last parameter of a route that ranks configurations: one ranking is computed at a time, in turns by key."""
+EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
+"""The same for estimates, which do not wait for rankings."""

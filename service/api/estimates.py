@@ -1,17 +1,14 @@
 """What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-import anyio
-from anyio import to_thread
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool import bounds
 from hp_tool.answers import EstimateAnswer, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
@@ -22,7 +19,7 @@ from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, registered_model, with_registered
 from service.api import openapi
 from service.api.bodies import QueryBody, json_response, read_body, read_query, resolve, stream_answers
-from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep, versioned
+from service.api.dependencies import CalibrationsDep, EstimateTurn, FindDep, RankingTurn, RecordedDep, versioned
 from service.api.format_names import Readable, Writable
 
 router = versioned(tag="estimates")
@@ -47,31 +44,20 @@ IMPORT_EXAMPLE: dict[str, Any] = {
 }
 SIZING_EXAMPLE = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7.0}
 
-# One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
-# later; a long ranking must not hold up the short estimates.
-ESTIMATES, RECOMMENDATIONS = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
-
-
-async def _in_turn(make: Callable[[], object], limiter: anyio.CapacityLimiter) -> Response:
-    def work() -> Response:
-        bounds.check()  # the client may have hung up while it waited for its turn
-        return json_response(make())
-
-    return await to_thread.run_sync(work, limiter=limiter)
-
 
 @router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
-async def estimates(query: QueryBody, calibrations: RecordedDep) -> Response:
+def estimates(query: QueryBody, calibrations: RecordedDep, _turn: EstimateTurn) -> Response:
     """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
-    return await _in_turn(lambda: estimate_answer(query, calibrations=calibrations), ESTIMATES)
+    return json_response(estimate_answer(query, calibrations=calibrations))
 
 
 @router.post(
     "/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body(domain.Query, example=SPACE_EXAMPLE)
 )
-async def recommendations(
+def recommendations(
     query: QueryBody,
     calibrations: RecordedDep,
+    _turn: RankingTurn,
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[
         Front | None,
@@ -82,10 +68,8 @@ async def recommendations(
     ] = False,
 ) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return await _in_turn(
-        lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity),
-        RECOMMENDATIONS,
-    )
+    answer = recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
+    return json_response(answer)
 
 
 async def _sizing(request: Request, find: FindDep) -> SizingQuery:
@@ -96,7 +80,7 @@ async def _sizing(request: Request, find: FindDep) -> SizingQuery:
 
 
 @router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body(SizingQuery, example=SIZING_EXAMPLE))
-def sizings(query: Annotated[SizingQuery, Depends(_sizing)], calibrations: CalibrationsDep) -> Any:
+def sizings(query: Annotated[SizingQuery, Depends(_sizing)], calibrations: CalibrationsDep, _turn: RankingTurn) -> Any:
     """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
     devices for a deadline.
     """
@@ -170,7 +154,7 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
 
 
 @formats.post("/imports", response_model=Assessment)
-def imports(request: ImportRequest, find: FindDep) -> Any:
+def imports(request: ImportRequest, find: FindDep, _turn: RankingTurn) -> Any:
     """What someone runs as a query, what became of each of its words, its prediction beside its log, and the best configuration
     for the same work as changes of flags. One that lacks or holds something is refused, with all of it listed.
     """

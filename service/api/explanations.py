@@ -7,23 +7,22 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import anyio
 from anyio import to_thread
 from fastapi import Request, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
-from hp_tool import bounds
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.exchange.explanation import Explanation
 from hp_tool.exchange.logged import LoggedExplanation
-from hp_tool.exchange.recorded import explain_files
 from hp_tool.queries.registered import Find
 from hp_tool.traces.files import MAX_FILES
+from service.analysis.job import Job, Limits
+from service.analysis.process import analyse
 from service.api import openapi
-from service.api.bodies import json_response, read_query
-from service.api.dependencies import FindDep, SettingsDep, versioned
+from service.api.bodies import read_query
+from service.api.dependencies import FindDep, SettingsDep, turn, versioned
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -34,8 +33,6 @@ EXAMPLE: dict[str, Any] = {
         '[{"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "tid": 7, "ts": 0, "dur": 100}]'
     ]
 }
-_TURN = anyio.CapacityLimiter(1)
-"""One trace is read at a time: millions of events take some hundred megabytes."""
 
 
 @router.post("", response_model=Explanation | LoggedExplanation, openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES))
@@ -47,23 +44,23 @@ async def explanations(request: Request, settings: SettingsDep, find: FindDep) -
 
     def answer(form: FormData) -> Response:
         check_fields(form, texts=("query",))
-        return json_response(explain_uploads(form, query=read_upload_query(form, find=find)))
+        query = read_upload_query(form, find=find)
+        return Response(explain_uploads(form, query=query, settings=settings), media_type="application/json")
 
     return await with_form(request, answer, settings=settings, texts=1)
 
 
 async def with_form(request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int) -> T:
-    """Return what `answer` makes of the posted form, which has up to `texts` texts; in a thread, one at a time."""
+    """Return what `answer` makes of the posted form, which has up to `texts` texts. It runs in a thread, at its key's turn."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise InputError(f"send {FORM}: each trace as a file `trace`, the query as a text `query`", field="body", code="syntax")
 
-    def work(form: FormData) -> T:
-        bounds.check()  # the client may have hung up while it waited for its turn
-        return answer(form)
-
     try:
-        async with request.form(max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes) as form:
-            return await to_thread.run_sync(partial(work, form), limiter=_TURN)
+        async with (
+            request.form(max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes) as form,
+            turn(request, request.app.state.upload_turns),
+        ):
+            return await to_thread.run_sync(partial(answer, form))
     except ClientDisconnect:
         raise HpToolError("the client hung up", code="client_gone") from None
 
@@ -84,8 +81,11 @@ def read_upload_query(form: FormData, *, find: Find) -> Query | None:
     return read_query(text.encode(), find=find) if isinstance(text, str) and text.strip() else None
 
 
-def explain_uploads(form: FormData, *, query: Query | None) -> Explanation | LoggedExplanation:
-    """Explain the form's files, which are deleted before this returns."""
+def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) -> bytes:
+    """Return the explanation of the form's files as JSON. The files are deleted before this returns.
+
+    A child process reads them: what exhausts memory or never ends does so there.
+    """
     uploads = [each for each in form.getlist("trace") if isinstance(each, UploadFile) and (each.filename or each.size)]
     with TemporaryDirectory(prefix="hp-explain-") as folder:
         # Files with a path, which SQLite needs; the sender's names only stand in errors, and may tell ranks.
@@ -94,4 +94,16 @@ def explain_uploads(form: FormData, *, query: Query | None) -> Explanation | Log
             with path.open("wb") as copy:
                 shutil.copyfileobj(upload.file, copy, 2**20)
             upload.file.close()  # so that no two copies of a large one are left
-        return explain_files(paths, names=[PurePath(upload.filename or "trace").name[:100] for upload in uploads], query=query)
+        names = [PurePath(upload.filename or "trace").name[:100] for upload in uploads]
+        job = Job(paths=paths, names=names, query=query, limits=_limits(settings))
+        return analyse(job, folder=Path(folder))
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        memory_mib=settings.max_upload_memory_mib,
+        cpu_s=settings.max_upload_cpu_s,
+        max_combinations=settings.max_combinations,
+        max_values=settings.max_values,
+        max_yaml_bytes=settings.max_yaml_bytes,
+    )

@@ -22,6 +22,7 @@ _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
     429: {"Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}},
+    503: {"Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}},
 }
 
 

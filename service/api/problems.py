@@ -15,6 +15,7 @@ from starlette.routing import Match
 
 from hp_tool.errors import HpToolError, LimitError, NotFoundError
 from service.api.views import STATUS_BY_CLASS
+from service.http.turns import BUSY
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -29,7 +30,10 @@ STATUS_BY_CODE: dict[str, int] = {
     "request_timeout": 408,
     "payload_too_large": 413,
     "unknown_host": 421,
+    BUSY: 503,
 }
+RETRY_S = "2"
+"""Retry-After while the database is away, or all connections are taken: both end within seconds."""
 BODY = "body"
 """The field of what is wrong with a request's body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
@@ -59,6 +63,8 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
     response = _response(status, code=error.code, detail=error.message, field=field, details=error.details)
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.headers["Retry-After"] = RETRY_S
     if status == HTTPStatus.UNAUTHORIZED:
         # Basic lets a browser ask for the key: any user name, the key as password.
         response.headers["WWW-Authenticate"] = 'Basic realm="hp-tool", charset="UTF-8"'
@@ -155,6 +161,7 @@ def plain_problem(status: int, *, code: str, detail: str) -> bytes:
         f"Content-Type: {MEDIA_TYPE}",
         f"Content-Length: {len(body)}",
         "Connection: close",
+        *((f"Retry-After: {RETRY_S}",) if status == HTTPStatus.SERVICE_UNAVAILABLE else ()),
     )
     return "\r\n".join((*head, "", "")).encode() + body
 

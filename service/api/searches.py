@@ -27,7 +27,7 @@ from hp_tool.tuning.plan import bill
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
-from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
+from service.api.dependencies import FindDep, PagingDep, RankingTurn, SettingsDep, StoreDep, TrialPagingDep, versioned
 from service.api.search_results import calibrated_predictions, search_answer
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.api.watch import Watch
@@ -112,7 +112,7 @@ def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, 
 
 
 @plans.post("/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
-def plan(query: QueryBody, store: StoreDep) -> Response:
+def plan(query: QueryBody, store: StoreDep, _turn: RankingTurn) -> Response:
     """What a search would cost at its whole budget, before anything runs: its first run, the confirmation, GPU-hours and money.
 
     As if one job could have all of the cluster; nothing is queued.

@@ -23,7 +23,16 @@ from hp_tool.watch.loss import AfterLoss, after_loss
 from hp_tool.watch.reports import take_steps, teach, verdict_of
 from service.api import openapi
 from service.api.bodies import QueryBody, json_body, json_response, resolve
-from service.api.dependencies import CalibrationsDep, FindDep, PagingDep, SettingsDep, StoreDep, WatchStoreDep, versioned
+from service.api.dependencies import (
+    CalibrationsDep,
+    FindDep,
+    PagingDep,
+    RankingTurn,
+    SettingsDep,
+    StoreDep,
+    WatchStoreDep,
+    versioned,
+)
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import PageView, View
@@ -144,6 +153,7 @@ def list_watches(
 def lost_nodes(
     query: QueryBody,
     calibrations: CalibrationsDep,
+    _turn: RankingTurn,
     lost_nodes: Annotated[int, Parameter(ge=1, le=MOST_LOST, description="Nodes of the query's cluster that are gone")] = 1,
 ) -> Response:
     """The best configuration of what lost nodes leave of a query's training, and how long it pays to wait for them: what

@@ -27,13 +27,17 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
     """Seconds until the request is sent again; None: this outcome is final. `attempt` counts from 1.
 
     A request answered 429 was not carried out, so any may be sent again. One whose answer was lost may have been carried out:
-    it is sent again only if it changes nothing or carries an Idempotency-Key.
+    it is sent again only if it changes nothing or carries an Idempotency-Key. So is one that a busy server answered 503 with
+    Retry-After.
     """
-    if isinstance(outcome, httpx.Response) and outcome.status_code == httpx.codes.TOO_MANY_REQUESTS:
-        retry_after_s = _seconds(outcome.headers.get("Retry-After", ""))
-        return retry_after_s if retry_after_s <= LONGEST_WAIT_S and attempt < ATTEMPTS else None
-    lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in AWAY
     repeatable = request.method in SAFE_METHODS or request.url.path in COMPUTING or "Idempotency-Key" in request.headers
+    if isinstance(outcome, httpx.Response):
+        refused = outcome.status_code == httpx.codes.TOO_MANY_REQUESTS
+        busy = outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE and "Retry-After" in outcome.headers and repeatable
+        if refused or busy:
+            retry_after_s = _seconds(outcome.headers.get("Retry-After", ""))
+            return retry_after_s if retry_after_s <= LONGEST_WAIT_S and attempt < ATTEMPTS else None
+    lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in AWAY
     if lost and repeatable and attempt < LOST_ATTEMPTS:
         return FIRST_WAIT_S * 2.0 ** (attempt - 1)
     return None

@@ -25,6 +25,7 @@ from hp_tool.queries.registered import Find
 from hp_tool.timeline.use import LinkUse
 from hp_tool.traces.files import MAX_FILES
 from hp_tool.units import counted
+from service.analysis.job import parse_answer
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, PrincipalDep, SettingsDep, StoreDep
 from service.api.explanations import check_fields, explain_uploads, read_upload_query, with_form
@@ -34,7 +35,9 @@ from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.page import ErrorFields, Page, address, configuration_href, page_at, render
 from service.dashboard.ranking import run_href
 from service.http.routes import EXPLAIN_PAGE
+from service.http.turns import BUSY
 from service.keys import Principal
+from service.settings import Settings
 
 KEEP = "keep"
 """Field of the form: whether the step and its parts become a measurement."""
@@ -126,24 +129,29 @@ async def explain_upload(
     page = explain_context(settings)
     try:
         page = await with_form(
-            request, partial(_answer, page, find=find, store=store, principal=principal), settings=settings, texts=2
+            request,
+            partial(_answer, page, find=find, store=store, principal=principal, settings=settings),
+            settings=settings,
+            texts=2,
         )
     except HpToolError as error:
-        if error.code in ("client_gone", "payload_too_large"):  # nothing of the form is known
+        if error.code in ("client_gone", "payload_too_large", "request_timeout", BUSY):  # nothing of the form is known
             raise
         page = replace(page, error=error.as_dict())
     status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
     return render("explain.html", page=page, section="Explain", status=status)
 
 
-def _answer(page: ExplainPage, form: FormData, *, find: Find, store: Store, principal: Principal) -> ExplainPage:
+def _answer(
+    page: ExplainPage, form: FormData, *, find: Find, store: Store, principal: Principal, settings: Settings
+) -> ExplainPage:
     text = form.get("query")
     page = replace(page, query=text if isinstance(text, str) else "")
     try:
         check_fields(form, texts=("query", KEEP))
         query = read_upload_query(form, find=find)
         keeps = KEEP in form
-        answer = explain_uploads(form, query=query)
+        answer = parse_answer(explain_uploads(form, query=query, settings=settings))
         typed = None if query is None else schema.parse_query(page.query)
         explained = _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
         if keeps:

@@ -9,20 +9,19 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
-from hp_tool import bounds, catalog
+from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.catalog.prices import offers
 from hp_tool.domain.prices import PRICED, NotRanked, Offer
 from hp_tool.domain.query import Kind, Query
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, LimitError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import Section, sections
 from hp_tool.render.words import machines_heading
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import resolve
-from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.estimates import RECOMMENDATIONS
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
 from service.dashboard.figures import Figure
 from service.dashboard.machine_rows import MachineRow, days_and_dollars, machine_rows, machine_verdict
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query
@@ -117,10 +116,13 @@ class Asked:
 
     async def answered(self) -> MachinesPage:
         """The whole page: rankings of many machines take seconds."""
-        return await to_thread.run_sync(self._answered, limiter=RECOMMENDATIONS)
+        try:
+            async with turn(self.request, self.request.app.state.ranking_turns):
+                return await to_thread.run_sync(self._answered)
+        except LimitError as error:  # the page is half sent
+            return replace(self.page, error=error.as_dict(), answered=True)
 
     def _answered(self) -> MachinesPage:
-        bounds.check()  # the reader may have left while this waited for its turn
         if self.query is None:
             return self.page
         try:

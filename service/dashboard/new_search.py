@@ -30,7 +30,7 @@ from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
-from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep
 from service.api.searches import searched
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, count, details, seconds
@@ -155,7 +155,9 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     )
 
 
-def preview(values: Form, request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Preview:
+def preview(
+    values: Form, request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep, _turn: RankingTurn
+) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))

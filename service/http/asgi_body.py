@@ -10,7 +10,8 @@ from hp_tool.errors import HpToolError
 SILENCE_S = 30.0
 """How long the rest of a body may let wait."""
 WHOLE_S = 120.0
-"""How long all of it may take."""
+"""How long all of it may take; of an upload, on top of the time that the slowest rate allows."""
+SLOWEST_BYTES_PER_SECOND = 65_536
 
 
 def too_large(limit: int) -> HpToolError:
@@ -28,6 +29,35 @@ def counted(receive: Receive, limit: int) -> Receive:
         seen += len(message.get("body", b""))
         if seen > limit:
             raise too_large(limit)
+        return message
+
+    return received
+
+
+def patient(receive: Receive) -> Receive:
+    """Return a `receive` that raises HpToolError `request_timeout` if the rest of a body stays away, or comes too slowly.
+
+    For a body that is answered after its end: its sender waits for nothing.
+    """
+    loop = asyncio.get_running_loop()
+    began_s, seen, complete = loop.time(), 0, False
+
+    async def received() -> Message:
+        nonlocal seen, complete
+        if complete:
+            return await receive()  # a hang-up may take any time
+        end_s = began_s + WHOLE_S + seen / SLOWEST_BYTES_PER_SECOND
+        try:
+            async with asyncio.timeout(SILENCE_S), asyncio.timeout_at(end_s):
+                message = await receive()
+        except TimeoutError:
+            reason = (
+                f"nothing of the body came for {SILENCE_S:g} s, or less than {SLOWEST_BYTES_PER_SECOND:,} bytes a second "
+                f"after the first {WHOLE_S:g} s"
+            )
+            raise HpToolError(reason, code="request_timeout") from None
+        seen += len(message.get("body", b""))
+        complete = message["type"] != "http.request" or not message.get("more_body")
         return message
 
     return received

@@ -63,6 +63,7 @@ class RequestLimits:
             with bounded(bounds):
                 await self.app(scope, asker.receive, send)
         finally:
+            meter.stop()  # a thread may still work for a request that the server cancelled at its end
             asker.close()
             self.under_way[key_id] -= 1
             if not self.under_way[key_id]:

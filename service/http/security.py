@@ -13,7 +13,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
 from service.api.problems import problem
 from service.http import asgi_body
-from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
+from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED, UPLOADS
 from service.keys import ForbiddenKeyError, Keyring, Principal
 from service.settings import Settings
 
@@ -77,6 +77,8 @@ class Gate:
             limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
             receive = asgi_body.counted(receive, limit)
+            if scope["path"] in UPLOADS and scope["method"] == "POST":
+                receive = asgi_body.patient(receive)
             if scope["path"] not in STREAMED:  # read here, so that no layer below meets a body that is too large half-way
                 body = await asgi_body.whole(receive)
                 if body is None:  # the sender hung up

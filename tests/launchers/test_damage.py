@@ -45,6 +45,7 @@ DAMAGE = {
     "log a pipe": "os.remove('job.log'); os.mkfifo('job.log')",
     "folder removed": "shutil.rmtree(os.getcwd())",
     "folder a file": "shutil.rmtree(os.getcwd()); open(HERE, 'w').close()",
+    "folder a dangling link": "os.rename(HERE, HERE + '.gone'); os.symlink('/nowhere', HERE)",
     "folder a link": "os.rename(HERE, HERE + '.gone'); os.symlink(HERE + '.gone', HERE)",
     "all names folders": "[os.remove(n) for n in os.listdir()]; [os.mkdir(n) for n in NAMES]",
 }
@@ -199,3 +200,11 @@ def test_nodes_that_a_job_names_are_host_names(launcher: Launcher, tmp_path: Pat
     options = SlurmOptions(gpu="cpu", gpus_per_node=1)
     script = render(options, plan=replace(plan(GOOD), excluded_hosts=(host, "node-7.cluster_a")))
     assert [line for line in script.splitlines() if "exclude" in line] == ["#SBATCH --exclude=node-7.cluster_a"]
+
+
+def test_a_folder_replaced_by_a_link_to_nothing_is_a_failed_run(launcher: Launcher, tmp_path: Path) -> None:
+    """Not an error of the launcher, which would end the search."""
+    handle = _start(launcher, "folder a dangling link", rest_s=0.5, told=tmp_path / "told")
+    wait(launcher, handle, until=ENDED)
+    measurement = launcher.fetch(handle)
+    assert measurement.status == "crashed" and "link" in (measurement.cause or "")

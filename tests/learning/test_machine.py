@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hp_tool import catalog
@@ -92,3 +93,13 @@ def test_the_command_measures_this_host(own: Path, tmp_path: Path, monkeypatch: 
     kept = machine_profile("local")
     assert kept is not None and kept.gpu.gpu == "cpu" and kept.network is None
     assert "hp-tool calibrate --cluster" in kept.gpu.fitted_on
+
+
+def test_a_saved_profile_has_no_field_at_its_default(own: Path) -> None:
+    """An earlier edition on the same host rejects fields that it does not know."""
+    measured = dataclasses.replace(gpu_efficiency(catalog.gpu("a100-sxm-80gb")), attention_kernels={})
+    path = save_machine_profile("lab", MachineProfile(gpu=measured))
+    written = yaml.safe_load(path.read_text())
+    assert "attention_kernels" not in written and None not in written.values()
+    known = machine_profile("lab")
+    assert known is not None and known.gpu == measured

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from collections import Counter
 
+import optuna
 import pytest
+import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hp_tool.domain.jobs import JobState
@@ -13,6 +15,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
 from hp_tool.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S
+from hp_tool.store import tables
 from tests.search.search_bench import wait_for_claim
 
 
@@ -235,3 +238,26 @@ def test_interrupted_by_hand_it_ends_the_job_and_pauses(bench):
     assert b.coordinator().run().stopped_because == "interrupted"
     assert len(b.engine.cancelled) == 1
     assert [run.state for run in b.runs()] == [RunState.ABANDONED]
+
+
+def test_a_search_whose_measurements_were_deleted_ends_with_an_error(bench, monkeypatch):
+    """The store repeats no finished run, so the same proposal would return for ever."""
+    b = bench(budget_runs=4, min_gain_fraction=0.0)
+    intend, intended = b.store.intend_run, []
+
+    def stop_before_the_third(**given):
+        intended.append(None)
+        if len(intended) == 3:
+            raise Killed
+        assert len(intended) < 50, "no progress"
+        return intend(**given)
+
+    monkeypatch.setattr(b.store, "intend_run", stop_before_the_third)
+    with pytest.raises(Killed):
+        b.coordinator(lease=b.claim(lease_s=0.01), lease_s=0.01).run()
+    assert [run.state for run in b.runs()] == [RunState.FINISHED] * 2
+    with b.store._writing() as connection:
+        connection.execute(sa.delete(tables.measurements))
+    b.storage = optuna.storages.InMemoryStorage()  # as a worker rebuilds its study
+    with pytest.raises(ConflictError, match="measurement is missing"):
+        b.coordinator(lease=wait_for_claim(b)).run()

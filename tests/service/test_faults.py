@@ -27,6 +27,8 @@ POSTGRESQL = [
     "database read-only",
     "workers claiming at once",
     "cancelled under a sleeping worker",
+    "upload that exhausts memory",
+    "upload that never ends",
 ]
 """What befalls the database; the rest is the same on both."""
 

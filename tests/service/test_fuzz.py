@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 
 import pytest
 
@@ -23,6 +24,17 @@ def test_no_mutation_is_answered_with_a_fault() -> None:
     assert told["outcomes"]["line"]["ok"] > 10  # not everything is refused at the door
     assert {"unknown_key", "invalid_value", "syntax"} <= set(told["outcomes"]["line"])
     assert set(told["outcomes"]["http"]) == {"200", "422"}
+
+
+@pytest.mark.slow
+def test_generated_requests_of_a_fresh_seed_are_answered_without_a_server_error() -> None:
+    """A minute of `benchmarks.service.fuzz`; a failure prints the seed and each request as a curl command."""
+    from benchmarks.service.fuzz import fuzz as fuzz_api
+
+    seed = secrets.randbelow(1_000_000)
+    tally = fuzz_api(requests=10_000, seed=seed, seconds=60.0, at_once=4)
+    assert sum(tally.statuses.values()) > 50
+    assert tally.faults == [], f"python -m benchmarks.service.fuzz --seed {seed}"
 
 
 @pytest.mark.long

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, base, retention
@@ -60,3 +61,29 @@ def test_what_is_old_goes_and_what_was_found_stays(
 def test_a_day_at_least_is_kept(store: SqlStore, days: float) -> None:
     with pytest.raises(InputError, match="must be from 1"):
         store.prune(older_than_days=days)
+
+
+def test_what_an_unfinished_search_needs_stays(
+    store: SqlStore, new_measurement: Callable[..., NewMeasurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reused = store.add_measurement(measurement=new_measurement()).id
+    store.add_measurement(measurement=new_measurement())  # nobody needs it
+    search_id = store.create_search(query={}).id
+    lease = store.claim_search(holder="w", lease_s=60.0)[1]  # type: ignore[index]
+    measured = store.intend_run(lease=lease, parallel=ParallelConfig(), fidelity=Fidelity(), predicted={})
+    own = store.finish_run(lease=lease, run_id=measured.id, measurement=new_measurement(), gpu_seconds=1.0).measurement_id
+    assert own is not None
+    other = replace(ParallelConfig(), micro_batch_size=2)
+    store.intend_run(lease=lease, parallel=other, fidelity=Fidelity(), predicted={"reused_measurement_id": reused})
+    store.set_measurement_state(measurement_id=own, state="deleted")
+    monkeypatch.setattr(retention, "now", lambda connection: base.now(connection) + timedelta(days=2))
+    assert store.prune(older_than_days=1.0)["measurements"] == 0
+    assert store.prune_measurements(older_than_days=1.0, dry_run=True) == 1
+    assert store.prune_measurements(older_than_days=1.0) == 1
+    assert store.get_measurement(measurement_id=own).id == own
+    assert store.get_measurement(measurement_id=reused).id == reused
+    for run in store.runs(search_id=search_id):
+        if not run.state.ended:
+            store.abandon_run(lease=lease, run_id=run.id, cause="ended")
+    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, result={})
+    assert store.prune_measurements(older_than_days=1.0) == 2

@@ -156,10 +156,11 @@ def test_a_rank_is_given_once_and_known_by_trace_name_or_place(tmp_path: Path) -
 
 def test_values_that_lie_across_chunks_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "CHUNK", 7)
-    content = {"a": 12345678901, "traceEvents": [{"n": n, "text": 'é{["}]'} for n in range(20)], "z": [1, {"b": 2}]}
+    content = {"baseTimeNanoseconds": 12345678901, "other": 1, "traceEvents": [{"n": n, "text": 'é{["}]'} for n in range(20)]}
+    content["distributedInfo"] = [1, {"b": 2}]
     stream = TraceStream(io.BytesIO(json.dumps(content, ensure_ascii=False).encode()), name="trace")
     assert [each["n"] for each in stream] == list(range(20))
-    assert stream.header == {"a": 12345678901, "z": [1, {"b": 2}]}
+    assert stream.header == {"baseTimeNanoseconds": 12345678901, "distributedInfo": [1, {"b": 2}]}
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def campaign(
     `longest_s`: how long a database is away at most.
     """
     (home / "faults").mkdir(parents=True, exist_ok=True)
+    (home / "temporary").mkdir(exist_ok=True)
     engine = engine or Local()
     query = QUERY | {"search": QUERY["search"] | {"launcher": engine.name}}
     service = Service(database_url=database.url, home=home, lease_s=lease_s, environment=engine.environment(home))
@@ -135,6 +136,7 @@ def campaign(
             service.stop()
     leftovers = [f"process {' '.join(process.cmdline())}" for process in service.leftovers()]
     leftovers += [f"job {name} is still there" for name in engine.launcher(home).open_jobs()]
+    leftovers += [f"file {each.name} of an upload" for each in (home / "temporary").glob("hp-explain-*")]
     found = audit(
         database_url=database.url,
         home=home,

@@ -8,13 +8,16 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import sqlalchemy as sa
 
 from hp_tool.launchers.readback import read_json
@@ -27,6 +30,7 @@ from tests.service.faults.databases import Database, Postgres, until_it_answers
 from tests.service.faults.engines import Local
 from tests.service.faults.processes import Service
 from tests.service.faults.quick_job import append_line
+from tests.service.hostile import generated_column, million_ranks
 
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
@@ -40,6 +44,10 @@ DAMAGED_NAMES = (
     *("claim", "submitted.json", "submit.lock"),
 )
 """What a job lays its hand on; nothing: its folder as a whole."""
+UPLOAD_S = 120.0
+"""How long an upload may wait for its answer."""
+LEVEL_BYTES = 150 * 2**20
+"""How much the API may grow while it refuses an upload."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -240,6 +248,68 @@ def jump_clock(scene: Scene) -> None:
         kill_worker(scene)
 
 
+def exhaust_memory(scene: Scene) -> None:
+    """Send an upload whose reader needs gigabytes: the API refuses it, stays small and keeps answering."""
+    process = _api_process(scene)
+    before = process.memory_info().rss
+    path = generated_column(scene.service.home / "report.sqlite")
+    deadline = time.monotonic() + UPLOAD_S
+    while True:
+        with path.open("rb") as file:
+            answer = httpx.post(f"{scene.service.url}/v1/explanations", files=[("trace", file)], timeout=UPLOAD_S)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            break
+        time.sleep(1.0)
+    if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        raise RuntimeError(f"the upload was answered {answer.status_code}: {answer.text[:300]}")
+    if process.memory_info().rss - before > LEVEL_BYTES:
+        raise RuntimeError(f"the API grew from {before} to {process.memory_info().rss} bytes")
+
+
+def upload_without_end(scene: Scene) -> None:
+    """One client drips an upload, another sends one that takes minutes to read, both until they hang up. Meanwhile the API
+    answers others, and afterwards nothing of the uploads is left."""
+    process = _api_process(scene)
+    place = urlsplit(scene.service.url)
+    head = (
+        f"POST /v1/explanations HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        "Content-Length: {0}\r\n\r\n"
+    )
+    part = b'--b\r\nContent-Disposition: form-data; name="trace"; filename="a.json.gz"\r\n\r\n'
+    endless = part + million_ranks(scene.service.home / "ranks.json.gz").read_bytes() + b"\r\n--b--\r\n"
+    assert place.port is not None
+    with (
+        socket.create_connection(("127.0.0.1", place.port), timeout=UPLOAD_S) as dripping,
+        socket.create_connection(("127.0.0.1", place.port), timeout=UPLOAD_S) as reading,
+    ):
+        dripping.sendall(head.format(10**6).encode() + part)
+        reading.sendall(head.format(len(endless)).encode() + endless)
+        _until(lambda: bool(_readers(process)), timeout_s=30)
+        ending = time.monotonic() + scene.duration_s()
+        while time.monotonic() < ending:
+            dripping.sendall(b" ")
+            httpx.get(f"{scene.service.url}/healthz", timeout=10).raise_for_status()
+            time.sleep(0.1)
+    _until(lambda: not _readers(process), timeout_s=10)
+    if left := _readers(process):
+        raise RuntimeError(f"uploads are still read by {left}")
+
+
+def _api_process(scene: Scene) -> psutil.Process:
+    assert scene.service.api is not None
+    return psutil.Process(scene.service.api.pid)
+
+
+def _readers(process: psutil.Process) -> list[int]:
+    """Return the living processes that read uploads for the API."""
+    found = []
+    for child in process.children():
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and "service.analysis" in child.cmdline():
+                found.append(child.pid)
+    return found
+
+
 def _running(scene: Scene) -> list[str]:
     answer = httpx.get(f"{scene.service.url}/v1/searches", params={"state": "running"}, timeout=60)
     return [each["id"] for each in answer.raise_for_status().json()["items"]]
@@ -289,4 +359,6 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     CLOCK: jump_clock,
     OLDER: work_beside_an_older_edition,
     "result truncated": truncate_result,
+    "upload that exhausts memory": exhaust_memory,
+    "upload that never ends": upload_without_end,
 }

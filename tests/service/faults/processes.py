@@ -111,7 +111,8 @@ class Service:
         """What API and workers get besides what they inherit."""
         home = {"HP_RUNS_DIR": str(self.home / "runs"), "HP_CATALOG_DIR": str(self.home / "catalog")}
         webhooks = {"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
-        return {**home, **webhooks, "HP_DATABASE_URL": self.database_url, **self.environment}
+        uploads = {"HP_MAX_UPLOAD_MEMORY_MIB": "256", "TMPDIR": str(self.home / "temporary")}
+        return {**home, **webhooks, **uploads, "HP_DATABASE_URL": self.database_url, **self.environment}
 
     def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
         arguments = (str(self.home), self.own_environment(), work, *arguments)

@@ -1,0 +1,105 @@
+"""`python -m service.analysis FOLDER`: analyse the upload in a folder.
+
+The process ends when standard input closes, so that it never outlives the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hp_tool import bounds
+from hp_tool.bounds import Bounds
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.exchange.recorded import explain_files
+from hp_tool.queries import schema
+from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, MIB, TOO_COSTLY, Job, Limits, write_error
+
+CPU_GRACE_S = 2
+"""Processor seconds after the limit of the check in Python at which the kernel ends the process."""
+ABANDONED = 3
+"""Exit code when the service closes standard input."""
+
+
+def main() -> None:
+    """Write the answer or the error into the folder."""
+    folder = Path(sys.argv[1])
+    job: Job = pickle.loads((folder / JOB).read_bytes())  # noqa: S301  the service wrote it
+    threading.Thread(target=_end_with_the_service, daemon=True).start()
+    restrict(job.limits)
+    content = _analyse(job, folder)
+    if content is not None and len(content) > MAX_ANSWER_BYTES:
+        message = f"The answer is larger than {MAX_ANSWER_BYTES // MIB} MiB. Send fewer ranks."
+        write_error(folder, InputError(message, field="trace", code=TOO_COSTLY))
+    elif content is not None:
+        (folder / ANSWER).write_bytes(content)
+
+
+def restrict(limits: Limits) -> None:
+    """Set the limits of this process, and make it the first that the kernel ends when memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    memory = _address_space_bytes() + int(limits.memory_mib * MIB)
+    cpu_s = math.ceil(limits.cpu_s + time.process_time()) + CPU_GRACE_S
+    for kind, soft, hard in (
+        (resource.RLIMIT_AS, memory, memory),
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU, then SIGKILL
+        (resource.RLIMIT_FSIZE, MAX_ANSWER_BYTES + MIB, MAX_ANSWER_BYTES + MIB),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        known = resource.getrlimit(kind)[1]
+        if known != resource.RLIM_INFINITY:
+            soft, hard = min(soft, known), min(hard, known)
+        with contextlib.suppress(ValueError, OSError):  # systems without this limit
+            resource.setrlimit(kind, (soft, hard))
+
+
+def _analyse(job: Job, folder: Path) -> bytes | None:
+    """Return the answer as JSON; None after an error was written."""
+    limits, started_s = job.limits, time.process_time()
+
+    def check(_: Bounds) -> None:
+        if time.process_time() - started_s > limits.cpu_s:
+            raise limits.out_of_time()
+
+    own = Bounds(
+        max_combinations=limits.max_combinations,
+        max_values=limits.max_values,
+        max_yaml_bytes=limits.max_yaml_bytes,
+        check=check,
+    )
+    error: HpToolError
+    try:
+        with bounds.bounded(own):
+            return schema.to_json(explain_files(job.paths, names=job.names, query=job.query)).encode()
+    except HpToolError as refused:
+        error = refused
+    except MemoryError:
+        error = limits.out_of_memory()
+    write_error(folder, error)  # outside the except block, where the frames that hold the memory are gone
+    return None
+
+
+def _address_space_bytes() -> int:
+    """Return the address space of this process; 0 on systems without /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
+def _end_with_the_service() -> None:
+    os.read(sys.stdin.fileno(), 1)  # sys.stdin itself would be locked when the interpreter ends
+    os._exit(ABANDONED)
+
+
+if __name__ == "__main__":
+    main()

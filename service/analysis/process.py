@@ -1,0 +1,86 @@
+"""Start the child process that analyses an upload, wait for it, and end it when nobody waits for its answer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hp_tool import bounds
+from hp_tool.errors import HpToolError, InputError
+from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, TOO_COSTLY, Job, read_error
+
+log = logging.getLogger(__name__)
+POLL_S = 0.05
+"""How often the service checks that its client still waits."""
+WALL_FACTOR, WALL_EXTRA_S = 4.0, 10.0
+"""Wall time of an analysis per processor second it may use, and for its start, on a busy machine."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that keep numpy from reserving address space for every core."""
+SECRETS = ("HP_API_KEY", "HP_API_KEY_FILE", "HP_DATABASE_URL", "HP_WEBHOOK_SECRET", "HP_WEBHOOK_SECRET_FILE")
+"""Variables that a process which reads hostile files does not get."""
+_LOG_CHARACTERS = 4000
+
+
+def analyse(job: Job, *, folder: Path) -> bytes:
+    """Return the answer to `job` as JSON. `folder`: of the uploaded files, and for the answer.
+
+    Call it in a thread. It ends the child process if `bounds.check` raises.
+
+    Raises:
+        HpToolError: the upload cannot be explained within the limits, or the client is gone.
+    """
+    bounds.check()  # the client may have hung up while it waited for its turn
+    environment = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict.fromkeys(THREADS, "1")
+    command = [sys.executable, "-m", "service.analysis", str(folder)]
+    output = folder / "output"
+    (folder / JOB).write_bytes(pickle.dumps(job))
+    deadline = time.monotonic() + WALL_FACTOR * job.limits.cpu_s + WALL_EXTRA_S
+    with (
+        output.open("wb") as written,
+        # Nothing is written to standard input: it closes when this process ends, and the child ends with it.
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=written, stderr=written, env=environment) as child,
+    ):
+        try:
+            while _is_running(child):
+                bounds.check()
+                if time.monotonic() > deadline:
+                    raise job.limits.out_of_time()
+        finally:
+            child.kill()
+    answer = folder / ANSWER
+    if child.returncode == 0 and (error := read_error(folder)) is not None:
+        raise error
+    if child.returncode == 0 and answer.is_file() and answer.stat().st_size <= MAX_ANSWER_BYTES:
+        return answer.read_bytes()
+    raise _failure(job, returncode=child.returncode, output=output)
+
+
+def _is_running(child: subprocess.Popen[bytes]) -> bool:
+    """Wait a moment and return True if the child has not ended."""
+    try:
+        child.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _failure(job: Job, *, returncode: int, output: Path) -> HpToolError:
+    """Return the error for a child process that wrote neither an answer nor an error."""
+    with output.open("rb") as stream:
+        stream.seek(max(output.stat().st_size - _LOG_CHARACTERS, 0))
+        text = stream.read().decode(errors="replace")
+    if returncode == -signal.SIGXCPU:
+        return job.limits.out_of_time()
+    if "MemoryError" in text:
+        return job.limits.out_of_memory()
+    log.error("the analysis of an upload ended with exit code %d: %s", returncode, text)
+    if returncode < 0:
+        message = f"Reading this upload ended with signal {-returncode}, perhaps for lack of memory. Record fewer steps."
+        return InputError(message, field="trace", code=TOO_COSTLY)
+    return HpToolError("the analysis of the upload failed; it has been logged")
