@@ -64,7 +64,7 @@ def test_other_suffixes_are_refused_before_anything_is_computed(tmp_path: Path, 
     with pytest.raises(InputError, match=r"\.html"):
         plots.check_path(tmp_path / "plot.gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(MissingExtraError, match=r"hp-tool\[plot\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[plot\]"):
         plots.check_path(tmp_path / "plot.png")
     plots.check_path(tmp_path / "plot.html")
 
