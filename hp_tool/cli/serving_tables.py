@@ -131,8 +131,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
-    pools = answer.disaggregated or ()
-    print_assumptions(console, [each.estimate.provenance for each in (*ranked, *pools)])
+    pools = [row.estimate.provenance for row in answer.disaggregated or ()]
+    print_assumptions(console, [*(row.estimate.provenance for row in ranked), *pools])
     for rule in dict.fromkeys(str(row.estimate.provenance["queue"]) for row in ranked if "queue" in row.estimate.provenance):
         console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)

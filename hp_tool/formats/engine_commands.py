@@ -120,7 +120,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     narrow = _quantized(model) if model is not None and published == "bf16" else published
     if "quantization" not in flags and narrow not in (None, "bf16"):
         inference["precision"] = narrow
-        reading.read.append(Read(flag="checkpoint", value=model, line=None, field="inference.precision"))
+        reading.read.append(Read(flag="checkpoint", value=str(model), line=None, field="inference.precision"))
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}

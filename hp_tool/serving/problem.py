@@ -149,6 +149,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
     workload, trace = _traced(served_workload(query))
+    assumed = {} if query.inference.precision else {"inference.precision": workload.precision}
     named_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
     load = workload.load
@@ -195,7 +196,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         constraints=query.constraints,
         targets=query.targets or Targets(),
         engine_version=workload.engine_version,
-        assumed={} if query.inference.precision else {"inference.precision": workload.precision},
+        assumed=assumed,
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
 
