@@ -1,7 +1,7 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -30,7 +30,7 @@ from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
-from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep
+from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep, turn
 from service.api.searches import searched
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, count, details, seconds
@@ -104,6 +104,18 @@ class NewSearchPage(Page):
     """The answer to the values, where the address asks for it, as browsers without scripts do."""
 
 
+Ranked = Annotated[bool, QueryParameter(description="Also answer the fields in the address")]
+
+
+async def _turn_if_ranked(request: Request, ranked: Ranked = False) -> AsyncIterator[None]:
+    """Wait for the turn of the request's key if the page ranks configurations."""
+    if not ranked:
+        yield
+        return
+    async with turn(request, request.app.state.ranking_turns):
+        yield
+
+
 @page_at(router, "", template="new_search.html", section="New search")
 def form_context(
     request: Request,
@@ -112,10 +124,11 @@ def form_context(
         str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
     ] = None,
     preset: Annotated[str | None, QueryParameter(max_length=40, description="A query to start from")] = None,
-    ranked: Annotated[bool, QueryParameter(description="Also answer the fields in the address")] = False,
+    ranked: Ranked = False,
     *,
     find: FindDep,
     calibrations: CalibrationsDep,
+    _turn: Annotated[None, Depends(_turn_if_ranked, scope="function")] = None,
 ) -> NewSearchPage:
     """Form of a new search, as shown on its page; filled with a preset, a search's query, or the fields in the address."""
     if preset is not None:
@@ -130,7 +143,7 @@ def form_context(
         named = {name: values[name] for name in ("name",) if name in values}
         values = named | to_values(to_query(values))  # paths that have no field go into the YAML
     page = form_page(values, store=store)
-    return replace(page, preview=preview(values, request, store, find, calibrations)) if ranked else page
+    return replace(page, preview=preview(values, request, store, find, calibrations, None)) if ranked else page
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
