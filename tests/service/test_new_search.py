@@ -228,6 +228,13 @@ def test_the_preview_is_the_recommendation(http: TestClient) -> None:
     assert re.findall(r"<script(?! type=\"application/json\")", page) == []
 
 
+def test_a_browser_without_scripts_gets_the_answer_in_the_page(http: TestClient) -> None:
+    """The fields stand in the address, with `ranked`."""
+    page = http.get("/searches/new.json", params={**FILLED, "ranked": "true"})
+    assert page.status_code == 200, page.text
+    assert page.json()["preview"]["rows"] == post(http, "/searches/new/preview.json", FILLED).json()["rows"]
+
+
 def test_the_same_as_text_says_the_same(http: TestClient) -> None:
     values = FILLED | {"parallel.tensor_parallel_size": "2, 4", "extra": "training:\n  optimizer: muon\nid: it's 'mine'"}
     commands = {c["title"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
