@@ -10,7 +10,7 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, chunk_l
 from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.rules import first_case
+from hp_tool.training.recompute_rules import first_case
 
 
 def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
