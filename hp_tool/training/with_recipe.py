@@ -24,7 +24,10 @@ TRAINED = (*(f"training.{name}" for name in CHOICES), "training.frozen_precision
 """Knobs that change the numbers that are trained."""
 OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
+    ({"cuda_graphs": True}, {}),  # of whole iterations, which go with layers that are recomputed
+    ({"cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False)}, {}),
+    ({"overlap": OverlapSpec(expert_parallel=False), "cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False), "offload": "none"}, {"zero_stage": 1, "recompute": "none"}),
 )
 """Values of `training` and `parallel` in place of what a recipe chose for its own layout, tried in turn until they can run."""

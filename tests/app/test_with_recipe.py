@@ -124,3 +124,14 @@ def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
         == "4.0 % chance that the allocator of a nearly full device retries: a step then takes 5.0 times as long as otherwise"
     )
     assert stalls.startswith("12.0 % chance that it stalls, as runs measured") and why_wide(bare) == seldom == learnt == ""
+
+
+def test_a_recipe_whose_graphs_exclude_the_recomputation_is_answered_with_whole_iterations() -> None:
+    query = parse_query({
+        "kind": "training", "model": "qwen3-30b-a3b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 16},
+        "training": {"sequence_length": 4096, "global_batch_size": 512},
+        "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "expert_parallel_size": 8, "recompute": "full",
+                     "micro_batch_size": 1},
+    })  # fmt: skip
+    figure = answered(query).with_recipe
+    assert figure is not None and figure.set["training.cuda_graphs"] is True
