@@ -53,6 +53,10 @@ def masked(url: str) -> str:
     return parse_url(url).render_as_string(hide_password=True)
 
 
+POSTGRESQL_OPTIONS = {"connect_timeout": 10, "client_encoding": "utf8"}
+"""Options of every connection. The driver returns bytes instead of text from a database in SQL_ASCII unless told otherwise."""
+
+
 def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     """An engine with transactions that wait for each other instead of failing.
 
@@ -64,7 +68,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     connect = partial(sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True)
     if parsed.get_backend_name() == "postgresql":
         require("postgresql", by="PostgreSQL")
-        engine = connect(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        engine = connect(parsed, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS)
         _set_up_postgresql(engine)
         return engine
     folder = Path(parsed.database or "").parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hp_tool.calibration import Evidence
 from hp_tool.errors import InputError, NotFoundError, StoreError
@@ -26,12 +26,15 @@ def study_storage(database_url: str | None) -> BaseStorage:
 
     if database_url is None:
         return optuna.storages.InMemoryStorage()
-    from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
+    from hp_tool.store.engine import BUSY_TIMEOUT_S, POSTGRESQL_OPTIONS, parse_url
     from hp_tool.store.schema import alone
 
     url = parse_url(database_url)
     # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
-    options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
+    if url.get_backend_name() == "sqlite":
+        options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+    else:
+        options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
     with alone(database_url):  # Optuna makes its tables without a lock: all but the first of several would fail
         try:
             return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))

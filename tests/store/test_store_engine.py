@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from hp_tool.diagnostics import database_state
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
-from hp_tool.store import database_url, engine, masked, open_store
+from hp_tool.store import database_url, engine, masked, open_store, schema
 from hp_tool.store.tables import searches
 
 
@@ -240,3 +241,19 @@ def test_a_store_outlives_a_restart_of_its_database(migrated_postgres_url: str) 
     assert store.get_search(search_id=search.id).id == search.id
     other.dispose()
     store.close()
+
+
+@pytest.mark.postgres
+def test_a_database_in_sql_ascii_keeps_text(postgres_server_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        try:
+            url = postgres_server_url.replace("/postgres?", "/ascii?")
+            schema.upgrade(url)
+            with closing(open_store(url)) as store:
+                made = store.create_search(query={"id": "é"}, owner="Zoë")
+                assert store.get_search(search_id=made.id) == made and made.owner == "Zoë"
+        finally:
+            connection.execute("DROP DATABASE ascii WITH (FORCE)")
