@@ -15,11 +15,11 @@ from hp_tool.timeline import Timeline
 from hp_tool.timeline.workload import has_backward, has_optimizer, workload_of
 from hp_tool.training.problem import TrainingProblem
 
-FLOPS_TOLERANCE = 1.5
-"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Padding, the share of a step's matmuls that run in
-kernels of unrecorded shape, and loads of experts stay within it; models of one family differ by 2 or more."""
-STAGE_TOLERANCE = 2.0
-"""A further factor with pipeline parallelism: stages with the embedding or the logits have other matmuls than the mean stage."""
+FLOPS_TOLERANCE = 1.25
+"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Shapes are exact; padding of the vocabulary or of
+sequences, and matmuls that the model's formula leaves out, stay within it."""
+UNEVEN_TOLERANCE = 2.0
+"""A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
 FULL_RECOMPUTE = 4.0 / 3.0
 """FLOPs with every layer's forward pass run again, over those without: at most this (arXiv 2205.05198, section 5)."""
 CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
@@ -120,10 +120,12 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
         return Check(name="matmul_flops", state="unknown", text=text)
     token = token_flops(problem.model, problem.workload)
     tokens = step_tokens(problem.workload) / problem.cluster.num_gpus
-    # Scores and values are matmuls of recorded shape where attention is unfused; recomputation runs forward again.
+    # Scores and values are matmuls of recorded shape if attention is unfused.
+    recomputed = FULL_RECOMPUTE if _recomputes_layers(config) else 1.0
     least = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
-    most = tokens * FULL_RECOMPUTE * (3.0 * token.forward - token.frozen)
-    tolerance = FLOPS_TOLERANCE * (STAGE_TOLERANCE if config.pipeline_parallel_size > 1 else 1.0)
+    most = tokens * recomputed * (3.0 * token.forward - token.frozen)
+    uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
+    tolerance = FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)
     mean = float(np.mean(recorded))
     text = f"a rank's recorded matmuls are {mean:.3g} FLOPs a step, the query's {least:.3g}"
     if mean > tolerance * most:
@@ -132,6 +134,13 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
         text += ": another model or batch, or matmuls in kernels of unrecorded shape"
         return Check(name="matmul_flops", state="unknown", text=text)
     return Check(name="matmul_flops", state="matches", text=text)
+
+
+def _recomputes_layers(config: ParallelConfig) -> bool:
+    """Return whether matmuls of layers run forward again, whole layers or chosen operators of them."""
+    recompute = config.recompute
+    name = recompute if isinstance(recompute, str) else recompute.granularity
+    return name in ("full", "per_layer", "per_op") or (not isinstance(recompute, str) and bool(recompute.modules))
 
 
 def _recorded_flops(line: Timeline) -> Iterator[float]:
