@@ -91,18 +91,24 @@ class Baseline:
         return math.log(mean), REACH * error / mean
 
     def noise(self) -> tuple[float, float]:
-        """Return standard deviation and correlation of consecutive steps about the median of all, whatever their tails.
+        """Return the standard deviation of steps about the median of all, and the correlation of consecutive signs.
 
-        The deviation is the interquartile range over that of the normal distribution. The correlation is sin(pi q / 2) for the
-        correlation q of signs (the arcsine law of normal variables), with q two standard errors of
-        1 / sqrt(n) larger.
+        The deviation is the interquartile range over that of the normal distribution: neither follows the tails.
         """
         ordered = sorted(self.logs)
         n, median = len(ordered), self.median
-        sd = (ordered[3 * n // 4] - ordered[n // 4]) / NORMAL_QUARTILES
         signs = [each > median for each in self.logs]
-        q = 2.0 * sum(a == b for a, b in itertools.pairwise(signs)) / (n - 1) - 1.0
-        return sd, math.sin(math.pi / 2.0 * min(max(q, 0.0) + 2.0 / math.sqrt(n), MOST_IN_ROWS))
+        in_rows = 2.0 * sum(a == b for a, b in itertools.pairwise(signs)) / (n - 1) - 1.0
+        return (ordered[3 * n // 4] - ordered[n // 4]) / NORMAL_QUARTILES, max(in_rows, 0.0)
+
+
+def correlation_bound(in_rows: float, n: int) -> float:
+    """Return an upper bound of the correlation of consecutive steps from that of their signs in n steps.
+
+    sin(pi q / 2) for signs of correlation q (the arcsine law of normal variables), with q larger by (1 + q)^2 / sqrt(n): a
+    standard error of 1 / sqrt(n) if they are independent, and more of it the longer the noise remembers.
+    """
+    return math.sin(math.pi / 2.0 * min(in_rows + (1.0 + in_rows) ** 2 / math.sqrt(n), MOST_IN_ROWS))
 
 
 def share_beyond(ordered: Sequence[float], limit: float, *, above: bool) -> float:

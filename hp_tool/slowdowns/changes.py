@@ -3,7 +3,7 @@
 - A level shift: the CUSUM tests of `levels`, against a reference that follows the newest steady steps. An alarm waits until the
   change has lasted `Watch.least_slow_steps`, so that a pause for evaluation is none.
 - A creep: the reference is `Watch.creep` above the lowest that the regime had, which is twice what a daily wave of 3 % spans; or
-  half of that above the oldest steps that are kept, if noise does not drift as far (`drift_sd`).
+  three quarters of that above the oldest steps that are kept, if noise does not drift as far (`drift_sd`).
 - Recurring slow steps: the test of `recurring`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from hp_tool.assumptions import assumed
 from hp_tool.slowdowns.baseline import REACH as REACH
-from hp_tool.slowdowns.baseline import DIGITS, Baseline, share_beyond, upper_bound
+from hp_tool.slowdowns.baseline import DIGITS, Baseline, correlation_bound, share_beyond, upper_bound
 from hp_tool.slowdowns.levels import Level, drift_sd
 from hp_tool.slowdowns.recurring import MISSES, Recurring, Run
 
@@ -23,6 +23,14 @@ REGIMES = 64
 """Changes that are remembered, the newest ones: a job that changes more often is told by its newest."""
 LEARN_EVERY = 16
 """Steady steps after which weights are taken anew."""
+LONG_BASELINE = 256
+"""Steps of a baseline whose noise is remembered."""
+LONGEST_PAUSE = 12
+"""Slow steps in a row that may be a pause for evaluation."""
+FEW = 6.0
+"""Independent steps that a baseline's deviation is known too little by: it is larger by this over their number."""
+SHORT_CREEP = 0.75
+"""Part of `Watch.creep` that the newest steps may be slower by than the oldest that are kept."""
 CREEP_EVERY = 32
 """Steps between two tests of a creep."""
 MOST_WAITING = 256
@@ -75,7 +83,9 @@ class Changes:
     unlearnt: int = 0
     """Steady steps since weights were taken."""
     noise: tuple[float, float] = (0.0, 0.0)
-    """Standard deviation of the residuals, and the correlation of consecutive ones."""
+    """Standard deviation of the steady steps, and the correlation of the signs of consecutive ones."""
+    most_in_rows: float = 0.0
+    """The largest such correlation of a long baseline: some hundred steps of noise that remembers show too little of it."""
     slow_bound: float = 1.0
     """Upper bound of the share of slow steps, for recurring ones."""
 
@@ -144,14 +154,20 @@ class Changes:
     def _stands_out(self, level: Level, residual: float, number: int) -> bool:
         """Return whether a level's change has lasted long enough, and is beyond what the noise drifts by."""
         lasted, figures = number + 1 - level.since, assumed().watch
-        if lasted < figures.least_slow_steps or (lasted > 2 * figures.least_slow_steps and lasted % 4):
+        needed, creep = figures.least_slow_steps, math.log1p(figures.creep)
+        least = creep / 2.0 if lasted > figures.reference_steps else 0.0
+        if level.log_shift < 0.0 and self.kind in ("start", "faster"):
+            least = SHORT_CREEP * creep  # nothing was slow, and the reference follows
+        if lasted < needed or (lasted > 2 * needed and lasted % 4):
             return False
         reference = self.baseline.reference
         newest = min(lasted, figures.reference_steps)
-        since = [*(each - reference for each in self.waiting[1 - newest :]), residual]
+        sign = math.copysign(1.0, level.log_shift)
+        since = [*(sign * (each - reference) for each in self.waiting[1 - newest :]), sign * residual]
+        # The longest pause and the steps before it have their largest value before the pause, or after it.
+        outside_pause = sorted(since[-needed:])[needed - LONGEST_PAUSE - 1]
         steps = min(len(self.baseline), figures.reference_steps)
-        least = math.log1p(figures.creep) / 2.0 if lasted > figures.reference_steps else 0.0
-        return abs(statistics.median(since)) > max(least, self._drift(newest, steps))
+        return min(statistics.median(since), outside_pause) > max(least, self._drift(newest, steps))
 
     def _recurs(self, period: int, run: Run, *, log_s: float, number: int) -> Regime:
         """Begin the regime of a pattern; its steps are in the baseline already."""
@@ -168,7 +184,7 @@ class Changes:
         oldest = min(len(logs) // 2, len(logs) - steps)
         newest_log_s = statistics.median(logs[-steps:])
         beyond = newest_log_s - statistics.median(logs[:oldest])
-        if newest_log_s - self.lowest <= creep and beyond <= max(creep / 2.0, self._drift(steps, oldest)):
+        if newest_log_s - self.lowest <= creep and beyond <= max(SHORT_CREEP * creep, self._drift(steps, oldest)):
             return None
         return self._begin(number + 1 - steps, logs[-steps:], number, kind="creep")
 
@@ -176,11 +192,14 @@ class Changes:
         """Return how far a median of steps drifts from a reference by chance, once in the run length of all tests together.
 
         One median of n steps in n steps is independent of others, so each may be beyond with probability n / (run length x tests).
+        The noise itself is known from as many independent steps as the baseline has: (1 - r) / (1 + r) of its length.
         """
-        sd, correlation = self.noise
+        sd, in_rows = self.noise
+        r = correlation_bound(max(in_rows, self.most_in_rows), len(self.baseline))
+        independent = len(self.baseline) * (1.0 - r) / (1.0 + r)
         tests = 2 * len(assumed().watch.slowdowns)
         z = statistics.NormalDist().inv_cdf(1.0 - steps / (assumed().watch.false_alarm_steps * tests))
-        return z * drift_sd(steps, sd=sd, correlation=correlation, reference_steps=reference_steps)
+        return z * (1.0 + FEW / independent) * drift_sd(steps, sd=sd, correlation=r, reference_steps=reference_steps)
 
     def _recall(self, number: int) -> None:
         """Show the test of recurring steps those that the baseline began with."""
@@ -202,6 +221,8 @@ class Changes:
             ]
         ordered = sorted(self.baseline.residuals)
         self.noise = self.baseline.noise()
+        if len(self.baseline) >= LONG_BASELINE:
+            self.most_in_rows = max(self.most_in_rows, self.noise[1])
         for level in self.levels:
             level.learn(self.baseline, ordered=ordered)
         slow = math.log1p(assumed().watch.slowdowns[-1]) / 2.0
@@ -222,6 +243,12 @@ class Changes:
             self._learn()
             self._recall(number)
         return ended
+
+    @property
+    def regimes(self) -> list[Regime]:
+        """All regimes that are remembered, the current one last."""
+        now = self.current
+        return self.past if now is None else [*self.past, now]
 
     @property
     def current(self) -> Regime | None:
@@ -262,6 +289,7 @@ class Changes:
             ],
             "unlearnt": self.unlearnt,
             "noise": list(self.noise),
+            "most_in_rows": self.most_in_rows,
             "slow_bound": self.slow_bound,
         }
 
@@ -300,5 +328,6 @@ class Changes:
         restored.kind, restored.period = state["kind"], int(state["period"])
         restored.lowest = math.inf if state["lowest"] is None else float(state["lowest"])
         restored.noise = (float(state["noise"][0]), float(state["noise"][1]))
+        restored.most_in_rows = float(state["most_in_rows"])
         restored.unlearnt, restored.slow_bound = int(state["unlearnt"]), float(state["slow_bound"])
         return restored

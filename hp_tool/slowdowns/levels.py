@@ -11,7 +11,8 @@ bit's probability (Wilson 1927, Journal of the American Statistical Association 
 supermartingale while nothing changes, so the mean run to a false alarm of one level is at least e^h (Lorden 1971, Annals of
 Mathematical Statistics 42, theorem 2): h = ln(run length x levels). Slow steps that come in rows tell less each: for bits whose
 correlation falls as r^k with the distance k the variance of a sum is V = (1 + r) / (1 - r) times that of independent ones
-(Bartlett 1946, Journal of the Royal Statistical Society B 8). The change begins where S was last zero (Page 1954, Biometrika 41).
+(Bartlett 1946, Journal of the Royal Statistical Society B 8). r is what is left of the correlation in the baseline after one
+standard error, 1 / sqrt(n). The change begins where S was last zero (Page 1954, Biometrika 41).
 
 Noise with a long memory drifts away from its reference for many steps, which p0 does not foresee. An alarm therefore needs the
 median residual since the change to exceed what such a median drifts by (`drift_sd`) once in the run length.
@@ -20,9 +21,12 @@ median residual since the change to exceed what such a median drifts by (`drift_
 import math
 from dataclasses import dataclass
 
-from hp_tool.slowdowns.baseline import Baseline, correlation, share_beyond, upper_bound
+from hp_tool.slowdowns.baseline import NORMAL_QUARTILES, Baseline, correlation, share_beyond, upper_bound
 
 MOST_CORRELATION = 0.98
+LEAST_LIMIT = 0.85
+"""Standard deviations of the residuals that a level's limit is at least: noise hides smaller changes for longer than it holds still.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,10 +52,12 @@ class Level:
         p0 = upper_bound(share_beyond(ordered, self.limit, above=shift > 0.0), n)
         usual = share_beyond(ordered, self.limit - shift, above=shift > 0.0)
         p1 = (usual * n + 1.0) / (n + 2.0)  # decides how soon a change is seen, not how often none is
-        if p1 <= p0:
+        quartiles = ordered[3 * n // 4] - ordered[n // 4]
+        if p1 <= p0 or abs(self.limit) < LEAST_LIMIT * quartiles / NORMAL_QUARTILES:
             self.gain, self.loss = 0.0, 0.0
             return
-        r = min(max(correlation([self.sets(each) for each in baseline.residuals]), 0.0), MOST_CORRELATION)
+        in_rows = correlation([self.sets(each) for each in baseline.residuals]) - 1.0 / math.sqrt(n)
+        r = min(max(in_rows, 0.0), MOST_CORRELATION)
         inflation = (1.0 + r) / (1.0 - r)
         self.gain, self.loss = math.log(p1 / p0) / inflation, math.log((1.0 - p1) / (1.0 - p0)) / inflation
 
