@@ -84,6 +84,8 @@ class Changes:
     """Steady steps since weights were taken."""
     noise: tuple[float, float] = (0.0, 0.0)
     """Standard deviation of the steady steps, and the correlation of the signs of consecutive ones."""
+    noise_before: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Both of the regime before, and the steps that they are known from: a job's noise outlasts a change of its pace."""
     most_in_rows: float = 0.0
     """The largest such correlation of a long baseline: some hundred steps of noise that remembers show too little of it."""
     slow_bound: float = 1.0
@@ -194,9 +196,9 @@ class Changes:
         One median of n steps in n steps is independent of others, so each may be beyond with probability n / (run length x tests).
         The noise itself is known from as many independent steps as the baseline has: (1 - r) / (1 + r) of its length.
         """
-        sd, in_rows = self.noise
-        r = correlation_bound(max(in_rows, self.most_in_rows), len(self.baseline))
-        independent = len(self.baseline) * (1.0 - r) / (1.0 + r)
+        sd, in_rows, length = max((*self.noise, len(self.baseline)), self.noise_before, key=lambda each: each[2])
+        r = correlation_bound(max(in_rows, self.most_in_rows), int(length))
+        independent = length * (1.0 - r) / (1.0 + r)
         tests = 2 * len(assumed().watch.slowdowns)
         z = statistics.NormalDist().inv_cdf(1.0 - steps / (assumed().watch.false_alarm_steps * tests))
         return z * (1.0 + FEW / independent) * drift_sd(steps, sd=sd, correlation=r, reference_steps=reference_steps)
@@ -234,6 +236,7 @@ class Changes:
         ended = self.current
         assert ended is not None
         self.past = [*self.past, ended][-REGIMES:]
+        self.noise_before = (*self.noise, len(self.baseline))
         self.first, self.alarm, self.kind, self.period = since, number, kind, period
         self.baseline, self.levels, self.waiting, self.lowest, self.slow_bound = Baseline(), [], [], math.inf, 1.0
         self.recurring.active = [period, since % period, 0] if period else []
@@ -289,6 +292,7 @@ class Changes:
             ],
             "unlearnt": self.unlearnt,
             "noise": list(self.noise),
+            "noise_before": list(self.noise_before),
             "most_in_rows": self.most_in_rows,
             "slow_bound": self.slow_bound,
         }
@@ -328,6 +332,8 @@ class Changes:
         restored.kind, restored.period = state["kind"], int(state["period"])
         restored.lowest = math.inf if state["lowest"] is None else float(state["lowest"])
         restored.noise = (float(state["noise"][0]), float(state["noise"][1]))
+        sd, in_rows, length = state["noise_before"]
+        restored.noise_before = (float(sd), float(in_rows), float(length))
         restored.most_in_rows = float(state["most_in_rows"])
         restored.unlearnt, restored.slow_bound = int(state["unlearnt"]), float(state["slow_bound"])
         return restored
