@@ -81,8 +81,8 @@ class Reporter:
     ) -> None:
         """Report one optimizer step. Without `step_s` it lasted since the last call; the first call then only starts the clock.
 
-        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others. `samples`, `tokens`: of the step on
-        all ranks, if they change: a larger batch is then no slowdown.
+        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others. `samples`, `tokens`:
+        of the step on all ranks; a larger batch is then no slowdown.
         """
         now = time.perf_counter()
         last, self._last = self._last, now

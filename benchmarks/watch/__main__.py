@@ -1,5 +1,5 @@
-"""`python -m benchmarks.watch [--jobs N] [--processes N]`: of N jobs of each noise that become slower, how many are told in time,
-how many too early; and false alarms of N jobs of 10,000 steps that do not."""
+"""`python -m benchmarks.watch [--jobs N] [--processes N]`: of N jobs of each noise that become slower, how many are told in
+time, how many too early; and false alarms of N jobs of 10,000 steps that do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.watch.simulated import FAULTS, KINDS, step_times, sudden
+from benchmarks.watch.simulated import FAULTS, KINDS, sudden
 from hp_tool.slowdowns.changes import Changes
 
 WITHIN, LENGTH = 20, 10_000
@@ -41,8 +41,7 @@ def _delay(seed: int, *, after: int, kind: str, plant: Callable[..., None], beyo
 
 def alarms(seed: int, *, kind: str = "published", steps: int = LENGTH) -> int:
     """Return the alarms of a clean job, slower and faster together."""
-    make = KINDS[kind] if kind in KINDS else step_times
-    return len(Changes().add(make(np.random.default_rng(1_000_000 + seed), steps=steps).tolist()))
+    return len(Changes().add(KINDS[kind](np.random.default_rng(1_000_000 + seed), steps=steps).tolist()))
 
 
 def false_alarms(*, jobs: int, steps: int = LENGTH, kind: str = "published") -> int:
@@ -53,7 +52,8 @@ def false_alarms(*, jobs: int, steps: int = LENGTH, kind: str = "published") -> 
 def _row(name: str, waits: list[int | None], within: int) -> str:
     early = sum(each is not None and each < 1 for each in waits)
     soon = sum(each is not None and 1 <= each <= within for each in waits)
-    return f"{name}: {soon} of {len(waits)} told within {within} steps, {early} too early; median {sorted(each or 9999 for each in waits)[len(waits) // 2]}"
+    median = sorted(each or 9999 for each in waits)[len(waits) // 2]
+    return f"{name}: {soon} of {len(waits)} told within {within} steps, {early} too early; median {median} steps"
 
 
 def main() -> None:
@@ -63,7 +63,9 @@ def main() -> None:
     options = parser.parse_args()
     with ProcessPoolExecutor(options.processes) as pool:
         for after in AFTER:
-            waits = list(pool.map(partial(_delay, after=after, kind="published", plant=sudden, beyond=200), range(options.jobs)))
+            waits = list(
+                pool.map(partial(_delay, after=after, kind="published", plant=sudden, beyond=200), range(options.jobs))
+            )
             print(_row(f"10 % slower after {after:,} steps", waits, WITHIN), flush=True)
         for kind in KINDS:
             for fault, (plant, within) in FAULTS.items():
@@ -75,8 +77,7 @@ def main() -> None:
             spent = time.perf_counter() - begun
             per_step = 1e6 * spent * options.processes / len(counts) / LENGTH
             wrong = sum(each > 0 for each in counts)
-            print(f"{kind}: {wrong} of {len(counts)} clean jobs of {LENGTH:,} steps with a false alarm; {per_step:.0f} us a step",
-                  flush=True)  # fmt: skip
+            print(f"{kind}: {wrong} of {len(counts)} clean jobs with a false alarm; {per_step:.0f} us a step", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Step times with the spread of published jobs: heavy tails, stalls, checkpoints that come again and again; and jobs whose noise
-remembers, follows the load of a day, or stops for evaluation."""
+"""Simulated step times: published noise (heavy tails, stalls, checkpoints), and noise that remembers, follows the load of a
+day or stops for evaluation."""
 
 from collections.abc import Callable
 

@@ -48,8 +48,12 @@ def explain(
     precision: queries.Precision = None,
     settings: queries.Setting = None,
     learn: Annotated[
-        bool, typer.Option("--learn", help="Store the step and its parts as a measurement, and fit the calibration anew. A trace of another device, number of ranks "
-            "or model, or without a backward pass or an optimizer step, is refused.")
+        bool,
+        typer.Option(
+            "--learn",
+            help="Store the step and its parts as a measurement, and fit the calibration anew. A trace of another device, "
+            "number of ranks or model, or without a backward pass or an optimizer step, is refused.",
+        ),
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
@@ -109,8 +113,8 @@ def _learn(answer: Explanation) -> None:
         typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
         if held and record.state == "held":
             typer.echo(
-                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of the query's training, apply it "
-                f"with `hp-tool measurements --accept {record.id}`",
+                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of the query's training, apply "
+                f"it with `hp-tool measurements --accept {record.id}`",
                 err=True,
             )
     if not imported.stored:
@@ -141,7 +145,9 @@ def _print(answer: Explanation) -> None:
     console = make_console()
     step = answer.critical
     work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
-    what = f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
+    what = (
+        f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
+    )
     waits = ", which others wait for" if len(answer.ranks) > 1 else ""
     console.print(
         f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time {duration(answer.step_s)} on rank "

@@ -29,8 +29,8 @@ class StepReport(Strict):
     step: Number | None = None
     """The trainer's number of the step; after a restart from a checkpoint it may go back."""
     samples: Work | None = None
-    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a sample, if these are reported: a batch that
-    grows is no slowdown."""
+    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a sample, if these are reported: a
+    growing batch is no slowdown."""
     tokens: Work | None = None
     """Tokens of the step on all ranks."""
     parts_s: dict[Name, NonNegative] = field(default_factory=dict)

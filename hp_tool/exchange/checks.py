@@ -106,7 +106,9 @@ def _ranks(line: Timeline, problem: TrainingProblem, config: ParallelConfig, siz
         if stated is not None and stated != size:
             return Check(name="ranks", state="differs", text=f"the trace has {path} {size}, the query {stated}")
     if (world and world != devices) or recorded > devices:
-        return Check(name="ranks", state="differs", text=f"the trace is of {max(world, recorded)} ranks, the query of {devices}")
+        return Check(
+            name="ranks", state="differs", text=f"the trace is of {max(world, recorded)} ranks, the query of {devices}"
+        )
     if world or recorded == devices:
         return Check(name="ranks", state="matches", text=f"the trace and the query are of {devices} ranks")
     text = f"the trace does not record its number of ranks, and {recorded} of {devices} were given"

@@ -19,8 +19,8 @@ from hp_tool.exchange.findings import Finding, findings
 from hp_tool.queries import schema
 from hp_tool.timeline import Fault, RankEvents, StepSplit, Timeline, exposed_s, faults, timeline
 from hp_tool.timeline.split import MEASURED_PARTS, UNKNOWN
-from hp_tool.timeline.workload import Workload, workload_of
 from hp_tool.timeline.use import LinkUse, link_use, matmul_flops_per_second
+from hp_tool.timeline.workload import Workload, workload_of
 from hp_tool.training.changes import Change, changes
 from hp_tool.training.evaluate import resolve_configuration
 
@@ -295,7 +295,12 @@ def _said_by_trace(line: Timeline) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     for events in line.ranks:
         for group in events.groups:
-            if group.name not in UNNAMED_GROUPS and group.part in _SIZES and len(group.ranks) > 1 and "TENSOR_AND" not in group.name:
+            if (
+                group.name not in UNNAMED_GROUPS
+                and group.part in _SIZES
+                and len(group.ranks) > 1
+                and "TENSOR_AND" not in group.name
+            ):
                 path = f"parallel.{_SIZES[group.part]}"
                 sizes[path] = max(sizes.get(path, 1), len(group.ranks))
     return sizes

@@ -86,8 +86,17 @@ def add_report(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> MeasurementRecord:
-    """The measurement in a body or line, stored; with `hold` it teaches nothing until someone accepts it. One that was sent with this idempotency key before as it was stored then,
-    whatever its names mean by now. `resolve` may refuse its query, or look its names up.
+    """Return the stored measurement of a body or line.
+
+    One that was sent with this idempotency key before is returned as it was stored then, whatever its names mean by now.
+
+    Args:
+        data: The body or line.
+        store: Where it is stored.
+        source: Who reports it.
+        key: The idempotency key, if any.
+        resolve: May refuse its query, or look its names up.
+        hold: Store it such that it teaches nothing until someone accepts it.
 
     Raises:
         InputError: the report is malformed, its configuration illegal, or its numbers cannot be or belong to other hardware.

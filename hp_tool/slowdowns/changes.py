@@ -2,8 +2,8 @@
 
 - A level shift: the CUSUM tests of `levels`, against a reference that follows the newest steady steps. An alarm waits until the
   change has lasted `Watch.least_slow_steps`, so that a pause for evaluation is none.
-- A creep: the reference is `Watch.creep` above the lowest that the regime had, which is twice what a daily wave of 3 % spans; or
-  three quarters of that above the oldest steps that are kept, if noise does not drift as far (`drift_sd`).
+- A creep: the newest steps are `Watch.creep` above the lowest median that the regime had, twice what a daily wave of 3 % spans;
+  or three quarters of that above the oldest steps that are kept, if noise does not drift as far (`drift_sd`).
 - Recurring slow steps: the test of `recurring`.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from hp_tool.assumptions import assumed
-from hp_tool.slowdowns.baseline import REACH as REACH
 from hp_tool.slowdowns.baseline import DIGITS, Baseline, correlation_bound, share_beyond, upper_bound
+from hp_tool.slowdowns.baseline import REACH as REACH
 from hp_tool.slowdowns.levels import Level, drift_sd
 from hp_tool.slowdowns.recurring import MISSES, Recurring, Run
 
@@ -28,7 +28,7 @@ LONG_BASELINE = 256
 LONGEST_PAUSE = 12
 """Slow steps in a row that may be a pause for evaluation."""
 FEW = 6.0
-"""Independent steps that a baseline's deviation is known too little by: it is larger by this over their number."""
+"""Independent steps from which a baseline's noise is hardly known: its deviation counts 1 + (FEW / their number)^2 times."""
 SHORT_CREEP = 0.75
 """Part of `Watch.creep` that the newest steps may be slower by than the oldest that are kept."""
 CREEP_EVERY = 32
@@ -126,7 +126,9 @@ class Changes:
         if run is not None:
             return self._recurs(*run, log_s=log_s, number=number)
         if self.recurring.ended(residual, number):
-            return self._begin(number + 1 - MISSES * self.period, [*self.baseline.logs, *self.waiting, log_s], number, kind="faster")
+            return self._begin(
+                number + 1 - MISSES * self.period, [*self.baseline.logs, *self.waiting, log_s], number, kind="faster"
+            )
         self.waiting.append(log_s)
         if quiet or len(self.waiting) >= MOST_WAITING:
             self._join(number)
@@ -193,7 +195,7 @@ class Changes:
     def _drift(self, steps: int, reference_steps: int) -> float:
         """Return how far a median of steps drifts from a reference by chance, once in the run length of all tests together.
 
-        One median of n steps in n steps is independent of others, so each may be beyond with probability n / (run length x tests).
+        Of n steps one median is independent, so that each may be beyond with probability n / (run length x tests).
         The noise itself is known from as many independent steps as the baseline has: (1 - r) / (1 + r) of its length.
         """
         sd, in_rows, length = max((*self.noise, len(self.baseline)), self.noise_before, key=lambda each: each[2])
@@ -201,7 +203,7 @@ class Changes:
         independent = length * (1.0 - r) / (1.0 + r)
         tests = 2 * len(assumed().watch.slowdowns)
         z = statistics.NormalDist().inv_cdf(1.0 - steps / (assumed().watch.false_alarm_steps * tests))
-        return z * (1.0 + FEW / independent) * drift_sd(steps, sd=sd, correlation=r, reference_steps=reference_steps)
+        return z * (1.0 + (FEW / independent) ** 2) * drift_sd(steps, sd=sd, correlation=r, reference_steps=reference_steps)
 
     def _recall(self, number: int) -> None:
         """Show the test of recurring steps those that the baseline began with."""
@@ -287,7 +289,17 @@ class Changes:
             "waiting": self.waiting,
             "lowest": None if math.isinf(self.lowest) else self.lowest,
             "past": [
-                [each.first, each.alarm, each.log_s, each.low, each.high, each.mean_log_s, each.mean_reach, each.kind, each.period]
+                [
+                    each.first,
+                    each.alarm,
+                    each.log_s,
+                    each.low,
+                    each.high,
+                    each.mean_log_s,
+                    each.mean_reach,
+                    each.kind,
+                    each.period,
+                ]
                 for each in self.past
             ],
             "unlearnt": self.unlearnt,

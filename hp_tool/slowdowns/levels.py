@@ -25,8 +25,7 @@ from hp_tool.slowdowns.baseline import NORMAL_QUARTILES, Baseline, correlation, 
 
 MOST_CORRELATION = 0.98
 LEAST_LIMIT = 0.85
-"""Standard deviations of the residuals that a level's limit is at least: noise hides smaller changes for longer than it holds still.
-"""
+"""Standard deviations of the residuals that a level's limit is at least: noise hides smaller changes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +76,8 @@ def drift_sd(n: int, *, sd: float, correlation: float, reference_steps: int) -> 
     """Return the standard deviation of the median of n steps less that of `reference_steps` others, of noise that remembers.
 
     The median of n normal variables of standard deviation s whose correlation falls as r^k has the variance (s^2 / n) sum over
-    |k| < n of (1 - |k| / n) asin(r^|k|): the covariance of two signs is (2 / pi) asin of theirs, and the density at the median is
-    1 / (s sqrt(2 pi)). For r = 0 that is the known (pi / 2) s^2 / n.
+    |k| < n of (1 - |k| / n) asin(r^|k|): the covariance of two signs is (2 / pi) asin of that of the variables, and the density
+    at the median is 1 / (s sqrt(2 pi)). For r = 0 that is the known (pi / 2) s^2 / n.
     """
     return sd * math.sqrt(_median_variance(n, correlation) + _median_variance(reference_steps, correlation))
 

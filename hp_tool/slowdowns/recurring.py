@@ -1,10 +1,10 @@
 """Single slow steps that recur: every tenth step four times as long costs 30 % of the throughput and moves no median.
 
-A step is slow if it is half of the largest level above the reference, and isolated if the step before it is not. For each period P
-up to LONGEST_PERIOD and each phase the number of isolated slow steps in a row at distance P is counted. With p0 an upper bound of a
-slow step's probability, k in a row come by chance with p0^k at any one step and period, so that k ln(1 / p0) >= ln(run length x
-periods) keeps the mean run to a false alarm (the union bound). A period that a job has from its start on, as that of its
-checkpoints, is its own and never an alarm.
+A step is slow if it is half of the largest level above the reference, and isolated if the step before it is not. For each
+period P up to LONGEST_PERIOD and each phase the number of isolated slow steps in a row at distance P is counted. With p0 an
+upper bound of a slow step's probability, k in a row come by chance with p0^k at any one step and period: k ln(1 / p0) >=
+ln(run length x periods) keeps the mean run to a false alarm (the union bound). A period that a job has from its start on, as
+that of its checkpoints, is its own and never an alarm.
 """
 
 import math

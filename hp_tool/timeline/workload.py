@@ -12,7 +12,7 @@ from hp_tool.timeline.events import KINDS, PHASES, RankEvents
 Workload = Literal["training", "serving", "inference", "unknown"]
 LEAST_TRAINING_SHARE = 0.001
 """Share of kernel time in kernels of backward passes, or of optimizers, from which names alone tell a training. Backward passes
-take more than half of a training's kernel time, but matmuls do not name themselves; single kernels of such names run elsewhere."""
+take more than half of a training's kernel time, but matmuls have no such names; single kernels of them run elsewhere."""
 _FORWARD = [KINDS.index(kind) for kind in ("matmul", "attention", "experts")]
 
 

@@ -24,7 +24,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is remembered of a job's steps. The newest steady steps of its newest stretch, and the newest of all, are kept one by one."""
+    """What is remembered of a job's steps: the newest steady ones of its newest stretch, and the newest of all, one by one."""
 
     stretches: tuple[Stretch, ...] = ()
     steps: tuple[int, ...] = ()

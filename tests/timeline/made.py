@@ -13,8 +13,8 @@ STEPS = 4
 TENSOR = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 DATA = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
 MATMUL = (2048, 1024, 4416)
-"""Rows, inner size and columns of each matmul. Eighteen a step are 333 GFLOPs on each rank, as 6 layers of hidden size 1,024 with
-a vocabulary of 32,000 take for 2,048 tokens on four ranks: 3 x 2,048 x (24 x 6 x 1,024^2 + 2 x 1,024 x 32,000) / 4."""
+"""Rows, inner size and columns of each matmul. Eighteen a step are 333 GFLOPs on each rank, as 6 layers of hidden size 1,024
+with a vocabulary of 32,000 take for 2,048 tokens on four ranks: 3 x 2,048 x (24 x 6 x 1,024^2 + 2 x 1,024 x 32,000) / 4."""
 FAULTS = ("slow_rank", "host_gap", "exposed_communication", "slow_link", "unequal_work")
 
 

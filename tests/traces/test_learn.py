@@ -79,7 +79,10 @@ def test_a_trace_of_another_kind_of_run_is_refused(tmp_path: Path, changes: dict
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": LARGER_BATCH}, "the trace is of 4 ranks, the query of 8"),
+        (
+            {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": LARGER_BATCH},
+            "the trace is of 4 ranks, the query of 8",
+        ),
         ({"parallel": {"tensor_parallel_size": 4}}, "the trace has parallel.tensor_parallel_size 2, the query 4"),
         ({"model": QUERY["model"] | {"num_hidden_layers": 2}}, "a rank's recorded matmuls are 3.33e+11 FLOPs a step"),
         ({"cluster": {"gpu": "cpu", "num_gpus": 4}}, "the trace is of a GPU, the query of cpu"),

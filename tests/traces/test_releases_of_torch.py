@@ -169,7 +169,7 @@ def test_copies_of_tensor_lists_mark_no_steps(tmp_path: Path) -> None:
     """Two _foreach_copy_ kernels beside a decode step of 900: they are no optimizer, and everything is one step."""
     copy = (
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
-        "TensorListMetadata<2>, at::native::(anonymous namespace)::UnaryOpFunctor<long, 2, 1, 1>, at::native::Copy<long, long> >"
+        "TensorListMetadata<2>, at::native::(anonymous namespace)::UnaryOpFunctor<long, 2, 1, 1>, at::native::Copy<long, long>>"
     )
     trace = Modern()
     for start in (0.0, 10.0):
