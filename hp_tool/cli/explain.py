@@ -105,13 +105,13 @@ def _learn(answer: Explanation) -> None:
     from hp_tool import learning
     from hp_tool.store import open_store
 
-    held = answer.teaches == "held"
+    hold = answer.teaches == "held"
     with closing(open_store()) as store:
-        imported = import_lines(store, [json.dumps(answer.report).encode()], hold=held)
+        imported = import_lines(store, [json.dumps(answer.report).encode()], hold=hold)
         learning.calibrate(store=store)
     for record in imported.stored:
         typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
-        if held and record.state == "held":
+        if hold and record.state == "held":
             typer.echo(
                 f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of the query's training, apply "
                 f"it with `hp-tool measurements --accept {record.id}`",

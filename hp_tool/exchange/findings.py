@@ -85,8 +85,8 @@ def findings(
     """
     sentences = [Finding(seconds=fault.seconds, words=_of_fault(fault)) for fault in faults]
     if (words := _WORKLOADS.get(workload)) is not None:
-        told = " The query trains, so the comparison says nothing about it." if compared else ""
-        sentences.append(Finding(seconds=step_s, words=words + told))
+        warning = " The query trains, so the comparison says nothing about it." if compared else ""
+        sentences.append(Finding(seconds=step_s, words=words + warning))
     if unknown_s >= LEAST_SHARE * step_s:
         sentences.append(Finding(seconds=unknown_s, words=_of_unknown(unknown, unknown_s, step_s)))
     longer = {part for part, measured_s, predicted_s in differences if measured_s - predicted_s >= LEAST_SHARE * step_s}

@@ -51,7 +51,7 @@ class Recurring:
         """Take a step; return period and run of a pattern that must be told."""
         slow = residual > math.log1p(assumed().watch.slowdowns[-1]) / 2.0
         isolated, self.was_slow = slow and not self.was_slow, slow
-        told = None
+        alarm = None
         for period in range(SHORTEST_PERIOD, LONGEST_PERIOD + 1):
             key = (period, number % period)
             if not isolated:
@@ -66,9 +66,9 @@ class Recurring:
             if run.hits >= OWN_HITS and run.first < self.begun + OWN_PERIODS * period and period not in self.own:
                 self.own.append(period)
             known = period in self.own or bool(self.active and period % self.active[0] == 0)
-            if told is None and not known and self._tells(period, run):
-                told = period, run
-        return told
+            if alarm is None and not known and self._tells(period, run):
+                alarm = period, run
+        return alarm
 
     @staticmethod
     def _tells(period: int, run: Run) -> bool:

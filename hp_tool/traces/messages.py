@@ -100,14 +100,14 @@ class Calls:
     def containing(self, times_s: FloatArray, threads: IntArray) -> IntArray:
         """Return (n,) the index of the call that each time on its thread lies in; -1 if in none."""
         start, end, thread = self.start_s.array(), self.end_s.array(), self.thread.array()
-        found = np.full(len(times_s), -1)
+        inside_call = np.full(len(times_s), -1)
         for each in np.unique(thread):
             rows, calls = np.flatnonzero(threads == each), np.flatnonzero(thread == each)
             calls = calls[np.argsort(start[calls], kind="stable")]
             place = np.searchsorted(start[calls], times_s[rows], side="right") - 1
             inside = (place >= 0) & (times_s[rows] <= end[calls[np.maximum(place, 0)]])
-            found[rows[inside]] = calls[place[inside]]
-        return found
+            inside_call[rows[inside]] = calls[place[inside]]
+        return inside_call
 
 
 def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:

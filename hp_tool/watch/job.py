@@ -196,8 +196,8 @@ class Job:
         """
         if now.kind == "recurring":
             log, reach = now.mean_log_s - before.mean_log_s, math.hypot(now.mean_reach, before.mean_reach)
-            told = self._told(log, reach, first=now, now=now, shape="recurring")
-            return None if log < _least() else replace(told, period=now.period)
+            slowdown = self._told(log, reach, first=now, now=now, shape="recurring")
+            return None if log < _least() else replace(slowdown, period=now.period)
         regimes = self.changes.regimes
         slow = [n for n, each in enumerate(regimes[:-1]) if each.kind == "shift" and each.log_s - before.log_s >= _least()]
         if len(slow) < 2:
@@ -210,8 +210,8 @@ class Job:
         spans = [(end - each.first, each) for end, each in zip(ends, regimes[slow[-2] :], strict=True)]
         mean_s = sum(steps * math.exp(each.mean_log_s) for steps, each in spans) / sum(steps for steps, _ in spans)
         log, reach = math.log(mean_s) - before.mean_log_s, math.hypot(before.mean_reach, last_two[0].mean_reach)
-        told = self._told(log, reach, first=last_two[0], now=last_two[1], shape="recurring")
-        return None if log < _least() else told
+        slowdown = self._told(log, reach, first=last_two[0], now=last_two[1], shape="recurring")
+        return None if log < _least() else slowdown
 
     def _told(self, log: float, reach: float, *, first: Regime, now: Regime, shape: Shape) -> Slowdown:
         return Slowdown(
