@@ -177,6 +177,9 @@ class Watch:
     warmup_steps: int
     least_baseline_steps: int
     baseline_steps: int
+    reference_steps: int
+    least_slow_steps: int
+    creep: float
     unlikely_sds: float
 
 

@@ -70,10 +70,19 @@ class Reporter:
         self._parts: dict[str, float] = {}
         self._warned = False
 
-    def step(self, step_s: float | None = None, *, step: int | None = None, parts_s: dict[str, float] | None = None) -> None:
+    def step(
+        self,
+        step_s: float | None = None,
+        *,
+        step: int | None = None,
+        parts_s: dict[str, float] | None = None,
+        samples: float | None = None,
+        tokens: float | None = None,
+    ) -> None:
         """Report one optimizer step. Without `step_s` it lasted since the last call; the first call then only starts the clock.
 
-        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others.
+        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others. `samples`, `tokens`:
+        of the step on all ranks; a larger batch is then no slowdown.
         """
         now = time.perf_counter()
         last, self._last = self._last, now
@@ -87,6 +96,7 @@ class Reporter:
         report: dict[str, Any] = {"seq": self._seq, "step_s": seconds}
         if step is not None:
             report["step"] = int(step)
+        report |= {name: float(each) for name, each in (("samples", samples), ("tokens", tokens)) if each and each > 0}
         if parts:
             report["parts_s"] = parts
         if self.file:

@@ -152,8 +152,11 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
             console.print(f"{record.id}: {warning}", highlight=False, markup=False)
 
 
-def import_lines(store: Store, lines: Iterable[Line]) -> Imported:
-    """Store the measurement of every line that is in order, a repeated line once; of the others standard error says why not."""
+def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
+    """Store the measurement of every line that is in order, a repeated line once; of the others standard error says why not.
+
+    With `hold` they teach nothing until someone accepts them.
+    """
     from hp_tool.domain.digests import json_digest
     from hp_tool.learning import add_reports
     from hp_tool.queries.schema import with_own_files
@@ -165,6 +168,7 @@ def import_lines(store: Store, lines: Iterable[Line]) -> Imported:
         source="file",
         key=lambda _, line: f"file:{json_digest(line.decode())}",
         resolve=lambda query: self_contained(with_own_files(query)),
+        hold=hold,
     )
     for refused in imported.refused:
         where = f" ({refused.field})" if refused.field and refused.field not in refused.message else ""

@@ -48,7 +48,12 @@ def explain(
     precision: queries.Precision = None,
     settings: queries.Setting = None,
     learn: Annotated[
-        bool, typer.Option("--learn", help="Store the step and its parts as a measurement, and fit the calibration anew.")
+        bool,
+        typer.Option(
+            "--learn",
+            help="Store the step and its parts as a measurement, and fit the calibration anew. A trace of another device, "
+            "number of ranks or model, or without a backward pass or an optimizer step, is refused.",
+        ),
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
@@ -86,19 +91,32 @@ def explain(
 
 
 def _learn(answer: Explanation) -> None:
-    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; standard error says what became of it."""
+    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report on standard error what became of it.
+
+    Raises InputError if the trace is not of the query's training.
+    """
     from hp_tool.cli.calibrate import import_lines
+    from hp_tool.exchange.checks import reasons
     from hp_tool.extras import require
 
+    if answer.teaches == "refused":
+        raise InputError(f"not learned, the trace is not of the query's training: {reasons(answer.checks)}", field="--learn")
     require("search", by="`hp-tool explain --learn`")
     from hp_tool import learning
     from hp_tool.store import open_store
 
+    hold = answer.teaches == "held"
     with closing(open_store()) as store:
-        imported = import_lines(store, [json.dumps(answer.report).encode()])
+        imported = import_lines(store, [json.dumps(answer.report).encode()], hold=hold)
         learning.calibrate(store=store)
     for record in imported.stored:
         typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
+        if hold and record.state == "held":
+            typer.echo(
+                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of the query's training, apply "
+                f"it with `hp-tool measurements --accept {record.id}`",
+                err=True,
+            )
     if not imported.stored:
         raise typer.Exit(2)
 
@@ -126,10 +144,14 @@ def _print(answer: Explanation) -> None:
 
     console = make_console()
     step = answer.critical
-    what = f"{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
+    work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
+    what = (
+        f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
+    )
+    waits = ", which others wait for" if len(answer.ranks) > 1 else ""
     console.print(
         f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time {duration(answer.step_s)} on rank "
-        f"{answer.critical_rank}, which others wait for",
+        f"{answer.critical_rank}{waits}",
         highlight=False,
     )
     predicted = {row.part: row.predicted_s for row in answer.differences}
@@ -216,7 +238,7 @@ def _print_log(answer: LoggedExplanation) -> None:
 def _print_ranks(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
 
-    computed = ("compute", "attention", "recompute", "optimizer")
+    computed = ("compute", "attention", "recompute", "optimizer", "unknown")
     rows = [
         (
             str(each.rank),

@@ -12,8 +12,9 @@ MOST_REPORTS = 1000
 """Steps of one message."""
 Name = Annotated[str, MaxLen(200)]
 Number = Annotated[int, Interval(ge=0, le=1 << 53)]
+Work = Annotated[float, Interval(gt=0, le=1e15)]
 Status = Literal["learning", "as_expected", "slower_than_it_was", "slower_than_it_should_be"]
-Shape = Literal["sudden", "growing"]
+Shape = Literal["sudden", "growing", "recurring"]
 CauseKind = Literal["some_ranks", "all_ranks", "communication", "part", "unknown"]
 
 
@@ -27,6 +28,11 @@ class StepReport(Strict):
     """Seconds of the step."""
     step: Number | None = None
     """The trainer's number of the step; after a restart from a checkpoint it may go back."""
+    samples: Work | None = None
+    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a sample, if these are reported: a
+    growing batch is no slowdown."""
+    tokens: Work | None = None
+    """Tokens of the step on all ranks."""
     parts_s: dict[Name, NonNegative] = field(default_factory=dict)
     """Seconds of the step by part, this process's own. `communication` includes waiting for other ranks; all other names count
     as the rank's own work."""
@@ -58,11 +64,13 @@ class Expected:
     price_per_gpu_hour: float | None = None
     layout: str = ""
     """The configuration that is predicted, in words: a query may leave it open."""
+    samples: float | None = None
+    """Sequences of the predicted step; None: a job whose batch is reported is compared all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The median step time of a stretch of steps."""
+    """The median step time of a stretch of steps; of a job that reports its batch, of a step of the newest size."""
 
     step_s: float
     interval: tuple[float, float]
@@ -82,6 +90,9 @@ class Slowdown:
     told_step: int
     """The step after which it could be told."""
     shape: Shape
+    """`recurring`: some steps are slower, again and again, and the factor is that of the mean step."""
+    period: int | None = None
+    """Of `recurring`: every so many steps one is slow; None for bursts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

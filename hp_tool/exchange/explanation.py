@@ -10,17 +10,24 @@ from typing import Any, Literal
 
 from hp_tool.configuration import Configuration
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange.checks import Check, Teaching, checks, teaching
 from hp_tool.exchange.export import options, written_otherwise
 from hp_tool.exchange.findings import Finding, findings
 from hp_tool.queries import schema
-from hp_tool.timeline import Fault, RankEvents, StepSplit, Timeline, faults, timeline
+from hp_tool.timeline import Fault, RankEvents, StepSplit, Timeline, exposed_s, faults, timeline
+from hp_tool.timeline.split import MEASURED_PARTS, UNKNOWN
 from hp_tool.timeline.use import LinkUse, link_use, matmul_flops_per_second
+from hp_tool.timeline.workload import Workload, workload_of
 from hp_tool.training.changes import Change, changes
 from hp_tool.training.evaluate import resolve_configuration
+
+MAX_UNKNOWN_SHARE = 0.1
+"""Share of the step in unknown kernels beyond which a trace teaches the step time, and not its parts."""
+MAX_UNKNOWN_KERNELS = 5
+"""Names of unknown kernels in an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,16 @@ class Suggestion(Change):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownKernel:
+    """A kernel that no rule recognizes."""
+
+    name: str
+    """Its first characters."""
+    seconds: float
+    """In all that was recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Where the seconds of recorded steps went, beside where they should have gone."""
 
@@ -74,6 +91,8 @@ class Explanation:
     """Whether steps were marked or found; else everything recorded counts as one."""
     device: str
     """As the trace names it; empty where it does not."""
+    workload: Workload
+    """What was recorded. `inference`: forward passes alone, without signs of a serving engine."""
     step_s: float
     """The step of median length on the critical rank; all figures of ranks are of it."""
     critical_rank: int
@@ -96,7 +115,16 @@ class Explanation:
     """In words, by seconds."""
     query: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
-    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST /v1/measurements."""
+    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST /v1/measurements. None without
+    a query, and if a check shows that the trace is not of the query's training."""
+    checks: tuple[Check, ...] = ()
+    """Whether the trace is of the query's training; empty without a query."""
+    teaches: Teaching | None = None
+    """What becomes of the step as a measurement: applied, held until someone accepts it, or refused. None without a query."""
+    unknown_share: float = 0.0
+    """Share of the step in kernels that no rule recognizes."""
+    unknown_kernels: tuple[UnknownKernel, ...] = ()
+    """The longest of them on the critical rank."""
     trace_query: dict[str, Any] = field(default_factory=dict)
     """What the trace itself says of its configuration, by path of a query."""
 
@@ -135,13 +163,21 @@ def explain(ranks: Sequence[RankEvents], *, query: Query | None = None, tool: st
         matmul_flops_per_second=rate,
         tensor_core_share=known.pop("share", None),
         faults=faults(line),
+        workload=workload_of(line.ranks),
+        unknown_share=shown[row].parts_s[UNKNOWN] / shown[row].step_s,
+        unknown_kernels=_unknown_kernels(line.ranks[row]),
         trace_query=_said_by_trace(line),
         **known,
     )
-    return _with_findings(explanation)
+    return _with_findings(explanation, exposed=exposed_s(line))
 
 
-def _with_findings(explanation: Explanation) -> Explanation:
+def _unknown_kernels(events: RankEvents) -> tuple[UnknownKernel, ...]:
+    longest = sorted(events.signs.unknown_s.items(), key=lambda each: -each[1])[:MAX_UNKNOWN_KERNELS]
+    return tuple(UnknownKernel(name=name, seconds=seconds) for name, seconds in longest)
+
+
+def _with_findings(explanation: Explanation, *, exposed: Mapping[str, float]) -> Explanation:
     return replace(
         explanation,
         findings=findings(
@@ -149,6 +185,12 @@ def _with_findings(explanation: Explanation) -> Explanation:
             differences=[(each.part, each.measured_s, each.predicted_s) for each in explanation.differences],
             suggestions=explanation.suggestions,
             step_s=explanation.step_s,
+            exposed_s=exposed,
+            workload=explanation.workload,
+            compared=explanation.query is not None,
+            recorded_ranks=len(explanation.ranks),
+            unknown=[each.name for each in explanation.unknown_kernels],
+            unknown_s=explanation.critical.parts_s[UNKNOWN],
         ),
     )
 
@@ -177,15 +219,19 @@ def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | Non
     measured = line.splits[line.critical][line.typical].parts_s
     rows = [
         Difference(part=part, measured_s=measured[part], predicted_s=seconds, seconds=measured[part] - seconds)
-        for part, seconds in ((part, estimate.time.parts_s.get(part, 0.0)) for part in TIME_PARTS)
+        for part, seconds in ((part, estimate.time.parts_s.get(part, 0.0)) for part in MEASURED_PARTS)
     ]
     problem = resolved.problem
     peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
-    chosen = changes(query, estimate=estimate, measured_s=measured) if estimate.feasible else ()
+    trains = workload_of(line.ranks) in ("training", "unknown")
+    chosen = changes(query, estimate=estimate, measured_s=measured) if estimate.feasible and trains else ()
+    made = checks(line, problem=problem, config=resolved.config, sizes=_said_by_trace(line))
     return {
         "estimate": estimate,
         "query": schema.query_mapping(query),
-        "report": _report(query, measured),
+        "report": None if teaching(made) == "refused" else _report(query, measured),
+        "checks": made,
+        "teaches": teaching(made),
         "differences": tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
         "suggestions": tuple(_suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
@@ -193,9 +239,14 @@ def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | Non
 
 
 def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
+    """Return the step as a measurement. A few unknown kernels count as computing; beyond that no part is known."""
     mapping = schema.query_mapping(query)
     parallel = mapping.pop("parallel", {})
-    measurement = {"step_s": sum(measured_s.values()), "parts_s": measured_s}
+    step_s, unknown_s = sum(measured_s.values()), measured_s[UNKNOWN]
+    measurement: dict[str, Any] = {"step_s": step_s}
+    if unknown_s <= MAX_UNKNOWN_SHARE * step_s:
+        known_s = {part: seconds for part, seconds in measured_s.items() if part != UNKNOWN}
+        measurement["parts_s"] = known_s | {"compute": known_s["compute"] + unknown_s}
     return {"query": mapping, "parallel": parallel, "measurement": measurement}
 
 
@@ -229,6 +280,8 @@ def _paths(configuration: Configuration) -> dict[str, Any]:
     return {path: value for path, value in values.items() if value is not None}
 
 
+UNNAMED_GROUPS = ("default_pg", "undefined")
+"""torch's descriptions of its group of all ranks, and of groups that were made without one: they tell no size of the layout."""
 _SIZES = {
     "tensor_parallel": "tensor_parallel_size",
     "pipeline_p2p": "pipeline_parallel_size",
@@ -242,7 +295,12 @@ def _said_by_trace(line: Timeline) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     for events in line.ranks:
         for group in events.groups:
-            if group.part in _SIZES and len(group.ranks) > 1 and "TENSOR_AND" not in group.name:
+            if (
+                group.name not in UNNAMED_GROUPS
+                and group.part in _SIZES
+                and len(group.ranks) > 1
+                and "TENSOR_AND" not in group.name
+            ):
                 path = f"parallel.{_SIZES[group.part]}"
                 sizes[path] = max(sizes.get(path, 1), len(group.ranks))
     return sizes

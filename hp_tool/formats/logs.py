@@ -15,6 +15,7 @@ _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory"
 )
 MAX_STEPS = 100_000
+MAX_BATCH = 10**12
 MAX_LINE = 20_000
 """Characters of a line that are looked at: no figure stands further out."""
 
@@ -32,6 +33,8 @@ class LogFacts:
     """By the name of a list above: number of the optimizer step that each of its figures ends with, growing; fewer of them
     where the trainer does not count."""
     losses: list[float] = field(default_factory=list)
+    samples_per_step: float | None = None
+    """Global batch size that was printed last, in sequences."""
     allocated_bytes: float | None = None
     """Peak of torch's allocator, the largest that was printed."""
     reserved_bytes: float | None = None
@@ -85,6 +88,8 @@ def _megatron(line: str, facts: LogFacts) -> None:
     if (elapsed := _figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
         facts.loss(_figure(line, rf"lm loss:\s*{_NUMBER}"))
+        batch = _count(line, r"global batch size:\s*(\d+)")
+        facts.samples_per_step = float(batch) if batch and batch <= MAX_BATCH else facts.samples_per_step
     if "memory (MB)" in line:
         facts.peak("allocated_bytes", _figure(line, rf"max allocated:\s*{_NUMBER}"), MIB)
         facts.peak("reserved_bytes", _figure(line, rf"max reserved:\s*{_NUMBER}"), MIB)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from hp_tool.domain.device_names import known_name
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
@@ -35,33 +36,6 @@ _START_LIMIT_S = 30.0
 _CANCEL_LIMIT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
 """CPU processes per logical core: enough to try a 2 x 2 configuration on one core; the measurement records it."""
-
-_NAMES = (
-    (r"GB300", "gb300-nvl72"),
-    (r"B300", "b300-sxm-288gb"),
-    (r"GB200", "gb200-nvl72"),
-    (r"B200", "b200-sxm-180gb"),
-    (r"GH200 480GB", "gh200-96gb"),
-    (r"H200 NVL", "h200-nvl-141gb"),
-    (r"(?<!G)H200", "h200-sxm-141gb"),
-    (r"H800(?! (PCIe|NVL))", "h800-sxm-80gb"),
-    (r"H100 NVL", "h100-nvl-94gb"),
-    (r"H100 PCIe", "h100-pcie-80gb"),
-    (r"H100 80GB HBM3", "h100-sxm-80gb"),
-    (r"H20$", "h20-sxm-96gb"),
-    (r"A100-SXM4-80GB", "a100-sxm-80gb"),
-    (r"A100-SXM4-40GB", "a100-sxm-40gb"),
-    (r"A800-SXM4-80GB", "a800-sxm-80gb"),
-    (r"V100-SXM3-32GB-H", "v100-sxm3-32gb-h"),
-    (r"V100-SXM[23]-32GB", "v100-sxm-32gb"),
-    (r"L40S", "l40s-48gb"),
-    (r"L4$", "l4-24gb"),
-    (r"A10G", "a10g-24gb"),
-    (r"RTX PRO 6000 Blackwell", "rtx-pro-6000-96gb"),
-    (r"GeForce RTX 5090$", "rtx-5090-32gb"),
-    (r"GeForce RTX 4090$", "rtx-4090-24gb"),
-)
-"""Names that NVIDIA's driver gives, and the catalogue's; the first that matches."""
 
 
 class LocalLauncher:
@@ -287,10 +261,7 @@ def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
 
 def catalogue_name(device_name: str) -> str:
     """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device that is not in the catalogue keeps its name, in lower case."""
-    for pattern, name in _NAMES:
-        if re.search(pattern, device_name):
-            return name
-    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return known_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
 def _gpu_names() -> list[str]:

@@ -60,6 +60,7 @@ def add_reports(
     source: MeasurementSource,
     key: Callable[[int, bytes], str | None],
     resolve: Callable[[Query], Query] = lambda query: query,
+    hold: bool = False,
 ) -> Imported:
     """Store each report that is in order. `key`: the idempotency key of a line, from its number and its bytes."""
     stored: list[MeasurementRecord] = []
@@ -68,7 +69,7 @@ def add_reports(
         try:
             if isinstance(line, HpToolError):
                 raise line
-            stored.append(add_report(line, store=store, source=source, key=key(number, line), resolve=resolve))
+            stored.append(add_report(line, store=store, source=source, key=key(number, line), resolve=resolve, hold=hold))
         except StoreError:
             raise
         except HpToolError as error:
@@ -83,9 +84,19 @@ def add_report(
     source: MeasurementSource,
     key: str | None,
     resolve: Callable[[Query], Query] = lambda query: query,
+    hold: bool = False,
 ) -> MeasurementRecord:
-    """The measurement in a body or line, stored; one that was sent with this idempotency key before as it was stored then,
-    whatever its names mean by now. `resolve` may refuse its query, or look its names up.
+    """Return the stored measurement of a body or line.
+
+    One that was sent with this idempotency key before is returned as it was stored then, whatever its names mean by now.
+
+    Args:
+        data: The body or line.
+        store: Where it is stored.
+        source: Who reports it.
+        key: The idempotency key, if any.
+        resolve: May refuse its query, or look its names up.
+        hold: Store it such that it teaches nothing until someone accepts it.
 
     Raises:
         InputError: the report is malformed, its configuration illegal, or its numbers cannot be or belong to other hardware.
@@ -99,6 +110,7 @@ def add_report(
         if earlier is not None:
             return earlier
     measurement = _measurement(report, source=source, resolve=resolve)
+    measurement = replace(measurement, state="held") if hold else measurement
     return store.add_measurement(measurement=measurement, request=body, idempotency_key=key)
 
 

@@ -1,109 +1,41 @@
-"""When a series of step times became slower or faster: CUSUM tests on exceedances, with thresholds from the run length.
+"""When a series of step times became slower or faster, by three tests with thresholds from one run length.
 
-For each level d (5 %, 10 %, ... of ln time) the test sees one bit of a step: is ln t above the baseline's median by more than
-d / 2? A baseline of the regime's first steps gives p0 = P(bit) as it is and p1 = P(bit) were all steps slower by d. Page's
-CUSUM of the likelihood ratio,
-
-    S <- max(0, S + (ln p1 / p0 where the bit is set, else ln (1 - p1) / (1 - p0))),        an alarm where S >= h,
-
-needs no distribution: a checkpoint that takes minutes counts as one bit, as a step 6 % late does. With p0 an upper bound of
-P(bit | the past), exp(S) is a supermartingale while nothing changes, so the mean run to a false alarm of one level is at least
-e^h (Lorden 1971, Annals of Mathematical Statistics 42, theorem 2): h = ln(run length x levels). p0 is the larger one of a
-Wilson bound of the share of set bits and the share that follows a set bit, which is higher where slow steps come in rows.
-The change begins where S was last zero (Page 1954, Biometrika 41).
+- A level shift: the CUSUM tests of `levels`, against a reference that follows the newest steady steps. An alarm waits until the
+  change has lasted `Watch.least_slow_steps`, so that a pause for evaluation is none.
+- A creep: the newest steps are `Watch.creep` above the lowest median that the regime had, twice what a daily wave of 3 % spans;
+  or three quarters of that above the oldest steps that are kept, if noise does not drift as far (`drift_sd`).
+- Recurring slow steps: the test of `recurring`.
 """
 
-import itertools
 import math
 import statistics
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from hp_tool.assumptions import assumed
+from hp_tool.slowdowns.baseline import DIGITS, Baseline, correlation_bound, share_beyond, upper_bound
+from hp_tool.slowdowns.baseline import REACH as REACH
+from hp_tool.slowdowns.levels import Level, drift_sd
+from hp_tool.slowdowns.recurring import MISSES, Recurring, Run
 
-REACH = 1.645
-"""Standard deviations to either end of an interval of 90 %."""
-DOUBT = 2.33
-"""Standard deviations of p0's bound: a baseline shows too small a share in one case of a hundred."""
 REGIMES = 64
 """Changes that are remembered, the newest ones: a job that changes more often is told by its newest."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Baseline:
-    """The first steps of a regime: ln seconds in their order, and sorted."""
-
-    logs: list[float] = field(default_factory=list)
-    ordered: list[float] = field(default_factory=list)
-
-    def add(self, log_s: float) -> None:
-        self.logs.append(log_s)
-        insort(self.ordered, log_s)
-
-    def __len__(self) -> int:
-        return len(self.logs)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.ordered)
-
-    def interval(self) -> tuple[float, float]:
-        """90 % interval of the median, from order statistics: ranks n / 2 -+ 1.645 sqrt(n) / 2."""
-        n = len(self.ordered)
-        reach = REACH * math.sqrt(n) / 2.0
-        low, high = math.floor(n / 2.0 - reach), math.ceil(n / 2.0 + reach)
-        return self.ordered[max(low, 0)], self.ordered[min(high, n - 1)]
-
-
-@dataclass(slots=True, kw_only=True)
-class Level:
-    """The CUSUM of one level; `log_shift` below zero looks for a job that became faster."""
-
-    log_shift: float
-    limit: float = math.inf
-    """ln seconds at which the bit is set: the median and half the shift."""
-    gain: float = 0.0
-    """ln p1 / p0; 0: the noise hides a change of this size."""
-    loss: float = 0.0
-    score: float = 0.0
-    since: int = 0
-    """Number of the step after the last at which the score was zero."""
-
-    def learn(self, baseline: Baseline) -> None:
-        """Take the weights of both bits from the baseline."""
-        shift, median, n = self.log_shift, baseline.median, len(baseline)
-        self.limit = median + shift / 2.0
-        rare = _beyond(baseline.ordered, self.limit, shift)
-        usual = _beyond(baseline.ordered, self.limit - shift, shift)
-        pairs = [self._sets(log_s) for log_s in baseline.logs]
-        in_rows = sum(first and second for first, second in itertools.pairwise(pairs))
-        p0 = max(_upper(rare / n, n), in_rows / (sum(pairs) + 2.0))
-        p1 = (usual + 1.0) / (n + 2.0)  # decides how soon a change is seen, not how often none is
-        told_apart = p1 > p0
-        self.gain, self.loss = (math.log(p1 / p0), math.log((1.0 - p1) / (1.0 - p0))) if told_apart else (0.0, 0.0)
-
-    def _sets(self, log_s: float) -> bool:
-        return log_s > self.limit if self.log_shift > 0.0 else log_s < self.limit
-
-    def step(self, log_s: float, number: int) -> float:
-        """The score after the step of this number."""
-        self.score += self.gain if self._sets(log_s) else self.loss
-        if self.score <= 0.0:
-            self.score, self.since = 0.0, number + 1
-        return self.score
-
-
-def _beyond(ordered: Sequence[float], limit: float, shift: float) -> int:
-    return len(ordered) - bisect_right(ordered, limit) if shift > 0.0 else bisect_left(ordered, limit)
-
-
-def _upper(share: float, n: int) -> float:
-    """Wilson's upper bound of a probability from its share of n draws, below 1."""
-    centre = share + DOUBT**2 / (2.0 * n)
-    reach = DOUBT * math.sqrt(share * (1.0 - share) / n + (DOUBT / (2.0 * n)) ** 2)
-    return min((centre + reach) / (1.0 + DOUBT**2 / n), 1.0 - 1e-6)
+LEARN_EVERY = 16
+"""Steady steps after which weights are taken anew."""
+LONG_BASELINE = 256
+"""Steps of a baseline whose noise is remembered."""
+LONGEST_PAUSE = 12
+"""Slow steps in a row that may be a pause for evaluation."""
+FEW = 6.0
+"""Independent steps from which a baseline's noise is hardly known: its deviation counts 1 + (FEW / their number)^2 times."""
+SHORT_CREEP = 0.75
+"""Part of `Watch.creep` that the newest steps may be slower by than the oldest that are kept."""
+CREEP_EVERY = 32
+"""Steps between two tests of a creep."""
+MOST_WAITING = 256
+"""Steps after which a doubt that led to no alarm ends: they were the job's own way."""
+Kind = Literal["start", "shift", "creep", "recurring", "faster"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +47,18 @@ class Regime:
     alarm: int
     """Number of the step at which the change to it was seen; of the first regime the end of its baseline."""
     log_s: float
-    """Median ln seconds of the steps seen so far, of at most `Watch.baseline_steps`."""
+    """Median ln seconds of the newest steady steps, of at most `Watch.baseline_steps`."""
     low: float
     high: float
     """90 % interval of the median."""
+    mean_log_s: float
+    """ln of their mean seconds."""
+    mean_reach: float = 0.0
+    """Half of the 90 % interval of the mean, in ln."""
+    kind: Kind = "start"
+    """Which change it began with."""
+    period: int = 0
+    """Of recurring slow steps; 0: none recur."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,13 +70,26 @@ class Changes:
     first: int = 0
     """Number of the current regime's first step."""
     alarm: int = 0
+    kind: Kind = "start"
+    period: int = 0
     baseline: Baseline = field(default_factory=Baseline)
     levels: list[Level] = field(default_factory=list)
+    recurring: Recurring = field(default_factory=Recurring)
     waiting: list[float] = field(default_factory=list)
     """ln seconds since all scores were zero: they join the baseline once these are zero again, or begin the next regime."""
+    lowest: float = math.inf
+    """The lowest median of the regime's baselines: a creep is told against it."""
     past: list[Regime] = field(default_factory=list)
-    learnt: int = 0
-    """Steps of the baseline that the levels' weights were taken from."""
+    unlearnt: int = 0
+    """Steady steps since weights were taken."""
+    noise: tuple[float, float] = (0.0, 0.0)
+    """Standard deviation of the steady steps, and the correlation of the signs of consecutive ones."""
+    noise_before: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Both of the regime before, and the steps that they are known from: a job's noise outlasts a change of its pace."""
+    most_in_rows: float = 0.0
+    """The largest such correlation of a long baseline: some hundred steps of noise that remembers show too little of it."""
+    slow_bound: float = 1.0
+    """Upper bound of the share of slow steps, for recurring ones."""
 
     @property
     def threshold(self) -> float:
@@ -150,7 +103,7 @@ class Changes:
 
     def add(self, step_s: Sequence[float]) -> list[Regime]:
         """Take the next step times, seconds, and return the regimes that they ended."""
-        return [ended for seconds in step_s if (ended := self._add(math.log(seconds))) is not None]
+        return [ended for seconds in step_s if (ended := self._add(round(math.log(seconds), DIGITS))) is not None]
 
     def _add(self, log_s: float) -> Regime | None:
         number, self.steps = self.steps, self.steps + 1
@@ -160,53 +113,147 @@ class Changes:
         if not self.settled:
             self.baseline.add(log_s)
             self.alarm = self.alarm if self.past else number
-            self._learn()
+            if self.settled:
+                self._learn()
+                self._recall(number)
             return None
+        residual = log_s - self.baseline.reference
+        run = self.recurring.add(residual, number, p0=self.slow_bound)
+        quiet, alarming = self._scores(residual, number)
+        if alarming is not None:
+            kind: Kind = "shift" if alarming.log_shift > 0.0 else "faster"
+            return self._begin(alarming.since, [*self.waiting, log_s], number, kind=kind)
+        if run is not None:
+            return self._recurs(*run, log_s=log_s, number=number)
+        if self.recurring.ended(residual, number):
+            return self._begin(
+                number + 1 - MISSES * self.period, [*self.baseline.logs, *self.waiting, log_s], number, kind="faster"
+            )
+        self.waiting.append(log_s)
+        if quiet or len(self.waiting) >= MOST_WAITING:
+            self._join(number)
+        return self._creeps(number) if number % CREEP_EVERY == 0 else None
+
+    def _join(self, number: int) -> None:
+        """Count the waiting steps as steady ones."""
+        for each in self.waiting:
+            self.baseline.add(each)
+        self.unlearnt += len(self.waiting)
+        self.waiting.clear()
+        for level in self.levels:
+            level.score, level.since = 0.0, number + 1
+        if self.unlearnt >= max(LEARN_EVERY, len(self.baseline) // 8):
+            self._learn()
+
+    def _scores(self, residual: float, number: int) -> tuple[bool, Level | None]:
+        """Return whether all scores are zero after a step, and the level with the highest one that must be told."""
         threshold, quiet, alarming = self.threshold, True, None
         for level in self.levels:
-            if level.gain and level.step(log_s, number):
+            if level.gain and level.step(residual, number):
                 quiet = False
-                if level.score >= threshold and (alarming is None or level.score > alarming.score):
-                    alarming = level
-        if alarming is not None:
-            return self._begin(alarming.since, [*self.waiting, log_s], number)
-        room = assumed().watch.baseline_steps - len(self.baseline)
-        if quiet:
-            for each in (*self.waiting, log_s)[: max(room, 0)]:
-                self.baseline.add(each)
-            self.waiting.clear()
-            if room > 0 and len(self.baseline) >= min(self.learnt + 16, assumed().watch.baseline_steps):
-                self._learn()
-        else:
-            self.waiting.append(log_s)
-            del self.waiting[: -assumed().watch.baseline_steps]
-        return None
+                if level.score >= threshold and self._stands_out(level, residual, number):
+                    alarming = level if alarming is None or level.score > alarming.score else alarming
+        return quiet, alarming
+
+    def _stands_out(self, level: Level, residual: float, number: int) -> bool:
+        """Return whether a level's change has lasted long enough, and is beyond what the noise drifts by."""
+        lasted, figures = number + 1 - level.since, assumed().watch
+        needed, creep = figures.least_slow_steps, math.log1p(figures.creep)
+        least = creep / 2.0 if lasted > figures.reference_steps else 0.0
+        if level.log_shift < 0.0 and self.kind in ("start", "faster"):
+            least = SHORT_CREEP * creep  # nothing was slow, and the reference follows
+        if lasted < needed or (lasted > 2 * needed and lasted % 4):
+            return False
+        reference = self.baseline.reference
+        newest = min(lasted, figures.reference_steps)
+        sign = math.copysign(1.0, level.log_shift)
+        since = [*(sign * (each - reference) for each in self.waiting[1 - newest :]), sign * residual]
+        # The longest pause and the steps before it have their largest value before the pause, or after it.
+        outside_pause = sorted(since[-needed:])[needed - LONGEST_PAUSE - 1]
+        steps = min(len(self.baseline), figures.reference_steps)
+        return min(statistics.median(since), outside_pause) > max(least, self._drift(newest, steps))
+
+    def _recurs(self, period: int, run: Run, *, log_s: float, number: int) -> Regime:
+        """Begin the regime of a pattern; its steps are in the baseline already."""
+        steps = [*self.baseline.logs, *self.waiting, log_s]
+        return self._begin(max(run.first, number + 1 - len(steps)), steps, number, kind="recurring", period=period)
+
+    def _creeps(self, number: int) -> Regime | None:
+        """Begin a regime if the newest steps have crept away from the lowest median, or from the oldest steps that are kept."""
+        steps, creep = assumed().watch.reference_steps, math.log1p(assumed().watch.creep)
+        logs = [*self.baseline.logs, *self.waiting]
+        if len(logs) < 2 * steps:
+            return None
+        self.lowest = min(self.lowest, self.baseline.median)
+        oldest = min(len(logs) // 2, len(logs) - steps)
+        newest_log_s = statistics.median(logs[-steps:])
+        beyond = newest_log_s - statistics.median(logs[:oldest])
+        if newest_log_s - self.lowest <= creep and beyond <= max(SHORT_CREEP * creep, self._drift(steps, oldest)):
+            return None
+        return self._begin(number + 1 - steps, logs[-steps:], number, kind="creep")
+
+    def _drift(self, steps: int, reference_steps: int) -> float:
+        """Return how far a median of steps drifts from a reference by chance, once in the run length of all tests together.
+
+        Of n steps one median is independent, so that each may be beyond with probability n / (run length x tests).
+        The noise itself is known from as many independent steps as the baseline has: (1 - r) / (1 + r) of its length.
+        """
+        sd, in_rows, length = max((*self.noise, len(self.baseline)), self.noise_before, key=lambda each: each[2])
+        r = correlation_bound(max(in_rows, self.most_in_rows), int(length))
+        independent = length * (1.0 - r) / (1.0 + r)
+        tests = 2 * len(assumed().watch.slowdowns)
+        z = statistics.NormalDist().inv_cdf(1.0 - steps / (assumed().watch.false_alarm_steps * tests))
+        return z * (1.0 + (FEW / independent) ** 2) * drift_sd(steps, sd=sd, correlation=r, reference_steps=reference_steps)
+
+    def _recall(self, number: int) -> None:
+        """Show the test of recurring steps those that the baseline began with."""
+        begun = number + 1 - len(self.baseline)
+        if not self.past:
+            self.recurring.begun = begun
+        self.recurring.was_slow = False
+        self.recurring.runs.clear()
+        for place, residual in enumerate(self.baseline.residuals):
+            self.recurring.add(residual, begun + place, p0=1.0)
 
     def _learn(self) -> None:
-        """Take the levels' weights from the baseline, where it has steps enough."""
-        if not self.settled:
-            return
+        """Take the levels' weights from the baseline."""
         if not self.levels:
             self.levels = [
                 Level(log_shift=sign * math.log1p(each), since=self.steps)
                 for each in assumed().watch.slowdowns
                 for sign in (1.0, -1.0)
             ]
+        ordered = sorted(self.baseline.residuals)
+        self.noise = self.baseline.noise()
+        if len(self.baseline) >= LONG_BASELINE:
+            self.most_in_rows = max(self.most_in_rows, self.noise[1])
         for level in self.levels:
-            level.learn(self.baseline)
-        self.learnt = len(self.baseline)
+            level.learn(self.baseline, ordered=ordered)
+        slow = math.log1p(assumed().watch.slowdowns[-1]) / 2.0
+        self.slow_bound = upper_bound(share_beyond(ordered, slow, above=True), len(ordered))
+        self.unlearnt = 0
 
-    def _begin(self, since: int, recent: list[float], number: int) -> Regime:
-        """Begin a regime with the step `since`; return the one before."""
+    def _begin(self, since: int, recent: list[float], number: int, *, kind: Kind, period: int = 0) -> Regime:
+        """Begin a regime with the step `since`; return the one before. `recent`: ln seconds of the newest steps."""
         ended = self.current
         assert ended is not None
         self.past = [*self.past, ended][-REGIMES:]
-        self.first, self.alarm = since, number
-        self.baseline, self.levels, self.waiting = Baseline(), [], []
+        self.noise_before = (*self.noise, len(self.baseline))
+        self.first, self.alarm, self.kind, self.period = since, number, kind, period
+        self.baseline, self.levels, self.waiting, self.lowest, self.slow_bound = Baseline(), [], [], math.inf, 1.0
+        self.recurring.active = [period, since % period, 0] if period else []
         for log_s in recent[since - number - 1 :]:
             self.baseline.add(log_s)
-        self._learn()
+        if self.settled:
+            self._learn()
+            self._recall(number)
         return ended
+
+    @property
+    def regimes(self) -> list[Regime]:
+        """All regimes that are remembered, the current one last."""
+        now = self.current
+        return self.past if now is None else [*self.past, now]
 
     @property
     def current(self) -> Regime | None:
@@ -214,40 +261,91 @@ class Changes:
         if not len(self.baseline):
             return None
         low, high = self.baseline.interval()
-        return Regime(first=self.first, alarm=self.alarm, log_s=self.baseline.median, low=low, high=high)
+        mean_log_s, mean_reach = self.baseline.mean()
+        return Regime(
+            first=self.first,
+            alarm=self.alarm,
+            log_s=self.baseline.median,
+            low=low,
+            high=high,
+            mean_log_s=mean_log_s,
+            mean_reach=mean_reach,
+            kind=self.kind,
+            period=self.period,
+        )
 
     def state(self) -> dict[str, Any]:
-        """Everything that the detector remembers, as JSON's types."""
+        """Return everything that the detector remembers, as JSON's types."""
         return {
             "steps": self.steps,
             "first": self.first,
             "alarm": self.alarm,
+            "kind": self.kind,
+            "period": self.period,
             "baseline": self.baseline.logs,
-            "scores": [[each.score, each.since] for each in self.levels],
+            "residuals": self.baseline.residuals,
+            "levels": [[each.gain, each.loss, each.score, each.since] for each in self.levels],
+            "recurring": self.recurring.state(),
             "waiting": self.waiting,
-            "past": [[each.first, each.alarm, each.log_s, each.low, each.high] for each in self.past],
-            "learnt": self.learnt,
+            "lowest": None if math.isinf(self.lowest) else self.lowest,
+            "past": [
+                [
+                    each.first,
+                    each.alarm,
+                    each.log_s,
+                    each.low,
+                    each.high,
+                    each.mean_log_s,
+                    each.mean_reach,
+                    each.kind,
+                    each.period,
+                ]
+                for each in self.past
+            ],
+            "unlearnt": self.unlearnt,
+            "noise": list(self.noise),
+            "noise_before": list(self.noise_before),
+            "most_in_rows": self.most_in_rows,
+            "slow_bound": self.slow_bound,
         }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """The detector that had this state."""
-        logs = [float(each) for each in state["baseline"]]
+        """Return the detector that had this state. One that an earlier edition stored takes its weights anew."""
+        logs = [round(float(each), DIGITS) for each in state["baseline"]]
+        past = [
+            Regime(
+                first=first, alarm=alarm, log_s=log_s, low=low, high=high,
+                **dict(zip(("mean_log_s", "mean_reach", "kind", "period"), rest or (log_s,), strict=False)),
+            )
+            for first, alarm, log_s, low, high, *rest in state["past"]
+        ]  # fmt: skip
         restored = cls(
             steps=int(state["steps"]),
             first=int(state["first"]),
             alarm=int(state["alarm"]),
             waiting=[float(each) for each in state["waiting"]],
-            past=[
-                Regime(first=first, alarm=alarm, log_s=log_s, low=low, high=high)
-                for first, alarm, log_s, low, high in state["past"]
-            ],
+            past=past,
         )
-        learnt = int(state["learnt"])
-        restored.baseline = Baseline(logs=logs[:learnt], ordered=sorted(logs[:learnt]))
-        restored._learn()
-        for log_s in logs[learnt:]:
-            restored.baseline.add(log_s)
-        for level, (score, since) in zip(restored.levels, state["scores"], strict=True):
-            level.score, level.since = float(score), int(since)
+        if "levels" not in state:
+            for log_s in logs:
+                restored.baseline.add(log_s)
+            if restored.settled:
+                restored._learn()
+                restored._recall(restored.steps - len(restored.waiting) - 1)
+            return restored
+        restored.baseline = Baseline.of(logs, [float(each) for each in state["residuals"]])
+        signed = [sign * math.log1p(each) for each in assumed().watch.slowdowns for sign in (1.0, -1.0)]
+        restored.levels = [
+            Level(log_shift=shift, gain=gain, loss=loss, score=score, since=since)
+            for shift, (gain, loss, score, since) in zip(signed, state["levels"], strict=False)
+        ]
+        restored.recurring = Recurring.of(state["recurring"])
+        restored.kind, restored.period = state["kind"], int(state["period"])
+        restored.lowest = math.inf if state["lowest"] is None else float(state["lowest"])
+        restored.noise = (float(state["noise"][0]), float(state["noise"][1]))
+        sd, in_rows, length = state["noise_before"]
+        restored.noise_before = (float(sd), float(in_rows), float(length))
+        restored.most_in_rows = float(state["most_in_rows"])
+        restored.unlearnt, restored.slow_bound = int(state["unlearnt"]), float(state["slow_bound"])
         return restored

@@ -4,7 +4,7 @@ It reads no file and knows no tool's names: `hp_tool.traces` reads and classes w
 """
 
 from hp_tool.timeline.events import KINDS, Collectives, Group, Phases, RankEvents
-from hp_tool.timeline.faults import Fault, faults
+from hp_tool.timeline.faults import Fault, exposed_s, faults
 from hp_tool.timeline.ranks import Timeline, timeline
 from hp_tool.timeline.split import StepSplit
 
@@ -17,6 +17,7 @@ __all__ = [
     "RankEvents",
     "StepSplit",
     "Timeline",
+    "exposed_s",
     "faults",
     "timeline",
 ]

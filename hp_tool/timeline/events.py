@@ -11,12 +11,18 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-KINDS = ("matmul", "attention", "experts", "elementwise", "optimizer", "copy_device", "copy_host", "collective")
-"""Classes of events. `experts`: grouped matmuls and the permutation of tokens. `elementwise`: whatever else computes.
-`copy_host`: between device and host."""
+KINDS = ("matmul", "attention", "experts", "elementwise", "optimizer", "copy_device", "copy_host", "unknown", "collective")
+"""Classes of events. `experts`: grouped matmuls and the permutation of tokens. `elementwise`: other kernels known to compute.
+`copy_host`: between device and host. `unknown`: no rule recognizes the name; the kernel may compute or communicate."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast", "other")
 LINK_PARTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
 """Parts of a step that are communication."""
+MAX_UNKNOWN_NAMES = 1000
+"""Names of unknown kernels that are listed."""
+MAX_NAME_CHARACTERS = 200
+"""Characters of such a name that are kept."""
+WORKLOADS = ("training", "serving")
+"""Kinds of work that names of kernels and spans give away."""
 PHASES = ("optimizer", "recompute", "backward")
 """Spans of the host. A kernel launched in `optimizer` is the optimizer's; in `recompute` it runs again, unless the span is
 interrupted by `backward`."""
@@ -74,6 +80,27 @@ class Phases:
     thread: IntArray = field(default_factory=_no_ints)
 
 
+@dataclass(slots=True, kw_only=True)
+class Signs:
+    """What names of kernels and spans tell of the work that one rank recorded."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORKLOADS, 0.0))
+    """Kernels that only one of WORKLOADS has, by workload."""
+    serving_span: bool = False
+    """A span of the host is a step of a serving engine."""
+    unknown_s: dict[str, float] = field(default_factory=dict)
+    """Kernels of kind `unknown`, by name; those beyond MAX_UNKNOWN_NAMES names are not listed."""
+
+    def add(self, name: str, *, workload: str | None, unknown: bool, seconds: float) -> None:
+        """Count one kernel."""
+        if workload is not None:
+            self.seconds[workload] += seconds
+        if unknown:
+            short = name[:MAX_NAME_CHARACTERS]
+            if short in self.unknown_s or len(self.unknown_s) < MAX_UNKNOWN_NAMES:
+                self.unknown_s[short] = self.unknown_s.get(short, 0.0) + seconds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvents:
     """Everything recorded of one rank that a step's account needs; seconds of this rank's clock."""
@@ -99,3 +126,6 @@ class RankEvents:
     """False: the events are operators of a CPU process."""
     device: str = ""
     """The device's name, where it was recorded."""
+    world_size: int = 0
+    """Number of ranks of the job; 0: not recorded."""
+    signs: Signs = field(default_factory=Signs)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from hp_tool.timeline.events import KINDS, FloatArray, RankEvents
+from hp_tool.timeline.events import KINDS, LINK_PARTS, FloatArray, RankEvents
 from hp_tool.timeline.ranks import Timeline
 from hp_tool.timeline.split import BUSY
 
@@ -22,7 +22,7 @@ HIDDEN_LITTLE = 0.1
 """Share of communication beneath computing below which nothing hides it."""
 UNEQUAL = 1.1
 """Work of a rank over the mean of all from which it is unequal."""
-_COMPUTE = [KINDS.index(kind) for kind in ("matmul", "attention", "experts", "elementwise")]
+_COMPUTE = [KINDS.index(kind) for kind in ("matmul", "attention", "experts", "elementwise", "unknown")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +114,23 @@ def _exposed(line: Timeline, step_s: float) -> Iterator[Fault]:
     """Communication of data parallelism, which backward passes could hide, and of which nothing is hidden."""
     steps = line.splits[line.critical]
     part = "data_parallel"
-    exposed = float(np.median([step.parts_s[part] - step.waits_s[part] for step in steps]))
+    exposed = exposed_s(line)[part]
     hidden = float(np.median([step.hidden_s[part] for step in steps]))
     computes = float(np.median([sum(step.parts_s[each] for each in BUSY) for step in steps]))
     if exposed > 0 and hidden < HIDDEN_LITTLE * (exposed + hidden):
         yield Fault(kind="exposed_communication", seconds=min(exposed, computes), part=part)
+
+
+def exposed_s(line: Timeline) -> dict[str, float]:
+    """Return the seconds of the median step on the critical rank in which nothing computes and it communicates, by LINK_PARTS.
+
+    Waits for recorded ranks are left out: they are another rank's fault, or the pipeline's bubble.
+    """
+    steps = line.splits[line.critical]
+    return {
+        part: float(np.median([step.parts_s[part] - (part != "pipeline_p2p") * step.waits_s[part] for step in steps]))
+        for part in LINK_PARTS
+    }
 
 
 def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:

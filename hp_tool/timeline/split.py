@@ -9,11 +9,14 @@ import numpy as np
 from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.timeline.events import KINDS, LINK_PARTS, PHASES, BoolArray, FloatArray, IntArray, Phases, RankEvents
 
-BUSY = ("attention", "recompute", "optimizer", "compute")
-"""Parts that compute; communication beneath them is hidden."""
+UNKNOWN = "unknown"
+"""Kernels that no rule recognizes: a part of measured steps alone."""
+MEASURED_PARTS = (*TIME_PARTS, UNKNOWN)
+BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
+"""Parts that compute, as unknown kernels probably do; communication beneath them is hidden."""
 OWNERS = (*BUSY, *LINK_PARTS, "offload", *(f"wait {part}" for part in LINK_PARTS))
 """In the order in which they own an instant. `wait`: a collective that runs while a rank of its group has not come yet."""
-_BUSY_OF_KIND = {"attention": "attention", "optimizer": "optimizer", "copy_host": "offload"}
+_BUSY_OF_KIND = {"attention": "attention", "optimizer": "optimizer", "copy_host": "offload", "unknown": UNKNOWN}
 _KIND_OWNERS = np.array([OWNERS.index(_BUSY_OF_KIND.get(kind, "compute")) for kind in KINDS])
 NOBODY = len(OWNERS)
 
@@ -23,7 +26,7 @@ class StepSplit:
     """The seconds of one step on one rank."""
 
     parts_s: dict[str, float]
-    """By TIME_PARTS; they sum to the step. Communication as far as no computing hides it, waits for others included;
+    """By MEASURED_PARTS; they sum to the step. Communication as far as no computing hides it, waits for others included;
     `pipeline_bubble`: waits for another stage; `overhead`: nothing runs."""
     hidden_s: dict[str, float]
     """By LINK_PARTS: communication that ran beneath computing."""
@@ -98,7 +101,7 @@ def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, win
     seconds, covered, idle = _sweep(starts, ends, owns, window_s=window_s)
     exposed = dict(zip(OWNERS, seconds.tolist(), strict=False))
     waits = {part: exposed[f"wait {part}"] for part in LINK_PARTS}
-    parts = dict.fromkeys(TIME_PARTS, 0.0) | {name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")}
+    parts = dict.fromkeys(MEASURED_PARTS, 0.0) | {name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")}
     for part in LINK_PARTS:
         parts["pipeline_bubble" if part == "pipeline_p2p" else part] += waits[part]
     parts["overhead"] = high - low - sum(parts.values())

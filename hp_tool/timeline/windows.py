@@ -9,6 +9,9 @@ from hp_tool.timeline.split import OWNERS, owners
 
 SAME_UPDATE = 0.5
 """Share of the longest pause between two kernels of the optimizer up to which both belong to one update."""
+LEAST_SHARE_IN_STEPS = 1.0 / 3.0
+"""Share of the recorded time that steps found between updates span at least: n updates enclose n - 1 steps, and at most one
+further step was recorded before them and one after. Pauses within a single update enclose less."""
 
 
 def windows(events: RankEvents) -> tuple[FloatArray, bool]:
@@ -18,12 +21,13 @@ def windows(events: RankEvents) -> tuple[FloatArray, bool]:
     """
     if len(events.steps_s):
         return _on_device(events, events.steps_s), True
-    ends = _update_ends(events)
-    if len(ends) > 1:
-        return np.stack([ends[:-1], ends[1:]], axis=1), True
     if not len(events.start_s):
         return np.empty((0, 2)), False
-    return np.array([[events.start_s.min(), events.end_s.max()]]), False
+    first, last = float(events.start_s.min()), float(events.end_s.max())
+    ends = _update_ends(events)
+    if len(ends) > 1 and ends[-1] - ends[0] >= LEAST_SHARE_IN_STEPS * (last - first):
+        return np.stack([ends[:-1], ends[1:]], axis=1), True
+    return np.array([[first, last]]), False
 
 
 def _on_device(events: RankEvents, steps_s: FloatArray) -> FloatArray:

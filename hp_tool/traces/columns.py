@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Self
 
 import numpy as np
 
@@ -20,6 +21,13 @@ class Floats:
         self._values = array("d")
         self.append = self._values.append
 
+    @classmethod
+    def of(cls, values: FloatArray) -> Self:
+        """Return a column of these values."""
+        column = cls()
+        column._values.frombytes(values.tobytes())
+        return column
+
     def __len__(self) -> int:
         return len(self._values)
 
@@ -34,6 +42,13 @@ class Ints:
     def __init__(self) -> None:
         self._values = array("q")
         self.append = self._values.append
+
+    @classmethod
+    def of(cls, values: IntArray) -> Self:
+        """Return a column of these values."""
+        column = cls()
+        column._values.frombytes(values.tobytes())
+        return column
 
     def __len__(self) -> int:
         return len(self._values)

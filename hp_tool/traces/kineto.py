@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.timeline.events import KINDS, Group, Phases, RankEvents
+from hp_tool.errors import InputError
+from hp_tool.timeline.events import KINDS, Group, Phases, RankEvents, Signs
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.json_stream import TraceStream
-from hp_tool.traces.messages import Messages, elements, number, ranks_of
+from hp_tool.traces.messages import DEFAULT_GROUP, Calls, Messages, elements, number, ranks_of
 from hp_tool.traces.names import Names
 
 _COLLECTIVE = KINDS.index("collective")
@@ -24,8 +25,13 @@ _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_
 _HOST = frozenset({"cpu_op", "operator", "user_annotation"})
 _SECOND = {"aten::mm": 0, "aten::_scaled_mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Matmuls of recorded shapes, and the place of their first factor."""
-_LONGEST_US = 1e15
-"""31 years: what is longer is no time."""
+_UNKNOWN = KINDS.index("unknown")
+MAX_DURATION_US = 1e15
+"""31 years."""
+MAX_TIME_US = 1e17
+"""The year 5138: until release 2.3 torch wrote microseconds since 1970, 1.7e15 of them."""
+MAX_WORLD = 1 << 16
+"""Ranks of a job whose group of all ranks is written out."""
 MAX_THREAD_NAME = 100
 
 
@@ -35,9 +41,11 @@ class _Rank:
     def __init__(self, name: str) -> None:
         self.name = name
         self.names = Names()
-        self.messages = Messages(names=self.names)
         self.origin_us: float | None = None
         self.on_device = False
+        self.untimed = 0
+        self.serving_span = False
+        self.calls = Calls()
         self._clear()
         self.launch_id, self.launch_s, self.launch_thread = Ints(), Floats(), Ints()
         self.phase, self.phase_start, self.phase_end, self.phase_thread = Ints(), Floats(), Floats(), Ints()
@@ -48,6 +56,7 @@ class _Rank:
     def _clear(self) -> None:
         self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
         self.messages = Messages(names=self.names)
+        self.signs = Signs()
 
     def add(self, event: Mapping[str, Any]) -> None:
         """One complete event (`ph` X) of a category that counts."""
@@ -67,7 +76,7 @@ class _Rank:
     def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
         """Start and end in seconds since the first event; NaN for what is no time."""
         start, length = number(event.get("ts")), number(event.get("dur"))
-        if not (abs(start) < _LONGEST_US and 0.0 <= length < _LONGEST_US):
+        if not (abs(start) < MAX_TIME_US and 0.0 <= length < MAX_DURATION_US):
             return math.nan, math.nan
         if self.origin_us is None:
             self.origin_us = start
@@ -94,6 +103,7 @@ class _Rank:
     def _kernel(self, event: Mapping[str, Any], name: str) -> None:
         start, end = self._times(event)
         if start != start:
+            self.untimed += 1
             return
         if not self.on_device:
             self.on_device = True
@@ -104,9 +114,10 @@ class _Rank:
         if kind == _COLLECTIVE:
             self.messages.add_device(len(self.start), name, args)
         identity = args.get("correlation")
-        self._keep(start, end, kind, identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1)
+        self._keep(name, start, end, kind, identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1)
 
-    def _keep(self, start: float, end: float, kind: int, identity: int) -> None:
+    def _keep(self, name: str, start: float, end: float, kind: int, identity: int) -> None:
+        self.signs.add(name, workload=self.names.workload(name), unknown=kind == _UNKNOWN, seconds=end - start)
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)
@@ -131,6 +142,7 @@ class _Rank:
             if start == start:
                 self.steps.setdefault(step, (start, end))
             return
+        self._span(event, name)
         if self.on_device:
             return
         kind = self.names.kernel(name)
@@ -142,7 +154,21 @@ class _Rank:
         if kind == _COLLECTIVE:
             raw = event.get("args")
             self.messages.add_host(len(self.start), name, raw if isinstance(raw, dict) else {})
-        self._keep(start, end, kind, self._thread(event))
+        self._keep(name, start, end, kind, self._thread(event))
+
+    def _span(self, event: Mapping[str, Any], name: str) -> None:
+        """Note a call of NCCL, which tells what its kernels do, or a step of a serving engine."""
+        if event.get("cat") != "user_annotation":
+            return
+        if name.startswith("nccl:"):
+            start, end = self._times(event)
+            if start == start:
+                raw = event.get("args")
+                operation, args = self.names.operation(name), raw if isinstance(raw, dict) else {}
+                self.calls.add(start, end, thread=self._thread(event), operation=operation, args=args)
+                check_room(len(self.calls), name=self.name)
+        elif self.names.workload(name) == "serving":
+            self.serving_span = True
 
     @staticmethod
     def _marks(event: Mapping[str, Any], name: str) -> bool:
@@ -176,7 +202,10 @@ class _Rank:
             thread = np.where(rows >= 0, threads[rows] if len(threads) else -1, -1)
         else:
             launch, thread = start, identity
+        if self.on_device:
+            self.messages.name_operations(self.calls, launch_s=launch, thread=thread)
         collectives, used = self.messages.finish(groups)
+        self.signs.serving_span = self.serving_span
         numbers = sorted(self.steps)
         return RankEvents(
             rank=rank,
@@ -197,6 +226,8 @@ class _Rank:
             flops=np.stack([self.flops_s.array(), self.flops.array()], axis=1),
             on_device=self.on_device,
             device=_device(header),
+            world_size=_world_size(header),
+            signs=self.signs,
         )
 
     def origin_s(self, header: Mapping[str, Any]) -> float:
@@ -213,6 +244,9 @@ def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvent
     columns = _Rank(name)
     for event in stream:
         columns.add(event)
+    if columns.untimed and not len(columns.start):
+        message = f"{name}: none of its {columns.untimed:,} kernels has a time; each needs `ts` and `dur` in microseconds"
+        raise InputError(message, field="trace", code="no_times")
     info = stream.header.get("distributedInfo")
     own = info.get("rank") if isinstance(info, dict) else None
     if isinstance(own, int) and not isinstance(own, bool) and 0 <= own < 1 << 20:
@@ -220,15 +254,28 @@ def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvent
     return columns.finish(stream.header, rank=rank), columns.origin_s(stream.header)
 
 
+def _world_size(header: Mapping[str, Any]) -> int:
+    """Return the number of ranks of the job; 0 if it was not recorded."""
+    info = header.get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= 1 << 20 else 0
+
+
 def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
-    """Groups that the trace lists, by name; those whose description says no part are left out."""
+    """Return the groups that the trace lists, by name; `part` is empty if the description names no part.
+
+    torch lists its own group of all ranks, `default_pg`, with all of them or with none.
+    """
     info = header.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
+    world = _world_size(header)
+    everyone = tuple(range(world)) if world <= MAX_WORLD else ()
     groups: dict[str, Group] = {}
     for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, dict) and (part := names.group(str(each.get("pg_desc", "")))) is not None:
-            name = str(each.get("pg_name", ""))[:100]
-            groups[name] = Group(part=part, ranks=ranks_of(each.get("ranks")), name=str(each.get("pg_desc"))[:100])
+        if isinstance(each, dict):
+            name, description = str(each.get("pg_name", ""))[:100], str(each.get("pg_desc", ""))[:100]
+            ranks = ranks_of(each.get("ranks")) or (everyone if description == DEFAULT_GROUP else ())
+            groups[name] = Group(part=names.group(description) or "", ranks=ranks, name=description)
     return groups
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.timeline.events import COLLECTIVES, Collectives, Group
+from hp_tool.timeline.events import COLLECTIVES, Collectives, FloatArray, Group, IntArray
 from hp_tool.traces.columns import Floats, Ints
 from hp_tool.traces.names import Names, unnamed_part
 
@@ -27,7 +27,11 @@ FEW = 64
 _MAX_RANKS = 1 << 20
 MAX_GROUP_MEMBERS = 1 << 22
 """Members of all process groups of one rank together, and groups."""
-_GATHERED = COLLECTIVES.index("all_gather")
+_GATHERED, _SENT, _EXCHANGED, _OTHER = (
+    COLLECTIVES.index(each) for each in ("all_gather", "send_receive", "all_to_all", "other")
+)
+DEFAULT_GROUP = "default_pg"
+"""torch's description of its group of all ranks."""
 
 
 def element_bytes(name: Any) -> float:
@@ -71,6 +75,49 @@ def elements(shape: Any) -> float:
     return float(size) if 0 <= size < MAX_ELEMENTS else math.nan
 
 
+@dataclass(slots=True)
+class Calls:
+    """Host spans of `torch.distributed` calls of NCCL (`nccl:all_reduce`), with the shape of their tensor if recorded."""
+
+    start_s: Floats = field(default_factory=Floats)
+    end_s: Floats = field(default_factory=Floats)
+    thread: Ints = field(default_factory=Ints)
+    operation: Ints = field(default_factory=Ints)
+    size_bytes: Floats = field(default_factory=Floats)
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def add(self, start_s: float, end_s: float, *, thread: int, operation: int, args: Mapping[str, Any]) -> None:
+        """Record one call."""
+        size, _ = _tensor(args)
+        self.start_s.append(start_s)
+        self.end_s.append(end_s)
+        self.thread.append(thread)
+        self.operation.append(operation)
+        self.size_bytes.append(size)
+
+    def containing(self, times_s: FloatArray, threads: IntArray) -> IntArray:
+        """Return (n,) the index of the call that each time on its thread lies in; -1 if in none."""
+        start, end, thread = self.start_s.array(), self.end_s.array(), self.thread.array()
+        inside_call = np.full(len(times_s), -1)
+        for each in np.unique(thread):
+            rows, calls = np.flatnonzero(threads == each), np.flatnonzero(thread == each)
+            calls = calls[np.argsort(start[calls], kind="stable")]
+            place = np.searchsorted(start[calls], times_s[rows], side="right") - 1
+            inside = (place >= 0) & (times_s[rows] <= end[calls[np.maximum(place, 0)]])
+            inside_call[rows[inside]] = calls[place[inside]]
+        return inside_call
+
+
+def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:
+    """Return the bytes of a call's first tensor, NaN if not recorded, and its shape."""
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    shape = shapes[0] if isinstance(shapes, list) and shapes else None
+    kind = types[0] if isinstance(types, list) and types else None
+    return elements(shape) * element_bytes(kind), shape
+
+
 @dataclass(slots=True, kw_only=True)
 class Messages:
     """The collectives of one rank while its trace is read."""
@@ -102,20 +149,52 @@ class Messages:
                 True,
                 False,
                 _size_of(args.get("Group size")),
+                isinstance(described, str) and bool(described),
             ),
         )
 
     def add_host(self, event: int, name: str, args: Mapping[str, Any]) -> None:
         """A collective of gloo, which knows the shape of its tensor and not its group."""
         operation = self.names.operation(name)
-        shapes, types = args.get("Input Dims"), args.get("Input type")
-        shape = shapes[0] if isinstance(shapes, list) and shapes else None
-        kind = types[0] if isinstance(types, list) and types else None
+        size, shape = _tensor(args)
         flat = not isinstance(shape, list) or len(shape) < 2
         few = elements(shape) < FEW
-        self._add(
-            event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat, few, 0)
-        )
+        self._add(event, operation, size, label=("", "", (), COLLECTIVES[operation], flat, few, 0, True))
+
+    def name_operations(self, calls: Calls, *, launch_s: FloatArray, thread: IntArray) -> None:
+        """Take the operation of kernels without arguments from the call that launched them.
+
+        Releases of torch before 2.2 write no arguments, and NCCL names a kernel after one of the operations that it serves:
+        ncclKernel_SendRecv runs every all-to-all, and in some builds all collectives.
+
+        Args:
+            calls: The host's calls of NCCL.
+            launch_s: (n,) launch time of each event, NaN if not recorded.
+            thread: (n,) the host thread that launched it.
+        """
+        label = self.label.array()
+        unnamed = np.flatnonzero(~np.array([each[7] for each in self._labels] or [True])[label]) if len(label) else label
+        if not len(calls) or not len(unnamed):
+            return
+        called, sizes = calls.operation.array(), calls.size_bytes.array()
+        sends = bool(np.isin(called, [_SENT]).any())
+        instead = _EXCHANGED if (called == _EXCHANGED).any() else _OTHER
+        events = self.event.array()[unnamed]
+        operation, size = self.operation.array().copy(), self.size_bytes.array().copy()
+        label, labels = label.copy(), list(self._labels)
+        for row, call in zip(unnamed.tolist(), calls.containing(launch_s[events], thread[events]).tolist(), strict=True):
+            if call >= 0 and called[call] != _OTHER:
+                operation[row] = called[call]
+                size[row] = sizes[call] if size[row] != size[row] else size[row]
+            elif operation[row] == _SENT and not sends:
+                operation[row] = instead
+            new = (*labels[label[row]][:3], COLLECTIVES[operation[row]], *labels[label[row]][4:])
+            label[row] = self._labels.setdefault(new, len(self._labels))
+        used, label = np.unique(label, return_inverse=True)
+        labels = list(self._labels)
+        self._labels = {labels[each]: place for place, each in enumerate(used.tolist())}
+        self.operation, self.label = Ints.of(operation), Ints.of(label.astype(np.int64))
+        self.size_bytes = Floats.of(size)
 
     def _add(self, event: int, operation: int, size: float, *, label: tuple[Any, ...]) -> None:
         self.event.append(event)
@@ -129,7 +208,11 @@ class Messages:
         self.label.append(self._labels.setdefault(label, len(self._labels)))
 
     def finish(self, groups: Mapping[str, Group]) -> tuple[Collectives, tuple[Group, ...]]:
-        """The columns, and the groups that they index. `groups`: those that the trace lists, by name."""
+        """Return the columns, and the groups that they index.
+
+        Args:
+            groups: The groups that the trace lists, by name; `part` is empty if unknown.
+        """
         made = tuple(self._group(label, groups) for label in self._labels)
         operation, label = self.operation.array(), self.label.array()
         size = self.size_bytes.array()
@@ -140,14 +223,18 @@ class Messages:
         return Collectives(event=self.event.array(), operation=operation, group=label, size_bytes=size), made
 
     def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
-        """The label's group. One that was not recorded is the first listed of its part, as frameworks make it first."""
-        name, description, ranks, operation, flat, few, size = label
+        """Return the label's group. One that was not recorded is the first listed of its part, as frameworks make it first; if
+        none is of its part, a listed group of unknown part stands in, provided that all of these have the same ranks.
+        """
+        name, description, ranks, operation, flat, few, size, _ = label
         listed = groups.get(name) if name else None
         part = self.names.group(description) or (listed.part if listed is not None else None)
         part = part or unnamed_part(operation, flat=flat, groups=list(groups.values()))
         if listed is not None and listed.ranks:
             ranks = listed.ranks
         if not ranks and not few:
-            listed_ranks = (group.ranks for group in groups.values() if group.part == part)
+            listed_ranks = [group.ranks for group in groups.values() if group.part == part]
+            unknown = {group.ranks for group in groups.values() if not group.part and len(group.ranks) > 1}
+            listed_ranks += unknown if len(unknown) == 1 and not name else ()
             ranks = next((each for each in listed_ranks if len(each) > 1 and size in (0, len(each))), ())
         return Group(part=part, ranks=ranks, name=description or name, size=size)

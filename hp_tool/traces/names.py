@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool import documents
-from hp_tool.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, Group
+from hp_tool.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, WORKLOADS, Group
 
 TABLE = Path(__file__).parent / "data" / "kernels.yaml"
 MAX_NAME = 400
@@ -38,15 +38,21 @@ class Names:
         self._kernels = rules("kernels", "kind", KINDS)
         self._operations = rules("collectives", "operation", COLLECTIVES)
         self._groups = rules("groups", "part", LINK_PARTS)
+        self._workloads = rules("workloads", "workload", WORKLOADS)
         self._phases = rules("phases", "phase", PHASES)
         self._operators = tuple((re.compile(each["pattern"]), 0) for each in table()["operators"])
         self._step = re.compile(table()["steps"]["pattern"], re.IGNORECASE)
         self._known: dict[tuple[int, str], int] = {}
 
     def kernel(self, name: str) -> int:
-        """Index in KINDS; a name that no rule knows computes."""
+        """Index in KINDS; `unknown` if no rule recognizes the name."""
         kind = self._first(0, self._kernels, name)
-        return KINDS.index("elementwise") if kind < 0 else kind
+        return KINDS.index("unknown") if kind < 0 else kind
+
+    def workload(self, name: str) -> str | None:
+        """Return which of WORKLOADS alone has a kernel or span of this name; None if any may have it."""
+        workload = self._first(5, self._workloads, name)
+        return None if workload < 0 else WORKLOADS[workload]
 
     def operator(self, name: str) -> bool:
         """Whether an operator of a CPU process is work of its own."""

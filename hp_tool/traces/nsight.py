@@ -16,7 +16,7 @@ import numpy as np
 
 from hp_tool import bounds
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.timeline.events import KINDS, Phases, RankEvents
+from hp_tool.timeline.events import KINDS, Phases, RankEvents, Signs
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.messages import Messages, number
 from hp_tool.traces.names import MAX_NAME, Names
@@ -41,6 +41,7 @@ class _Device:
     def __init__(self, names: Names) -> None:
         self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
         self.messages = Messages(names=names)
+        self.signs = Signs()
 
 
 class _Host:
@@ -138,7 +139,7 @@ def _kernels(
 ) -> None:
     """Kernels by their names, copies by their kind."""
     common = ("start", "end", "globalPid", "deviceId", "correlationId")
-    collective = KINDS.index("collective")
+    collective, unknown = KINDS.index("collective"), KINDS.index("unknown")
     for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
         if table not in tables:
             continue
@@ -157,6 +158,8 @@ def _kernels(
                 kind = KINDS.index("copy_host" if table == _COPY and value in _TO_OR_FROM_HOST else "copy_device")
             if kind == collective:
                 own.messages.add_device(len(own.start), text, {})
+            seconds = 1e-9 * (finish - begin)
+            own.signs.add(text, workload=names.workload(text), unknown=kind == unknown, seconds=seconds)
             own.start.append(1e-9 * begin)
             own.end.append(1e-9 * finish)
             own.kind.append(kind)
@@ -214,4 +217,5 @@ def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:
         ),
         steps_s=np.array([host.steps[each] for each in sorted(host.steps)]).reshape(-1, 2),
         device=device,
+        signs=own.signs,
     )

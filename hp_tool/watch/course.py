@@ -24,7 +24,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is remembered of a job's steps. The first steps of its newest stretch and the newest of all are kept one by one."""
+    """What is remembered of a job's steps: the newest steady ones of its newest stretch, and the newest of all, one by one."""
 
     stretches: tuple[Stretch, ...] = ()
     steps: tuple[int, ...] = ()
@@ -51,7 +51,8 @@ def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
         known = max((at for at in (*job.marks, *newest) if at <= step), default=min(newest, default=step))
         return step + (job.marks.get(known, newest.get(known, known)) - known)
 
-    kept = {changes.first + n: math.exp(log_s) for n, log_s in enumerate(changes.baseline.logs)}
+    begun = changes.steps - len(changes.waiting) - len(changes.baseline)
+    kept = {begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.baseline.logs)}
     lead = next((source for each in sources if (source := Source.of(each.state)).rank == LEAD), None)
     if lead is not None:
         recent = [each[STEP] for each in lead.recent]
@@ -59,7 +60,7 @@ def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
     shown = sorted(step for step in kept if 0 <= step < changes.steps)
     return Course(
         stretches=tuple(
-            Stretch(first_step=number(each.first), last_step=number(end), pace=_pace(each))
+            Stretch(first_step=number(each.first), last_step=number(end), pace=_pace(each, job.log_batch))
             for each, end in zip(regimes, ends, strict=True)
         ),
         steps=tuple(number(step) for step in shown),
@@ -67,5 +68,6 @@ def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
     )
 
 
-def _pace(regime: Regime) -> Pace:
-    return Pace(step_s=math.exp(regime.log_s), interval=(math.exp(regime.low), math.exp(regime.high)))
+def _pace(regime: Regime, log_batch: float) -> Pace:
+    low, high = math.exp(regime.low + log_batch), math.exp(regime.high + log_batch)
+    return Pace(step_s=math.exp(regime.log_s + log_batch), interval=(low, high))

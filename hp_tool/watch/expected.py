@@ -23,7 +23,8 @@ def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Ex
     if estimate.time is None or estimate.intervals is None:
         reason = estimate.reasons[0].message if estimate.reasons else "it has no step time"
         raise InputError(f"this configuration cannot run: {reason}", field="parallel")
-    cluster = resolve_training(query).cluster
+    problem = resolve_training(query)
+    cluster = problem.cluster
     used = estimate.provenance.get("calibration") if calibrated is not None else None
     return Expected(
         step_s=estimate.time.step_s,
@@ -31,5 +32,6 @@ def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Ex
         calibration=None if used is None else str(used.get("version")) if isinstance(used, dict) else str(used),
         num_gpus=cluster.num_gpus,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
+        samples=float(problem.workload.global_batch_size),
         layout="" if estimate.parallel is None else arithmetic(estimate.parallel),
     )

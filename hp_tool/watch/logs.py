@@ -17,6 +17,8 @@ from hp_tool.watch.words import sentences
 
 MOST_FILES = 4096
 NEWEST = 8
+MAX_WORK = 1e15
+"""Samples or tokens of a step; `StepReport` takes no more."""
 _HUGGING_FACE = re.compile(r"\{'loss': '?[\d.e+-]+'?, .*'epoch': ")
 """What Hugging Face's Trainer prints of a step: no time."""
 
@@ -33,6 +35,8 @@ class LogSteps:
     in_seconds: bool = True
     """Whether the newest step was a time, and not a rate in a unit of its own."""
     facts: LogFacts = field(default_factory=LogFacts)
+    facts_are_rates: bool = False
+    """Whether the newest figure was a rate, which counts the work of a step already."""
     hugging_face: bool = False
     """Whether a line was Hugging Face's of a step."""
     seq: int = 0
@@ -49,14 +53,16 @@ class LogSteps:
             read_line(line, self.facts, reader=reader)
             if (step := self._taken()) is not None:
                 self.reader = reader
-                rank, parts = _own_words(line) if reader == "json" else (None, {})
+                rank, parts, work = _own_words(line) if reader == "json" else (None, {}, {})
+                if reader != "json" and self.facts.samples_per_step and not self.facts_are_rates:
+                    work = {"samples": self.facts.samples_per_step}
                 printed = self.printed.setdefault(rank, [])
                 if step[1] in printed:
                     return None
                 if step[1] is not None:
                     self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
                 self.seq += 1
-                return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts)
+                return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts, **work)
         self.unread += self.reader == "json" and line.lstrip().startswith("{")
         return None
 
@@ -66,6 +72,7 @@ class LogSteps:
         kinds = [kind for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second") if getattr(facts, kind)]
         if not kinds:
             return None
+        self.facts_are_rates = kinds[0] != "step_s"
         if self.workload is not None:
             times_s, ends_at = facts.step_times_s(self.workload, num_gpus=self.num_gpus)
         else:
@@ -83,19 +90,24 @@ class LogSteps:
         return step
 
 
-def _own_words(line: str) -> tuple[int | None, dict[str, float]]:
-    """The rank and the parts of a JSON line, where it has them."""
+def _own_words(line: str) -> tuple[int | None, dict[str, float], dict[str, float]]:
+    """Return the rank, the parts and the work of a JSON line, if it has them."""
     try:
         words = json.loads(line[line.find("{") :])
     except (ValueError, RecursionError):
-        return None, {}
+        return None, {}, {}
     parts, rank = words.get("parts_s"), words.get("rank")
     own = (
         {str(name)[:200]: float(s) for name, s in parts.items() if isinstance(s, int | float) and s >= 0.0}
         if isinstance(parts, dict)
         else {}
     )
-    return rank if isinstance(rank, int) and rank >= 0 else None, own
+    work = {name: float(words[name]) for name in ("samples", "tokens") if _is_work(words.get(name))}
+    return rank if isinstance(rank, int) and rank >= 0 else None, own, work if "step_s" in words else {}
+
+
+def _is_work(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value <= MAX_WORK
 
 
 @dataclass(slots=True, kw_only=True)

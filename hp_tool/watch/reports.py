@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,12 +79,11 @@ def teach(
     with the job."""
     if record.query is None or record.state is None or record.measurement_id is not None or record.teaching is not None:
         return
-    job = Job.of(record.state)
-    now = job.changes.current
-    if now is None or job.changes.past or len(job.changes.baseline) < TAUGHT_AFTER:
+    step_s = Job.of(record.state).steady_step_s(expected_of_record(record), steps=TAUGHT_AFTER)
+    if step_s is None:
         return
     query = {name: value for name, value in record.query.items() if name != "parallel"}
-    measurement: dict[str, Any] = {"status": "ok", "step_s": math.exp(now.log_s)}
+    measurement: dict[str, Any] = {"status": "ok", "step_s": step_s}
     report = {"query": query, "parallel": record.query.get("parallel") or {}, "measurement": measurement}
     try:
         stored = add_report(

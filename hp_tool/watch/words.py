@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hp_tool.domain.watch import Cause, CauseKind, Expected, Verdict
+from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
 from hp_tool.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 from hp_tool.units import duration, times
 
@@ -76,7 +76,7 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
         seconds = "" if now is None or was is None else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
         lines.append(
             f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step {slowdown.since_step}, "
-            f"{slowdown.shape}{seconds}"
+            f"{_shape(slowdown)}{seconds}"
         )
         lines += [f"  {each.text}" for each in verdict.causes]
     if lag is not None and expected is not None and now is not None:
@@ -89,6 +89,17 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
         devices = "" if loss.gpu_hours is None else f", {loss.gpu_hours:,.0f} GPU-hours{money}"
         lines.append(f"costs {loss.hours:.1f} h of every day{devices}")
     return tuple(lines)
+
+
+def _shape(slowdown: Slowdown) -> str:
+    if slowdown.shape != "recurring":
+        return slowdown.shape
+    return "in bursts" if slowdown.period is None else f"every {_ordinal(slowdown.period)} step is slow"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def faster_words(verdict: Verdict) -> str:

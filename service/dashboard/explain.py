@@ -16,6 +16,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, StoreError
+from hp_tool.exchange.checks import reasons
 from hp_tool.exchange.explanation import Explanation, RankStep, Suggestion
 from hp_tool.exchange.findings import PARTS
 from hp_tool.exchange.logged import WORDS, LoggedExplanation, TimerSpread
@@ -93,6 +94,8 @@ class Explained:
     matmul: str | None = None
     kept: str | None = None
     """What became of the step as a measurement."""
+    held_because: str | None = None
+    """What could not be checked of a trace whose step is held."""
     not_kept: str | None = None
     """Why it became none although its owner wanted it."""
 
@@ -167,18 +170,27 @@ def _kept(
     """The explained run with its step stored as a measurement, or with why it was not."""
     if isinstance(answer, LoggedExplanation):
         return replace(explained, not_kept="timers of a log do not tell every part; a trace teaches")
-    if answer.report is None:
+    if answer.teaches is None:
         return replace(explained, not_kept="say which configuration was recorded: what it teaches belongs to it")
+    if answer.report is None:
+        return replace(explained, not_kept=f"the trace is not of the query's training: {reasons(answer.checks)}")
     if principal.scope < Scope.SUBMIT:
         return replace(explained, not_kept="your key may not store measurements")
     report = json.dumps(schema.to_dict(answer.report)).encode()
     try:
-        record = add_report(report, store=store, source="reported", key=None, resolve=partial(resolve, find=find))
+        record = add_report(
+            report,
+            store=store,
+            source="reported",
+            key=None,
+            resolve=partial(resolve, find=find),
+            hold=answer.teaches == "held",
+        )
     except StoreError:
         raise
     except HpToolError as error:
         return replace(explained, not_kept=error.message)
-    return replace(explained, kept=record.state)
+    return replace(explained, kept=record.state, held_because=reasons(answer.checks) if record.state == "held" else None)
 
 
 def _of_traces(answer: Explanation, typed: Query | None) -> Explained:

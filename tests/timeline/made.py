@@ -12,6 +12,9 @@ LAYERS = 6
 STEPS = 4
 TENSOR = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 DATA = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
+MATMUL = (2048, 1024, 4416)
+"""Rows, inner size and columns of each matmul. Eighteen a step are 333 GFLOPs on each rank, as 6 layers of hidden size 1,024
+with a vocabulary of 32,000 take for 2,048 tokens on four ranks: 3 x 2,048 x (24 x 6 x 1,024^2 + 2 x 1,024 x 32,000) / 4."""
 FAULTS = ("slow_rank", "host_gap", "exposed_communication", "slow_link", "unequal_work")
 
 
@@ -45,6 +48,12 @@ class Rank:
         else:
             self.sent = begin + length
         return begin, begin + length
+
+    def matmul(self, rows: int, inner: int, columns: int) -> None:
+        """Record the operator of a matmul with its shapes, called now."""
+        dims = {"Input Dims": [[rows, inner], [inner, columns]]}
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": self.now, "dur": 1.0, "args": dims}
+        self.events.append(event)
 
     def span(self, name: str, start: float, end: float) -> None:
         event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start}
@@ -92,6 +101,11 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
             slow = 1.5 if fault == "slow_rank" and each.rank == 3 else 1.0
             each.kernel(name, slow * length * chance.gauss(1.0, 0.01))
 
+    def called(matmuls: int) -> None:
+        for each in ranks:
+            for _ in range(matmuls):
+                each.matmul(*MATMUL)
+
     def reduce_tensor() -> None:
         for group in ((0, 1), (2, 3)):
             slow = 5.0 if fault == "slow_link" and group == (2, 3) else 1.0
@@ -111,6 +125,7 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
             each.now += 20.0 + (1500.0 if fault == "host_gap" and each.rank == 1 else 0.0)
             each.launched = each.now - 6.0
         for _ in range(LAYERS):
+            called(1)
             compute("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 100.0)
             compute("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64>>(flash::Flash_fwd_params)", 40.0)
             compute("void at::native::vectorized_elementwise_kernel<4>", 20.0)
@@ -118,6 +133,7 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
         for _ in range(LAYERS):
             if fault != "exposed_communication":
                 reduce_data(80.0)
+            called(2)
             compute("sm90_xmma_gemm_bf16bf16_bf16f32_f32_nt_n_tilesize128x128x64", 200.0)
             compute("void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", 100.0)
             reduce_tensor()

@@ -61,7 +61,7 @@ def test_parts_sum_to_the_window_and_none_is_negative(rows) -> None:
     one = events([(name, start, start + length) for name, start, length, _ in rows])
     until = np.array([start + wait if name in LINK_PARTS else NEVER for name, start, _, wait in rows])
     parts = split(one, owner=owners(one), waits_until_s=until, window_s=(0.0, 10.0))
-    assert list(parts.parts_s) == list(TIME_PARTS)
+    assert list(parts.parts_s) == [*TIME_PARTS, "unknown"]
     assert parts.step_s == pytest.approx(10.0)
     values = [*parts.parts_s.values(), *parts.hidden_s.values(), *parts.waits_s.values(), parts.host_s]
     assert min(values) >= -1e-9 and sum(parts.waits_s.values()) <= 10.0 + 1e-9 and parts.host_s <= 10.0 + 1e-9

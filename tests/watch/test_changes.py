@@ -9,7 +9,9 @@ import pytest
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
 from hp_tool.assumptions import assumed
-from hp_tool.slowdowns.changes import Baseline, Changes, Level
+from hp_tool.slowdowns.baseline import Baseline, upper_bound
+from hp_tool.slowdowns.changes import Changes
+from hp_tool.slowdowns.levels import Level, drift_sd
 
 
 def detector() -> Changes:
@@ -47,12 +49,35 @@ def test_weights_are_those_of_the_definition() -> None:
     for number in range(100):
         baseline.add(0.5 if number % 25 == 10 else 0.001 * (number % 7 - 3))
     level = Level(log_shift=math.log(1.1))
-    level.learn(baseline)
+    level.learn(baseline, ordered=sorted(baseline.residuals))
     z, n, share = 2.33, 100, 0.04
     bound = (share + z * z / (2 * n) + z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))) / (1 + z * z / n)
     assert level.gain == pytest.approx(math.log((101 / 102) / bound))
     assert level.loss == pytest.approx(math.log((1 / 102) / (1 - bound)))
     assert level.limit == pytest.approx(math.log(1.1) / 2)
+
+
+def test_slow_steps_in_rows_tell_less() -> None:
+    """Ten of a hundred steps are slow, in a row: the correlation of consecutive bits is (9 / 99 - 0.01) / 0.09."""
+    baseline = Baseline()
+    for number in range(100):
+        baseline.add(0.5 if 50 <= number < 60 else 0.001 * (number % 7 - 3))
+    level = Level(log_shift=math.log(1.1))
+    level.learn(baseline, ordered=sorted(baseline.residuals))
+    r = (9 / 99 - 0.01) / 0.09 - 1 / math.sqrt(100)
+    p0 = upper_bound(0.1, 100)
+    assert level.gain == pytest.approx(math.log((101 / 102) / p0) * (1 - r) / (1 + r))
+
+
+def test_the_median_of_independent_steps_has_its_known_deviation() -> None:
+    independent = drift_sd(100, sd=0.03, correlation=0.0, reference_steps=100)
+    assert independent == pytest.approx(0.03 * math.sqrt(2 * math.pi / 2 / 100))
+    rng = np.random.default_rng(0)
+    shocks, logs = rng.normal(0.0, math.sqrt(1 - 0.9**2), (4000, 160)), np.zeros((4000, 160))
+    for step in range(1, 160):
+        logs[:, step] = 0.9 * logs[:, step - 1] + shocks[:, step]
+    simulated = np.median(logs[:, 60:], axis=1).std()
+    assert drift_sd(100, sd=1.0, correlation=0.9, reference_steps=10**9) == pytest.approx(simulated, rel=0.05)
 
 
 def test_the_threshold_is_the_run_length_of_all_tests_together() -> None:

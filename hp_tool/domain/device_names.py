@@ -1,0 +1,41 @@
+"""Catalogue names of GPUs by the names that their drivers report."""
+
+from __future__ import annotations
+
+import re
+
+_NAMES = (
+    (r"GB300", "gb300-nvl72"),
+    (r"B300", "b300-sxm-288gb"),
+    (r"GB200", "gb200-nvl72"),
+    (r"B200", "b200-sxm-180gb"),
+    (r"GH200 480GB", "gh200-96gb"),
+    (r"H200 NVL", "h200-nvl-141gb"),
+    (r"(?<!G)H200", "h200-sxm-141gb"),
+    (r"H800(?! (PCIe|NVL))", "h800-sxm-80gb"),
+    (r"H100 NVL", "h100-nvl-94gb"),
+    (r"H100 PCIe", "h100-pcie-80gb"),
+    (r"H100 80GB HBM3", "h100-sxm-80gb"),
+    (r"H20$", "h20-sxm-96gb"),
+    (r"A100-SXM4-80GB", "a100-sxm-80gb"),
+    (r"A100-SXM4-40GB", "a100-sxm-40gb"),
+    (r"A800-SXM4-80GB", "a800-sxm-80gb"),
+    (r"V100-SXM3-32GB-H", "v100-sxm3-32gb-h"),
+    (r"V100-SXM[23]-32GB", "v100-sxm-32gb"),
+    (r"L40S", "l40s-48gb"),
+    (r"L4$", "l4-24gb"),
+    (r"A10G", "a10g-24gb"),
+    (r"RTX PRO 6000 Blackwell", "rtx-pro-6000-96gb"),
+    (r"GeForce RTX 5090$", "rtx-5090-32gb"),
+    (r"GeForce RTX 4090$", "rtx-4090-24gb"),
+    (r"MI355X", "mi355x-288gb"),
+    (r"MI350X", "mi350x-288gb"),
+    (r"MI325X", "mi325x-256gb"),
+    (r"MI300X", "mi300x-192gb"),
+)
+"""(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first that matches counts."""
+
+
+def known_name(device: str) -> str | None:
+    """Return the catalogue's name of a GPU; None if no rule knows the driver's name for it."""
+    return next((name for pattern, name in _NAMES if re.search(pattern, device)), None)
