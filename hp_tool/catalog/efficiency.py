@@ -255,10 +255,12 @@ library.on_change(_read.cache_clear)
 
 
 def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
-    """Return the profile of the version that is named, or of the newest one before it, marked `measured: false`.
+    """Return the profile of the version that is named.
 
-    Without a version it is the newest one with measured runs, on this die (`silicon`) if any has runs there. A profile of
-    kernels alone stands for a version that is named, and later ones. Raises UnsupportedError for an engine without any profile.
+    A version without a profile has that of the newest one before it, of those with runs on this die (`silicon`) if there are
+    any, marked `measured: false`. Without a version it is the newest one with measured runs, on this die if any has runs there.
+    A profile of kernels alone stands for a version that is named, and later ones. Raises UnsupportedError for an engine without
+    any profile.
     """
     known = engine_profiles()
     versions = sorted(
@@ -268,12 +270,22 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
         raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
+    there = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
     if version is None:
-        there = [profile for profile in versions if silicon in profile.fitted_silicon]
-        return (there or versions)[-1]
-    constants = _nearest(versions, version)
-    same = version_key(version) == version_key(constants.version)
-    return constants if same else dataclasses.replace(constants, measured=False)
+        return there[-1]
+    own = _nearest(versions, version)
+    if version_key(version) == version_key(own.version):
+        return own
+    constants = own if own in there else _nearest(there, version)
+    settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
+    return dataclasses.replace(constants, **settings, measured=False)
+
+
+SETTINGS_OF_A_RELEASE = (
+    "max_num_seqs", "max_num_batched_tokens", "memory_fraction", "memory_fraction_of", "reserve_bytes",
+    "kv_reserved_output_fraction", "fp8_cache_with", "fp8_scales",
+)  # fmt: skip
+"""Fields of a profile that no run gave: they are those of the nearest release, whichever release gives the constants."""
 
 
 def _reaches(version: str | None, release: str) -> bool:

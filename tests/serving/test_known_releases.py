@@ -93,7 +93,7 @@ def test_every_release_with_constants_is_known() -> None:
     [
         ("trtllm", "1.1", "h100", "1.1"),
         ("trtllm", "1.1.0", "h200", "1.1"),
-        ("trtllm", "1.2.0", "a100", "1.1"),
+        ("trtllm", "1.2.0", "a100", "0.17"),  # no constants of its own: the nearest release with runs on this die
         ("trtllm", "1.0.0rc3", "b200", "1.0.0rc3"),
         ("sglang", "0.5.6.post2", "a100", "0.5.6.post2"),
         ("vllm", "0.33.0", "h100", "0.24.0"),
