@@ -11,7 +11,7 @@ import pytest
 from hp_tool import serving
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog import gpu as catalogue_gpu
-from hp_tool.catalog.efficiency import engine_efficiency, gpu_efficiency
+from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency, gpu_efficiency
 from hp_tool.catalog.expert_kernels import expert_kernels
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import experts_seconds
@@ -89,8 +89,9 @@ def test_experts_take_as_long_as_the_engine_s_own_kernel(gpu: str, engine: str, 
     case = serving_case(model=model("gpt-oss-120b"), cluster=machine, workload=load, engine=constants)
     one = ServingCandidates.from_configs([ServingConfig()], concurrency=[128])
     found = float(experts_seconds(case, one, np.array([128.0]))[0])
-    # The router, the launches around the experts and the slowdown in an engine come to about a tenth.
-    assert 0.9 < 1e3 * found / milliseconds < 1.25
+    # The router and the launches around the experts come to about a tenth; the slowdown in whole engines is fitted apart.
+    alone = found / expert_efficiency(engine=engine).grouped_slowdown
+    assert 0.9 < 1e3 * alone / milliseconds < 1.25
 
 
 def test_kernels_are_those_of_the_nearest_timed_release() -> None:
