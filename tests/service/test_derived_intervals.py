@@ -36,23 +36,33 @@ SERVING: dict[str, Any] = {
     "inference": {"input_length": 1000, "output_length": 200, "concurrency": 64},
     "parallel": {"tensor_parallel_size": 1},
 }
-AMOUNTS = {"days", "effective_days", "calendar_days", "gpu_hours", "cost"}
-RATES = {"tokens_per_second_per_gpu", "mfu", "mfu_causal", "hfu", "model_tflops_per_gpu"}
+WITH_BASE = {"days", "effective_days", "calendar_days", "gpu_hours", "cost", "request_rate_per_second"}
+AGAINST_BASE = {"tokens_per_second_per_gpu", "mfu", "mfu_causal", "hfu", "model_tflops_per_gpu"}
+AGAINST_BASE |= {"cost_per_million_output_tokens", "cost_per_million_input_tokens"}
 
 
-@pytest.mark.parametrize("figure", (*figures.TRAINING, *agents.TRAINING, figures.DAYS), ids=lambda figure: figure.name)
-def test_figures_of_a_training_vary_with_its_step_or_against_it(figure: figures.Figure) -> None:
-    """A step of 10 s in 8 s to 20 s. An amount of 40 is 40 x 0.8 to 40 x 2; a rate of 40 is 40 / 2 to 40 / 0.8."""
-    estimate = {"time": {"step_s": 10.0}, "intervals": {"step_s": [8.0, 20.0], "memory_total_bytes": [30.0, 60.0]}}
-    estimate |= {"memory": {"total_bytes": 40.0}, **dict.fromkeys((*AMOUNTS, *RATES, "energy"), 40.0)}
+@pytest.mark.parametrize(
+    "figure",
+    (*figures.TRAINING, *agents.TRAINING, figures.DAYS, figures.REQUESTS, figures.PER_MILLION, figures.INPUT_PRICE),
+    ids=lambda figure: figure.name,
+)
+def test_figures_vary_with_their_base_or_against_it(figure: figures.Figure) -> None:
+    """A base of 10 (seconds per step, or output tokens per second) in 8 to 20, which is not symmetric in logarithms.
+
+    A figure of 40 in proportion to it is 40 x 0.8 to 40 x 2; one in inverse proportion is 40 / 2 to 40 / 0.8.
+    """
+    estimate: dict[str, Any] = dict.fromkeys((*WITH_BASE, *AGAINST_BASE, "energy"), 40.0)
+    estimate |= {"time": {"step_s": 10.0}, "output_tokens_per_second_per_gpu": 10.0, "memory": {"total_bytes": 40.0}}
+    estimate |= {"cost_per_million_tokens": {"input": 40.0}}
+    ends = {"step_s": [8.0, 20.0], "output_tokens_per_second_per_gpu": [8.0, 20.0], "memory_total_bytes": [30.0, 60.0]}
     expected = {
-        **dict.fromkeys(AMOUNTS, (32.0, 80.0)),
-        **dict.fromkeys(RATES, (20.0, 50.0)),
+        **dict.fromkeys(WITH_BASE, (32.0, 80.0)),
+        **dict.fromkeys(AGAINST_BASE, (20.0, 50.0)),
         "step_s": (8.0, 20.0),
         "memory_total_bytes": (30.0, 60.0),
         "energy": None,  # no interval is stated: a step that waits longer draws less power
-    }
-    assert figure.between(estimate) == (pytest.approx(ends) if (ends := expected[figure.name]) else None)
+    }[figure.name]
+    assert figure.between(estimate | {"intervals": ends}) == (expected and pytest.approx(expected))
 
 
 def derived(estimate: dict[str, Any], step_s: float) -> dict[str, float]:
