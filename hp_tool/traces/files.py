@@ -66,20 +66,20 @@ def read_traces(paths: Sequence[Path], *, names: Sequence[str] | None = None) ->
     """
     if not 1 <= len(paths) <= MAX_FILES:
         raise InputError(f"{len(paths)} traces; give 1 to {MAX_FILES}", field="trace", code="too_many")
-    ranks: dict[int, tuple[RankEvents, float]] = {}
+    ranks: dict[int, tuple[RankEvents, int]] = {}
     called = [str(path) for path in paths] if names is None else names
     for place, (path, name) in enumerate(zip(paths, called, strict=True)):
-        for events, origin_s in read_trace(path, name=name, rank=_rank_of(Path(name).name, place)):
+        for events, origin_ns in read_trace(path, name=name, rank=_rank_of(Path(name).name, place)):
             if events.rank in ranks:
                 message = f"{name}: another file is of rank {events.rank} too; give each rank once"
                 raise InputError(message, field="trace", code="repeated")
-            ranks[events.rank] = events, origin_s
-    first_s = next(iter(ranks.values()))[1]
-    return tuple(_moved(events, origin_s - first_s) for _, (events, origin_s) in sorted(ranks.items()))
+            ranks[events.rank] = events, origin_ns
+    first_ns = next(iter(ranks.values()))[1]
+    return tuple(_moved(events, 1e-9 * (origin_ns - first_ns)) for _, (events, origin_ns) in sorted(ranks.items()))
 
 
-def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, float]]:
-    """(events, the origin of their times on its host's clock) of each rank in one file."""
+def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, int]]:
+    """(events, the origin of their times on its host's clock, in nanoseconds) of each rank in one file."""
     try:
         with path.open("rb") as stream:
             start = stream.read(len(_SQLITE))
@@ -91,7 +91,7 @@ def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, fl
         raise InputError(f"{name} cannot be read: {error.strerror or error}", field="trace") from None
     from hp_tool.traces.nsight import read_nsight
 
-    return [(events, 0.0) for events in read_nsight(path, name=name, rank=rank)]
+    return [(events, 0) for events in read_nsight(path, name=name, rank=rank)]
 
 
 def _rank_of(name: str, place: int) -> int:

@@ -230,14 +230,19 @@ class _Rank:
             signs=self.signs,
         )
 
-    def origin_s(self, header: Mapping[str, Any]) -> float:
-        """When this rank's times are zero, in seconds of its host's clock."""
-        base = number(header.get("baseTimeNanoseconds"))
-        return (0.0 if base != base else base * 1e-9) + (self.origin_us or 0.0) * 1e-6
+    def origin_ns(self, header: Mapping[str, Any]) -> int:
+        """Return when this rank's times are zero, in nanoseconds of its host's clock.
+
+        Integers: a float of the nanoseconds since 1970 is exact to 256 ns only.
+        """
+        base = header.get("baseTimeNanoseconds")
+        if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < 1 << 63:
+            base = 0
+        return base + round((self.origin_us or 0.0) * 1e3)
 
 
-def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, float]:
-    """(one rank's events; seconds of its host's clock at which their times are zero).
+def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, int]:
+    """(one rank's events; nanoseconds of its host's clock at which their times are zero).
 
     `rank` is what the file's name says, or its place: what the trace says of itself counts before. Raises InputError.
     """
@@ -251,7 +256,7 @@ def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvent
     own = info.get("rank") if isinstance(info, dict) else None
     if isinstance(own, int) and not isinstance(own, bool) and 0 <= own < 1 << 20:
         rank = own
-    return columns.finish(stream.header, rank=rank), columns.origin_s(stream.header)
+    return columns.finish(stream.header, rank=rank), columns.origin_ns(stream.header)
 
 
 def _world_size(header: Mapping[str, Any]) -> int:

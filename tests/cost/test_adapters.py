@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import model
+from hp_tool.cost.block import NO_TIME, Shapes, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.layer import layer_bytes
-from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters, trained_parameters, with_named_targets
+from hp_tool.cost.lora import (
+    adapter_tensor_seconds,
+    layer_adapter_parameters,
+    token_adapter_parameters,
+    trained_parameters,
+    with_adapter_time,
+    with_named_targets,
+)
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -22,7 +30,8 @@ from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate
-from tests.cost.cases import Problem, case_of, columns, problems
+from tests.cost.cases import NODE, Problem, case_of, columns, problems
+from tests.cost.test_primitives import plain_profile
 from tests.torch_or_skip import torch_or_skip
 
 ALL = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -301,3 +310,61 @@ def test_fine_tuning_of_all_weights_costs_what_pretraining_does() -> None:
     plain = {"sequence_length": 4096, "global_batch_size": 32}
     sft, pretrain = (estimate(query=parse_query(QUERY | {"training": plain | {"task": task}})) for task in ("sft", "pretrain"))
     assert sft.time == pretrain.time and sft.memory == pretrain.memory
+
+
+GATED = ModelSpec(
+    num_hidden_layers=1, hidden_size=1024, num_attention_heads=8, num_key_value_heads=2, intermediate_size=2048,
+    vocab_size=1024, gated_mlp=True, normalization="rmsnorm",
+)  # fmt: skip
+"""Matrices (outputs x inputs) of one of two tensor-parallel ranks: linear_qkv 768 x 1,024, linear_proj 1,024 x 512, linear_fc1
+2,048 x 1,024, linear_fc2 1,024 x 1,024; 4,456,448 entries in all."""
+
+
+def plain_case(**changes: Any) -> tuple[Problem, Candidates, Shapes]:
+    """4,096 tokens on two ranks of H100 with adapters of rank 16 on linear_qkv and linear_fc1 (by columns) and on
+    linear_proj (by rows).
+
+    Half of every bandwidth; launches and messages take 1 us.
+    """
+    plain = plain_profile(NODE)
+    gpu = replace(plain.gpu, memory_fraction=0.5, kernel_overhead_s=1e-6)
+    lora = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj", "linear_fc1"))
+    sharded = changes.pop("sequence_parallel", True)
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=8, task="lora", lora=lora, **changes)
+    framework = replace(plain.framework, elementwise_traffic_factor=1.0)
+    problem = Problem(
+        model=GATED, cluster=NODE, workload=workload, profile=replace(plain, gpu=gpu, framework=framework)
+    )  # fmt: skip
+    candidate = Candidates.alone(ParallelConfig(tensor_parallel_size=2, sequence_parallel=sharded))
+    return problem, candidate, shapes(case=problem, candidates=candidate)
+
+
+@pytest.mark.parametrize(("stored", "widened_bytes", "kernels"), [(None, 0.0, 0), ("nf4", 4_456_448 * (0.515869140625 + 2), 4)])
+def test_adapters_add_both_paths_and_widen_frozen_matrices_in_both_passes(
+    stored: Any, widened_bytes: float, kernels: int
+) -> None:
+    """The sum of both paths moves three tensors of 2 bytes per number: outputs forward (768 + 1,024 + 2,048), inputs backward
+    (1,024 + 512 + 1,024), with two kernels for each adapter.
+
+    nf4 takes 1/2 byte, a byte per 64 and 4 bytes per 64 x 256: 0.515869140625. One kernel reads each frozen matrix in nf4 and
+    writes it in 2 bytes, forward and again backward.
+    """
+    case, candidate, s = plain_case(frozen_precision=stored)
+    found = with_adapter_time(NO_TIME, case=case, candidates=candidate, s=s)
+    for seconds, width in ((found.elementwise, 768 + 1024 + 2048), (found.elementwise_backward, 1024 + 512 + 1024)):
+        moved = 3 * 2 * 4096 * width + widened_bytes
+        assert seconds == pytest.approx(moved / (0.5 * 3.35e12) + (6 + kernels) * 1e-6)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_tensor_parallel_collectives_of_adapters(sequence_parallel: bool) -> None:
+    """Half of 4,096 tokens x 2 bytes leave a rank for each number of a token: 4,096 bytes.
+
+    A's 16 outputs are gathered by columns (16 x 4,096 bytes, two adapters) and all-reduced, twice that, by rows (one adapter).
+    B's 1,024 outputs of linear_proj are gathered, and with sequence parallelism so is their gradient.
+    """
+    case, candidate, s = plain_case(sequence_parallel=sequence_parallel)
+    forward, backward = adapter_tensor_seconds(case=case, candidates=candidate, s=s)
+    inner, outer = 3 * 1e-6 + 4096 * (16 + 16 + 2 * 16) / (0.5 * 450e9), 1e-6 + 4096 * 1024 / (0.5 * 450e9)
+    assert forward == pytest.approx(inner + outer)
+    assert backward == pytest.approx(inner + (outer if sequence_parallel else 0.0))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from hp_tool.catalog import gpu, model
+from hp_tool.catalog import cluster, gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.host import launches
+from hp_tool.cost.host import host_waits, launches
 from hp_tool.cost.lora import added_launches
+from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.domain.graphs import ALL_BUT_EXPERTS, recorded_modules
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
@@ -19,6 +20,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.training import estimate
+from tests.cost.cases import case_of
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:
@@ -109,3 +111,38 @@ def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
     two = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
     # Two pairs of A and B, each with a scaling and an addition; four weight gradients less.
     assert added_launches(model("llama-3-8b"), two, alone) == (8.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "num_gpus", "each_us"),
+    [
+        (4, 2, 8, 1),  # one node: no stall
+        (8, 1, 16, 1),  # no group spans nodes
+        (16, 1, 16, 1 + 16 * 1),  # 31 us over 31 launches, for each of 16 ranks
+        (8, 2, 16, 1 + 8 * 3),  # 93 us over 31 launches, for each of 8 ranks
+        (16, 2, 32, 1 + 16 * (1 + 3)),  # both
+    ],
+)
+def test_stalls_of_a_layer_are_spread_over_its_launches_and_add_up_over_tensor_parallel_ranks(
+    tensor: int, pipeline: int, num_gpus: int, each_us: int
+) -> None:
+    """A dense layer has 12 kernels forward and 19 backward: 31. 4 and 6 tensor-parallel collectives are launched besides.
+
+    Ten layers launch 160 and 250. A launch takes 1 us; the device is busy for 0.1 ms in either pass.
+    """
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=num_gpus))
+    workload = TrainingWorkload(sequence_length=512, global_batch_size=8)
+    case = case_of(model=model("llama-3-8b"), workload=workload, cluster=machine)
+    framework = dataclasses.replace(
+        case.profile.framework, host_launch_s=1e-6, host_tensor_stall_s=31e-6, host_pipeline_stall_s=93e-6
+    )
+    case = dataclasses.replace(case, profile=dataclasses.replace(case.profile, framework=framework))
+    waits = host_waits(
+        case=case,
+        candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)),
+        layers=StageLayers(count=10.0),
+        recomputed_fraction=0.0,
+        forward_s=1e-4,
+        backward_s=1e-4,
+    )
+    assert waits == pytest.approx((160 * each_us * 1e-6 - 1e-4, 250 * each_us * 1e-6 - 1e-4))

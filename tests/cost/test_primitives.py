@@ -82,6 +82,36 @@ def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride:
     assert found.seconds(np.array([1e9, 1e9]))[0] == pytest.approx(latency + 1e9 / bandwidth)
 
 
+@pytest.mark.parametrize(
+    ("group", "stride", "topology", "microseconds"),
+    [
+        (8, 1, "fat_tree", 1 + 7 * 2),  # one NVLink domain: 7 peers
+        (32, 1, "fat_tree", 1 + 7 * 2 + 10 + 3 * (5 + 3)),  # 4 domains: 3 hops over the network
+        (4, 8, "fat_tree", 1 + 10 + 3 * (5 + 3)),  # one rank a node
+        (4, 8, "rail_optimized", 1 + 10 + 3 * (5 + 3)),  # on one rail
+        (4, 12, "rail_optimized", 1 + 10 + 3 * (5 + 3 + 1)),  # from rail to rail: each hop first crosses NVLink
+        (16, 4, "rail_optimized", 1 + 1 * 2 + 10 + 7 * (5 + 3)),  # two ranks a node, each on its own rail
+    ],
+)
+def test_a_ring_waits_for_its_peers_and_for_every_hop_between_domains(
+    group: int, stride: int, topology: str, microseconds: int
+) -> None:
+    """NVLink: 1 us and 2 us per further peer. Network: 10 us, and per hop 5 us of the collective and 3 us of the wire."""
+    machine = cluster(
+        ClusterQuery(gpu="a100-sxm-80gb", num_gpus=64, inter_node_latency_s=3e-6, network_topology=topology)  # type: ignore[arg-type]
+    )
+    plain = plain_profile(machine)
+    profile = replace(
+        plain,
+        gpu=replace(plain.gpu, nvlink=replace(plain.gpu.nvlink, latency_per_peer_s=2e-6)),
+        framework=replace(plain.framework, network=replace(plain.framework.network, latency_per_peer_s=5e-6)),
+    )
+    members = neighbours(group, stride=stride, cluster=machine)
+    assert group_ring(machine=Machine(cluster=machine, profile=profile), group=members).latency_s == pytest.approx(
+        1e-6 * microseconds
+    )
+
+
 def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
     ramped = replace(profile, gpu=replace(profile.gpu, nvlink=replace(profile.gpu.nvlink, ramp_bytes=1e6)))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hp_tool
-from hp_tool.domain.result import Intervals
-from hp_tool.machines.deadlines import deadline_probability
+from hp_tool.domain.result import Estimate, Intervals, TimeEstimate
+from hp_tool.machines.deadlines import NODES, deadline_probability
 
 HISTORIES = 10_000
 
@@ -55,3 +55,27 @@ def test_days_and_the_chance_of_a_deadline_are_those_of_histories(per_day: float
         limit_s = float(np.quantile(walls, quantile)) + 1.0
         chance = deadline_probability(replace(estimate, intervals=sure), max_days=limit_s / 86_400.0)
         assert chance == pytest.approx(np.mean(walls <= limit_s), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("effective_days", "step_s", "max_days", "chance"),
+    [
+        # The interval 0.8 s to 2 s of a 1 s step is 8 to 20 days. It holds 90%: 5% of trainings take longer than 20 days.
+        (None, (0.8, 2.0), 20.0, 0.95),
+        (None, (0.8, 2.0), 8.0, 0.05),
+        # 10 days of training take 20 calendar days, so 15 days lie below them: the lower side counts, which has no doubt here.
+        (20.0, (1.0, 4.0), 15.0, 1.0),
+    ],
+)
+def test_a_deadline_uses_the_side_of_the_interval_on_which_it_lies(
+    effective_days: float | None, step_s: tuple[float, float], max_days: float, chance: float
+) -> None:
+    """10 days at 1 s a step. No failures are lost here (`goodput` is None), so a length without doubt of 10 days ends in 15."""
+    estimate = Estimate(
+        feasible=True,
+        time=TimeEstimate(step_s=1.0, parts_s={"compute": 1.0}),
+        intervals=Intervals(confidence=0.9, step_s=step_s, memory_total_bytes=(0.0, 0.0), source="by hand"),
+        days=10.0,
+        effective_days=effective_days,
+    )
+    assert deadline_probability(estimate, max_days=max_days) == pytest.approx(chance, abs=0.5 / NODES)

@@ -127,3 +127,17 @@ def test_a_stage_that_waits_for_the_other_has_a_bubble(folder: Path) -> None:
     second = line.splits[1][line.typical]
     assert 1e6 * second.parts_s["pipeline_bubble"] == pytest.approx(6 * 20.0, rel=0.2)  # the first micro-batch's forward
     assert 1e6 * second.parts_s["pipeline_p2p"] == pytest.approx(8 * 10.0, rel=0.2)
+
+
+def test_a_slow_link_costs_only_the_seconds_that_no_computing_hides() -> None:
+    """A message takes 8 s on ranks 2 and 3 and 2 s on ranks 0 and 1: 6 s longer, 4 times as long.
+
+    It begins at 4 s and the matmul ends at 6 s: of 8 s, 2 are hidden and 6 exposed, so 6 x 6/8 = 4.5 s would be won.
+    """
+    ranks = []
+    for rank, group, length in ((0, (0, 1), 2.0), (1, (0, 1), 2.0), (2, (2, 3), 8.0), (3, (2, 3), 8.0)):
+        rows = [("matmul", 0.0, 6.0), ("tensor_parallel", 4.0, 4.0 + length)]
+        groups = (Group(part="tensor_parallel", ranks=group),)
+        ranks.append(events(rows, rank=rank, groups=groups, on_device=False, steps_s=np.array([[0.0, 14.0]])))
+    (slow,) = (fault for fault in faults(timeline(ranks)) if fault.kind == "slow_link")
+    assert (slow.part, slow.ranks, slow.factor, slow.seconds) == ("tensor_parallel", (2, 3), 4.0, pytest.approx(4.5))

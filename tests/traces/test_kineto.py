@@ -61,6 +61,26 @@ def test_arguments_of_collectives_say_group_operation_and_bytes(tmp_path: Path) 
     assert rank.device == "NVIDIA H100 80GB HBM3" and len(rank.steps_s) == 4
 
 
+@pytest.mark.parametrize(
+    ("base_ns", "apart_ms"),
+    [
+        ((1_700_000_000_000_000_000, 1_700_000_000_002_000_000), 3.0),  # 2 ms later, and its events 1 ms after that
+        ((None, None), 1.0),  # releases without baseTimeNanoseconds: `ts` alone
+    ],
+)
+def test_ranks_are_on_the_clock_of_the_first(tmp_path: Path, base_ns: tuple[int | None, int | None], apart_ms: float) -> None:
+    """An event is at baseTimeNanoseconds + ts. The second rank records the same events, 1,000 us later by `ts`."""
+    paths = []
+    for rank, base in enumerate(base_ns):
+        later = [each | {"ts": each["ts"] + 1000 * rank} for each in OLD]  # type: ignore[operator]
+        header = {} if base is None else {"baseTimeNanoseconds": base}
+        paths.append(written(tmp_path, {**header, "traceEvents": later}, f"rank{rank}.json"))
+    first, second = read_traces(paths)
+    for name in ("start_s", "end_s", "launch_s", "steps_s"):
+        difference_ms = 1e3 * (getattr(second, name) - getattr(first, name))
+        assert difference_ms[~np.isnan(difference_ms)] == pytest.approx(apart_ms, abs=1e-3), name
+
+
 def test_steps_are_found_where_none_is_marked(tmp_path: Path) -> None:
     ranks = training()
     marked = timeline(read_traces(write(ranks, tmp_path)))

@@ -20,6 +20,7 @@ from hp_tool.cost.recurrent import state_numbers, value_heads
 from hp_tool.cost.serving import mixers
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.operations import visible_keys
+from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
@@ -32,6 +33,8 @@ MAMBA = ModelSpec(
     num_attention_heads=32, vocab_size=65_536,
 )  # fmt: skip
 SPARSE = ("deepseek-v3.2", "glm-5", "minimax-m3")
+RECURRENT_KERNELS = {"convolution", "convolution_update", "scan", "update"}
+KERNELS = {"sparse": {"index", "index_decode", "attention", "attention_decode"}}
 few = settings(max_examples=60, deadline=None)
 counts = st.sampled_from((1.0, 3.0, 8.0, 64.0, 500.0))
 lengths = st.sampled_from((1.0, 16.0, 500.0, 4096.0, 60_000.0))
@@ -194,6 +197,27 @@ def test_beyond_top_k_only_the_indexer_sees_more_keys() -> None:
     assert 0.5 < keys / 3.35e12 / (long - short) < 1.0, "the bytes of its keys, at a share of the bandwidth"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "peak", "bandwidth"), [("h100-sxm-80gb", 1978.9e12, 3.35e12), ("a100-sxm-80gb", 312e12, 2.039e12)]
+)
+def test_the_indexer_runs_in_8_bits_where_the_gpu_has_them(gpu: str, peak: float, bandwidth: float) -> None:
+    """64 heads of width 128: a score takes 2 * 64 * 128 = 16,384 FLOPs, at the peak of fp8 on H100 and of bf16 on A100.
+
+    Half of each peak and bandwidth, launches of 1 us. A prompt of 4,096 tokens: each sees 2,048 keys on average, whose scores
+    are written and read in 4 bytes. Decoding 100 sequences of 8 tokens (7 drafted) at 4,096 keys: arithmetic is the longer,
+    as a key's 132 bytes are read once for 8 scores.
+    """
+    case = case_of(sparse("deepseek-v3.2"), gpu)
+    roof = MixerRoofline(peak_fraction=0.5, bandwidth_fraction=0.5, overhead_s=1e-6)
+    constants = replace(case.profile.gpu, mixers={"sparse": dict.fromkeys(KERNELS["sparse"], roof)})
+    case = replace(case, profile=replace(case.profile, gpu=constants))
+    pairs = 4096 * 2048
+    prompt = 1e-6 + pairs * 16_384 / (0.5 * peak) + pairs * 2 * 4 / (0.5 * bandwidth)
+    assert sparse_seconds(case, tokens=4096.0)[0] == pytest.approx(prompt)
+    decoded = 1e-6 + 100 * 8 * 4096 * 16_384 / (0.5 * peak)
+    assert sparse_seconds(case, decoding=100.0, drafted=7)[0] == pytest.approx(decoded)
+
+
 ROWS = [
     # mixer, heads of values (each of 128), work, milliseconds on H100 within a fifth. A token of a prompt takes about 14 ns
     # in the convolution, 13 in the scan of full units and 9 in the norm of 32 heads; a lone prompt's chunks take 47.
@@ -215,16 +239,13 @@ def test_stored_constants_give_the_scale_of_timed_kernels(
 
 
 def test_every_die_has_every_kernel_with_its_doubt() -> None:
-    recurrent_kernels = {"convolution", "convolution_update", "scan", "update"}
     for path in (FOLDER / "silicon").glob("*.yaml"):
         if path.stem == "cpu":
             continue
         kernels = documents.read(path)["mixers"]
         assert set(kernels) == {"gated_delta", "kimi_delta", "mamba2", "sparse"}
         for family, roofs in kernels.items():
-            assert set(roofs) == (
-                {"index", "index_decode", "attention", "attention_decode"} if family == "sparse" else recurrent_kernels
-            )
+            assert set(roofs) == KERNELS.get(family, RECURRENT_KERNELS)
             assert all(roof["log_sd"] > 0.0 for roof in roofs.values()), (path, family)
     timed, borrowed = (documents.read(FOLDER / "silicon" / f"{die}.yaml")["mixers"] for die in ("h100", "a100"))
     assert borrowed["gated_delta"]["scan"]["log_sd"] > timed["gated_delta"]["scan"]["log_sd"], "of another generation"
