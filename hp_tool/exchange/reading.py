@@ -54,6 +54,7 @@ def read_configuration(
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
         precision_of=published_precision,
         num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
+        positions_of=lambda name: _spec(changes.get("model", name)).max_position_embeddings,
     )
     reading = imports.read(source, format=format)
     query = reading.query

@@ -127,6 +127,9 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     if model is not None:
         query["model"] = model
     reading.num_gpus = reading.num_gpus or (devices if sizes_known else None)
+    if model is not None:
+        for name in _LONGEST & by_name.keys():
+            _check_longest(name, list(by_name[name].values), model=model, positions=source.positions_of(model))
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
         reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
@@ -134,6 +137,19 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     if used:
         inference["memory_fraction"] = fraction(used[0], "memory fraction")
     reading.query = query
+
+
+_LONGEST = {"max-model-len", "context-length"}
+
+
+def _check_longest(name: str, words: list[str], *, model: str, positions: int | None) -> None:
+    """Raise InputError for a longest request beyond the model's positions: the server refuses to start with it."""
+    if positions is not None and len(words) == 1 and words[0].isdecimal() and int(words[0]) > positions:
+        raise InputError(
+            f"--{name} {words[0]} exceeds the {positions:,} positions of {model} (max_position_embeddings), so the server "
+            "refuses to start; lower it, or give the config.json with the RoPE scaling that the checkpoint is served with",
+            field=f"--{name}",
+        )
 
 
 def _quantized(checkpoint: str) -> str | None:

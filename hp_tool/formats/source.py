@@ -37,6 +37,8 @@ class Source:
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
     layers_of: Callable[[str], int] = lambda name: 1
     num_experts_of: Callable[[str], int | None] = lambda name: None
+    positions_of: Callable[[str], int | None] = lambda name: None
+    """Tokens that a model has positions for; None if it has no known limit."""
     precision_of: Callable[[str], str] = lambda name: "bf16"
     """The precision of a model's published weights; bf16 where nobody knows of any."""
 

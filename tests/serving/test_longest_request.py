@@ -9,6 +9,7 @@ import pytest
 
 import hp_tool
 from hp_tool.errors import HpToolError
+from hp_tool.exchange.reading import read_query
 from hp_tool.queries import schema
 from tests.command_line import hp_tool as command_line
 
@@ -83,3 +84,21 @@ def test_a_checkpoint_that_was_trained_further_for_longer_requests_takes_them() 
 def test_a_model_without_a_known_limit_takes_any() -> None:
     spec = schema.to_dict(hp_tool.catalog.model("llama-3.1-8b")) | {"max_position_embeddings": None}
     assert codes(served({name: value for name, value in spec.items() if value is not None})) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 8 --max-model-len", "--max-model-len"),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 8 --context-length",
+            "--context-length",
+        ),
+    ],
+)
+def test_a_command_whose_server_would_not_start_is_refused(command: str, flag: str) -> None:
+    load = {"inference.input_length": 1_000, "inference.output_length": 100, "cluster.gpu": "h100-sxm-80gb"}
+    assert read_query(f"{command} 131072", overrides=load)["kind"] == "inference"
+    with pytest.raises(HpToolError, match=r"131,072 positions") as caught:
+        read_query(f"{command} 131073", overrides=load)
+    assert caught.value.field == flag
