@@ -12,7 +12,7 @@ MOST_REPORTS = 1000
 """Steps of one message."""
 Name = Annotated[str, MaxLen(200)]
 Number = Annotated[int, Interval(ge=0, le=1 << 53)]
-Work = Annotated[float, Interval(gt=0, le=1e15)]
+Work = Annotated[float, Interval(ge=1e-6, le=1e15)]
 Status = Literal["learning", "as_expected", "slower_than_it_was", "slower_than_it_should_be"]
 Shape = Literal["sudden", "growing", "recurring"]
 CauseKind = Literal["some_ranks", "all_ranks", "communication", "part", "unknown"]

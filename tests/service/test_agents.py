@@ -281,7 +281,7 @@ def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from service import agents
 
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(MissingExtraError, match=r"hp-tool\[mcp\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[mcp\]"):
         agents.require_sdk()
 
 

@@ -56,7 +56,7 @@ def test_passwords_are_masked() -> None:
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match=r"hp-tool\[postgresql\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[postgresql\]"):
         engine.create_engine("postgresql://ada@h/d")
 
 

@@ -31,7 +31,7 @@ TRAINING = textwrap.dedent("""
             loss = model(torch.randn(32, 64)).square().mean()
             loss.backward()
             # A device of a steady pace: the two cores under these processes have none.
-            time.sleep(0.05 if rank == slow_rank and step >= slow_from else 0.02)
+            time.sleep(0.15 if rank == slow_rank and step >= slow_from else 0.03)
         with reporter.part("communication"):
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
