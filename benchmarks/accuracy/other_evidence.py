@@ -161,10 +161,10 @@ def published() -> list[Group]:
 
 
 def _of_range(row: headlines.Headline) -> Comparison:
-    """A layer's time over that without recomputation, beside the nearest bound of the published range."""
-    low, high = map(float, row.published.split("-"))
-    nearest = min(max(row.predicted, low), high)
-    published, predicted = (1.0 + overhead / 100.0 for overhead in (nearest, row.predicted))
+    """Return a layer's time over that without recomputation, beside the nearest bound of the published range."""
+    assert row.error is not None
+    predicted = 1.0 + row.predicted / 100.0
+    published = predicted / (1.0 + row.error)
     return on(Comparison(source=row.source, model="", what=row.what, published=published, predicted=predicted), GPU)
 
 

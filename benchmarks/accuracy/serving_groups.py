@@ -15,6 +15,7 @@ from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_serie
 from hp_tool.catalog.efficiency import engine_profiles, expert_efficiency, pool_efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
+SAW = "other served runs, as benchmarks.accuracy.inference says"
 FIGURES = {
     "tpot": ("time per output token", "s"),
     "ttft": ("time to first token", "s"),
@@ -130,4 +131,4 @@ def _series(run: ServingRun) -> str:
 
 def _group(title: str, what: str, left_out: LeftOut, rows: list[Comparison]) -> Group:
     words, unit = FIGURES[what]
-    return Group(title=f"{title}: {words}", left_out=left_out, saw="see benchmarks.accuracy.inference", rows=rows, unit=unit)
+    return Group(title=f"{title}: {words}", left_out=left_out, saw=SAW, rows=rows, unit=unit)
