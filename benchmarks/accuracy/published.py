@@ -80,7 +80,6 @@ KORTHIKANTI_2022 = {
     "overhead_full": (0.36, 0.39),
     "overhead_selective": (0.02, 0.04),
     "memory_factor": 5.0,
-    "throughput_gain": (0.29, 0.32),
     "throughput_gain_175b": 0.318,
 }
 """arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead of one layer from 36-39 %
