@@ -2,8 +2,9 @@
 
     python examples/dynamic_context.py
 
-Llama 2 13B on 128 H100, rows of 131,072 tokens packed with sequences of three built-in length distributions; CP 8 for all
-against the smallest group that holds each. Predictions and upper bounds (docs/lengths.md); no gain where all are long.
+Llama 2 13B on 128 H100, rows of 131,072 tokens packed with sequences of three built-in length
+distributions; CP 8 for all against the smallest group that holds each. Predictions and upper bounds
+(docs/lengths.md); no gain where all are long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from hp_tool import catalog
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
+from hp_tool.cost.lengths.dynamic import (
+    ContextComparison,
+    MicroBatchClock,
+    compare_context_parallelism,
+)
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
@@ -23,22 +28,34 @@ def figures() -> dict[str, ContextComparison]:
     machine = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128))
     clock = MicroBatchClock(
         case=TrainingCase(
-            model=catalog.model("llama-2-13b"), cluster=machine, profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
+            model=catalog.model("llama-2-13b"),
+            cluster=machine,
+            profile=efficiency(gpu=machine.gpu, framework="megatron-core"),
             workload=TrainingWorkload(sequence_length=131_072, global_batch_size=64),
         ),
         config=ParallelConfig(
-            tensor_parallel_size=2, pipeline_parallel_size=4, context_parallel_size=8, data_parallel_size=2,
-            sequence_parallel=True, recompute="full",
+            tensor_parallel_size=2,
+            pipeline_parallel_size=4,
+            context_parallel_size=8,
+            data_parallel_size=2,
+            sequence_parallel=True,
+            recompute="full",
         ),
-    )  # fmt: skip
+    )
     names = ("synthetic-web-text", "synthetic-long-sft", "full-rows")
-    return {name: compare_context_parallelism(clock=clock, distribution=sequence_lengths(name)) for name in names}
+    return {
+        name: compare_context_parallelism(clock=clock, distribution=sequence_lengths(name))
+        for name in names
+    }
 
 
 def main() -> None:
     for name, found in figures().items():
         shares = ", ".join(f"CP {size} {share:.0%}" for size, share in found.token_share.items())
-        print(f"{name:20} {found.balanced_s:6.2f} s -> {found.dynamic_s:6.2f} s, {found.gain:.2f}x; tokens by size: {shares}")
+        print(
+            f"{name:20} {found.balanced_s:6.2f} s -> {found.dynamic_s:6.2f} s, {found.gain:.2f}x; "
+            f"tokens by size: {shares}"
+        )
 
 
 if __name__ == "__main__":

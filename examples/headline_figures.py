@@ -1,10 +1,11 @@
-"""What sequence parallelism and selective recomputation save in training GPT-3 175B on 300B tokens with 1,024 A100.
+"""What sequence parallelism and selective recomputation save in training GPT-3 175B on 300B tokens
+with 1,024 A100.
 
     python examples/headline_figures.py
 
-Beside arXiv 2205.05198: activation memory about five times smaller than under tensor parallelism alone, most of the overhead of
-full recomputation gone, weeks of training saved. The 34 days that full recomputation is often quoted with are 2021's software;
-here both columns are 2022's.
+Beside arXiv 2205.05198: activation memory about five times smaller than under tensor parallelism
+alone, most of the overhead of full recomputation gone, weeks of training saved. The 34 days that
+full recomputation is often quoted with are 2021's software; here both columns are 2022's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ LAYOUTS = {
 
 
 def figures() -> dict[str, dict[str, float]]:
-    """Of each layout: GiB of activations kept by layers, and of all memory; seconds a step, days, GPU-hours, dollars."""
+    """Of each layout: GiB of activations kept by layers, and of all memory; seconds a step, days,
+    GPU-hours, dollars.
+    """
     rows = {}
     for name, parallel in LAYOUTS.items():
         found = hp_tool.estimate(QUERY, parallel=parallel).estimate
@@ -46,16 +49,24 @@ def main() -> None:
     for name, row in rows.items():
         fits = "" if row["fits"] else "  (does not fit)"
         print(
-            f"{name:28} activations {row['activations_gib']:5.1f} GiB of {row['memory_gib']:5.1f}   "
+            f"{name:28} activations {row['activations_gib']:5.1f} GiB of {row['memory_gib']:5.1f}  "
+            " "
             f"step {row['step_s']:5.2f} s   {row['days']:4.1f} days   "
             f"{row['gpu_hours']:9,.0f} GPU-hours   ${row['dollars']:,.0f}{fits}"
         )
     plain, both, full = (
-        rows[name] for name in ("tensor parallel only", "and selective recomputation", "instead, full recomputation")
+        rows[name]
+        for name in (
+            "tensor parallel only",
+            "and selective recomputation",
+            "instead, full recomputation",
+        )
     )
     print(
-        f"activations {plain['activations_gib'] / both['activations_gib']:.1f}x smaller; against full recomputation "
-        f"{full['days'] - both['days']:.1f} days, {full['gpu_hours'] - both['gpu_hours']:,.0f} GPU-hours and "
+        f"activations {plain['activations_gib'] / both['activations_gib']:.1f}x smaller; against "
+        "full recomputation "
+        f"{full['days'] - both['days']:.1f} days, {full['gpu_hours'] - both['gpu_hours']:,.0f} "
+        "GPU-hours and "
         f"${full['dollars'] - both['dollars']:,.0f} saved"
     )
 

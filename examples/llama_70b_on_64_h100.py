@@ -1,4 +1,5 @@
-"""The best ways to train Llama 3 70B on 64 H100, and what each part of a step costs in the best one.
+"""The best ways to train Llama 3 70B on 64 H100, and what each part of a step costs in the best
+one.
 
 python examples/llama_70b_on_64_h100.py
 """
@@ -11,9 +12,14 @@ import hp_tool
 def figures() -> hp_tool.RecommendAnswer:
     """The five best configurations."""
     return hp_tool.recommend(
-        model="llama-3-70b", gpu="h100-sxm-80gb", num_gpus=64, sequence_length=8192, global_batch_size=128,
-        total_tokens=100e9, top=5,
-    )  # fmt: skip
+        model="llama-3-70b",
+        gpu="h100-sxm-80gb",
+        num_gpus=64,
+        sequence_length=8192,
+        global_batch_size=128,
+        total_tokens=100e9,
+        top=5,
+    )
 
 
 def main() -> None:
@@ -22,8 +28,10 @@ def main() -> None:
         assert isinstance(row, hp_tool.Recommendation) and row.estimate.mfu
         p = row.parallel
         print(
-            f"{row.rank}. TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} x {p.virtual_pipeline_parallel_size} "
-            f"CP {p.context_parallel_size} DP {p.data_parallel_size}, micro-batch {p.micro_batch_size}, {p.recompute}: "
+            f"{row.rank}. TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} x "
+            f"{p.virtual_pipeline_parallel_size} "
+            f"CP {p.context_parallel_size} DP {p.data_parallel_size}, micro-batch "
+            f"{p.micro_batch_size}, {p.recompute}: "
             f"MFU {row.estimate.mfu:.1%}, {row.estimate.days:.1f} days"
         )
     best = answer.recommendations[0]

@@ -1,4 +1,5 @@
-"""A mixture of experts, Mixtral 8x22B, on 512 H100: what expert parallelism of each size is good for.
+"""A mixture of experts, Mixtral 8x22B, on 512 H100: what expert parallelism of each size is good
+for.
 
 python examples/moe_on_512_h100.py
 """
@@ -13,9 +14,14 @@ def figures() -> dict[int, hp_tool.Recommendation]:
     best = {}
     for size in (1, 2, 4, 8):
         answer = hp_tool.recommend(
-            model="mixtral-8x22b", gpu="h100-sxm-80gb", num_gpus=512, sequence_length=8192, global_batch_size=1024,
-            parallel={"expert_parallel_size": size}, top=1,
-        )  # fmt: skip
+            model="mixtral-8x22b",
+            gpu="h100-sxm-80gb",
+            num_gpus=512,
+            sequence_length=8192,
+            global_batch_size=1024,
+            parallel={"expert_parallel_size": size},
+            top=1,
+        )
         for row in answer.recommendations:
             assert isinstance(row, hp_tool.Recommendation)
             best[size] = row
@@ -27,8 +33,10 @@ def main() -> None:
         p, time = row.parallel, row.estimate.time
         assert time
         print(
-            f"EP {size}: TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} DP {p.data_parallel_size} "
-            f"ZeRO {p.zero_stage}, step {time.step_s:.2f} s, {time.parts_s.get('expert_parallel', 0.0):.2f} s of it "
+            f"EP {size}: TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size} DP "
+            f"{p.data_parallel_size} "
+            f"ZeRO {p.zero_stage}, step {time.step_s:.2f} s, "
+            f"{time.parts_s.get('expert_parallel', 0.0):.2f} s of it "
             f"tokens on their way to experts, MFU {row.estimate.mfu:.1%}"
         )
 

@@ -1,4 +1,5 @@
-"""Serving Qwen3 32B on 8 H200 with 64 requests in flight, under a target for the first token and for each after it.
+"""Serving Qwen3 32B on 8 H200 with 64 requests in flight, under a target for the first token and
+for each after it.
 
 python examples/serving_under_targets.py
 """
@@ -13,9 +14,18 @@ TARGETS = {"ttft_s": 1.0, "tpot_s": 0.02}
 def figures() -> hp_tool.RecommendAnswer:
     """The three best configurations that meet the targets, and how many miss them."""
     return hp_tool.recommend(
-        model="qwen3-32b", gpu="h200-sxm-141gb", num_gpus=8, targets=TARGETS, top=3,
-        inference={"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
-    )  # fmt: skip
+        model="qwen3-32b",
+        gpu="h200-sxm-141gb",
+        num_gpus=8,
+        targets=TARGETS,
+        top=3,
+        inference={
+            "input_length": 4000,
+            "output_length": 1000,
+            "concurrency": 64,
+            "engine": "vllm",
+        },
+    )
 
 
 def main() -> None:
@@ -24,7 +34,8 @@ def main() -> None:
         assert isinstance(row, hp_tool.ServingRecommendation)
         p, e = row.parallel, row.estimate
         print(
-            f"{row.rank}. TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size}, {e.replicas} replicas: "
+            f"{row.rank}. TP {p.tensor_parallel_size} PP {p.pipeline_parallel_size}, {e.replicas} "
+            "replicas: "
             f"TTFT {e.ttft_s:.2f} s, TPOT {1e3 * (e.tpot_s or 0.0):.1f} ms, "
             f"{e.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
         )

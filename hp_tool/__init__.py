@@ -1,7 +1,8 @@
-"""hp_tool: choose the parallelism of large transformers by predicting, measuring little and calibrating.
+"""hp_tool: choose the parallelism of large transformers by predicting, measuring little and
+calibrating.
 
-`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` budgets; `hp_tool.explain` reads traces; `hp_tool.api`
-says how.
+`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` budgets; `hp_tool.explain`
+reads traces; `hp_tool.api` says how.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The API on first use: everything below imports this package, and a start of the command line needs none of it."""
+    """The API on first use: everything below imports this package, and a start of the command line
+    needs none of it.
+    """
     import importlib
 
     for module, names in _HOMES.items():

@@ -1,4 +1,6 @@
-"""One configuration in detail: what each pipeline stage holds and takes, when it runs what, and where its ranks lie."""
+"""One configuration in detail: what each pipeline stage holds and takes, when it runs what, and
+where its ranks lie.
+"""
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -24,13 +26,16 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_
 from hp_tool.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
-"""Layers before, layers, dense ones among them where others have experts (None: by the layers before), whether embedding and
-output layer stand there, and the case on the stage's device."""
+"""Layers before, layers, dense ones among them where others have experts (None: by the layers
+before), whether embedding and output layer stand there, and the case on the stage's device.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnatomy:
-    """One rank of the pipeline, 0-based; of its tensor, context and data-parallel ranks all are alike."""
+    """One rank of the pipeline, 0-based; of its tensor, context and data-parallel ranks all are
+    alike.
+    """
 
     rank: int
     gpu: str
@@ -42,7 +47,9 @@ class StageAnatomy:
     """By cost.memory.MEMORY_PARTS."""
     capacity_bytes: float
     seconds: float
-    """One micro-batch through all its chunks, there and back, with exposed communication and waits for the host."""
+    """One micro-batch through all its chunks, there and back, with exposed communication and waits
+    for the host.
+    """
     parts_s: dict[str, float]
     """What of them is compute, recompute, and communication of each kind."""
 
@@ -54,16 +61,25 @@ class StageAnatomy:
 def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAnatomy, ...]:
     """Every stage of a legal configuration, first to last.
 
-    Rows of unequal cost (packed sequences) are taken at their mean; what the slowest of them adds is in the estimate's time.
+    Rows of unequal cost (packed sequences) are taken at their mean; what the slowest of them adds
+    is in the estimate's time.
     """
     candidate = Candidates.alone(config)
     parts = _parts(problem, candidate)
-    return tuple(_anatomy(rank, part, case, candidate, problem) for rank, (part, case) in enumerate(parts))
+    return tuple(
+        _anatomy(rank, part, case, candidate, problem) for rank, (part, case) in enumerate(parts)
+    )
 
 
-def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pipeline, TrainingCase]]:
+def _parts(
+    problem: TrainingProblem, candidate: Candidates
+) -> Iterator[tuple[Pipeline, TrainingCase]]:
     """Each stage as a part of the pipeline of its own, and the case on its device."""
-    p, layout, model = int(candidate.pipeline_parallel_size), problem.strategy.pipeline_layout, problem.model
+    p, layout, model = (
+        int(candidate.pipeline_parallel_size),
+        problem.strategy.pipeline_layout,
+        problem.model,
+    )
     if model.blocks is not None and p > 1 and layout is None:
         layout = _usual_layout(model, candidate)
     if layout is not None:
@@ -73,20 +89,36 @@ def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pi
         m = micro_batches(candidate, workload=problem.workload)
         yield stages_and_layers(case=problem, candidates=candidate, micro_batches=m)[0], problem
     else:
-        contents = _of_two_kinds(problem, candidate, p) if problem.cluster.kinds else _contents(problem, candidate, p)
+        contents = (
+            _of_two_kinds(problem, candidate, p)
+            if problem.cluster.kinds
+            else _contents(problem, candidate, p)
+        )
         for rank, (before, count, dense, (first, last), case) in enumerate(contents):
             part = pipeline_part(
-                model, candidate, first_rank=rank, layers_before=before, stages=1, layers=count, dense=dense, embedding=first,
+                model,
+                candidate,
+                first_rank=rank,
+                layers_before=before,
+                stages=1,
+                layers=count,
+                dense=dense,
+                embedding=first,
                 output=last,
-            )  # fmt: skip
+            )
             yield part, case
 
 
 def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
     """What each chunk of a model holds that nobody lays out."""
-    sizes = {"stages": int(candidate.pipeline_parallel_size), "chunks": int(candidate.virtual_pipeline_parallel_size)}
+    sizes = {
+        "stages": int(candidate.pipeline_parallel_size),
+        "chunks": int(candidate.virtual_pipeline_parallel_size),
+    }
     mtp, dense = model.num_nextn_predict_layers, model.begins_dense
-    return parse_layout(layout_text(num_layers=model.num_hidden_layers, mtp_layers=mtp, begins_dense=dense, **sizes))
+    return parse_layout(
+        layout_text(num_layers=model.num_hidden_layers, mtp_layers=mtp, begins_dense=dense, **sizes)
+    )
 
 
 def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
@@ -99,26 +131,39 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
     else:
         chunks = int(candidate.virtual_pipeline_parallel_size)
         layers = chunk_layers(
-            num_layers=problem.model.total_layers, stages=p, chunks=chunks, late=framework.late_layers,
+            num_layers=problem.model.total_layers,
+            stages=p,
+            chunks=chunks,
+            late=framework.late_layers,
             begins_dense=problem.model.begins_dense,
-        )  # fmt: skip
+        )
         counts = [float(sum(layers[rank::p])) for rank in range(p)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.is_v:
             counts = [float(layers[rank] + layers[2 * p - 1 - rank]) for rank in range(p)]
             ends = [(rank == 0, rank == 0) for rank in range(p)]
         elif candidate.pipeline_schedule == DUALPIPE:
-            counts = [0.5 * (count + mirrored) for count, mirrored in zip(counts, reversed(counts), strict=True)]
+            counts = [
+                0.5 * (count + mirrored)
+                for count, mirrored in zip(counts, reversed(counts), strict=True)
+            ]
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
     dense: Sequence[float | None] = [None] * p
     if has_both_kinds(problem.model):
         model, schedule = problem.model, int(candidate.pipeline_schedule)
         _, leading = stage_counts(
-            model.num_hidden_layers, model.num_hidden_layers - model.moe_layers, p,
-            int(candidate.virtual_pipeline_parallel_size), schedule, late=framework.late_layers,
-        )  # fmt: skip
+            model.num_hidden_layers,
+            model.num_hidden_layers - model.moe_layers,
+            p,
+            int(candidate.virtual_pipeline_parallel_size),
+            schedule,
+            late=framework.late_layers,
+        )
         if candidate.pipeline_schedule == DUALPIPE:
-            leading = [0.5 * (count + mirrored) for count, mirrored in zip(leading, reversed(leading), strict=True)]
+            leading = [
+                0.5 * (count + mirrored)
+                for count, mirrored in zip(leading, reversed(leading), strict=True)
+            ]
         dense = leading
     for rank, count in enumerate(counts):
         yield sum(counts[:rank]), max(count, NO_LAYERS), dense[rank], ends[rank], problem
@@ -139,7 +184,9 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
         yield before, layers[kind], None, (rank == 0, rank == p - 1), kinds[kind]
 
 
-def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem) -> StageAnatomy:
+def _anatomy(
+    rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem
+) -> StageAnatomy:
     costs = training_costs(
         case=case,
         candidates=candidate,
@@ -151,7 +198,9 @@ def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidate
     return StageAnatomy(
         rank=rank,
         gpu=case.cluster.gpu.name,
-        layers=float(problem.model.total_layers) if whole else round(float(stage.layers.count - stage.extra_layers), 6),
+        layers=float(problem.model.total_layers)
+        if whole
+        else round(float(stage.layers.count - stage.extra_layers), 6),
         holds_embedding=whole or bool(part.embedding),
         holds_output=whole or bool(part.output),
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
@@ -168,7 +217,9 @@ MAX_RANKS = 16
 MAX_STAGES = 128
 """Of a longer pipeline the schedule is not executed."""
 SpanKind = Literal["F", "B", "W", "BW", "F+B"]
-"""Forward; backward for the inputs; for the weights; both at once; a forward and a backward pass that overlap."""
+"""Forward; backward for the inputs; for the weights; both at once; a forward and a backward pass
+that overlap.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +249,8 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The executed schedule. Data-parallel communication and the optimizer, which follow it, are not in it, nor is exposed
-    stage-to-stage communication besides the way there and back.
+    """The executed schedule. Data-parallel communication and the optimizer, which follow it, are
+    not in it, nor is exposed stage-to-stage communication besides the way there and back.
     """
 
     name: str
@@ -214,8 +265,12 @@ class Schedule:
     rows: tuple[ScheduleRow, ...]
 
 
-def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]) -> Schedule | None:
-    """The schedule of a legal configuration with stages `each`; None without a pipeline, or with more than MAX_STAGES."""
+def schedule(
+    *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
+) -> Schedule | None:
+    """The schedule of a legal configuration with stages `each`; None without a pipeline, or with
+    more than MAX_STAGES.
+    """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     if not 1 < p <= MAX_STAGES:
         return None
@@ -224,39 +279,58 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
     # To show how it fills, runs and drains.
-    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
+    enough = {
+        "interleaved": 2 * p,
+        "zbv": 2 * p + 2,
+        "dualpipe": 2 * p + 4,
+        "dualpipe-v": 2 * p + 4,
+    }
     drawn = min(m, enough.get(name, p + 4))
-    pipeline, layers = stages_and_layers(case=problem, candidates=candidate, micro_batches=all_micro_batches)
+    pipeline, layers = stages_and_layers(
+        case=problem, candidates=candidate, micro_batches=all_micro_batches
+    )
     layer = layers.mean_time(pipeline)
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":
         orders = execution.interleaved(p=p, v=v, m=drawn)
     else:
         of_stages = {
-            "gpipe": execution.gpipe, "zb-h1": execution.zb_h1, "zbv": execution.zbv,
-            "dualpipe": execution.dualpipe, "dualpipe-v": execution.dualpipe_v,
-        }  # fmt: skip
+            "gpipe": execution.gpipe,
+            "zb-h1": execution.zb_h1,
+            "zbv": execution.zbv,
+            "dualpipe": execution.dualpipe,
+            "dualpipe-v": execution.dualpipe_v,
+        }
         orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
-    spans = execution.timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
+    spans = execution.timeline(
+        orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s
+    )
     end_s = max(row[-1].end_s for row in spans)
     critical = execution.critical_path(spans, transfer_s=transfer_s)
-    ranks = range(p) if p <= MAX_RANKS else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
+    ranks = (
+        range(p)
+        if p <= MAX_RANKS
+        else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
+    )
     return Schedule(
         name=name,
         num_ranks=p,
         num_micro_batches=m,
         drawn_micro_batches=drawn,
         end_s=end_s,
-        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical) for rank in ranks),
+        rows=tuple(
+            _row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical)
+            for rank in ranks
+        ),
     )
 
 
 def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
     """Seconds of one micro-batch on one rank by kind of operation, all its model chunks together.
 
-    The stage's seconds, with the ends (embedding, output layer) and waits for the host, are divided like those of `layer`, the
-    mean one of the critical stage. Recomputation is backward.
+    The stage's seconds, with the ends (embedding, output layer) and waits for the host, are divided
+    like those of `layer`, the mean one of the critical stage. Recomputation is backward.
     """
     forward = weight = 0.0
     own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
@@ -274,12 +348,20 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
         weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(own + own_backward)
     busy = sum(stage.parts_s.values())
     stretch = stage.seconds / busy if busy else 1.0
-    forward_s, backward_s, weight_s = stretch * forward, stretch * (busy - forward - weight), stretch * weight
+    forward_s, backward_s, weight_s = (
+        stretch * forward,
+        stretch * (busy - forward - weight),
+        stretch * weight,
+    )
     return {"F": forward_s, "B": backward_s, "W": weight_s, "BW": backward_s + weight_s}
 
 
-def _seconds(name: str, work: Sequence[dict[str, float]], *, p: int, v: int) -> Callable[[Operation], float]:
-    """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks, the first's."""
+def _seconds(
+    name: str, work: Sequence[dict[str, float]], *, p: int, v: int
+) -> Callable[[Operation], float]:
+    """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks,
+    the first's.
+    """
 
     def seconds(operation: Operation) -> float:
         stage = operation.stage
@@ -289,7 +371,15 @@ def _seconds(name: str, work: Sequence[dict[str, float]], *, p: int, v: int) -> 
     return seconds
 
 
-def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float, critical: Set[tuple[int, int]]) -> ScheduleRow:
+def _row(
+    rank: int,
+    spans: Sequence[Span],
+    *,
+    name: str,
+    p: int,
+    end_s: float,
+    critical: Set[tuple[int, int]],
+) -> ScheduleRow:
     drawn = []
     for place, span in enumerate(spans):
         first = span.block[0]
@@ -344,7 +434,9 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Ranks counted through the dimensions in `order`, innermost first, and laid on the nodes one after the other."""
+    """Ranks counted through the dimensions in `order`, innermost first, and laid on the nodes one
+    after the other.
+    """
 
     order: str
     num_nodes: int
@@ -372,7 +464,9 @@ def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
         at, left = {}, rank
         for name in order:
             left, at[name] = divmod(left, sizes[name])
-        return RankPlace(rank=rank, tensor=at["tp"], context=at["cp"], data=at["dp"], pipeline=at["pp"])
+        return RankPlace(
+            rank=rank, tensor=at["tp"], context=at["cp"], data=at["dp"], pipeline=at["pp"]
+        )
 
     return Placement(
         order="-".join(order),
@@ -389,7 +483,13 @@ def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
 
 def _groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
     groups = []
-    for name, axis in (("tensor", "tp"), ("context", "cp"), ("expert", "ep"), ("data", "dp"), ("pipeline", "pp")):
+    for name, axis in (
+        ("tensor", "tp"),
+        ("context", "cp"),
+        ("expert", "ep"),
+        ("data", "dp"),
+        ("pipeline", "pp"),
+    ):
         group = (expert_group if axis == "ep" else dense_group)(c, axis, cluster=cluster)
         groups.append(RankGroup(name=name, size=int(group.size), in_domain=int(group.in_domain)))
     return tuple(group for group in groups if group.size > 1)

@@ -1,4 +1,6 @@
-"""Answers to a query, or to lines of them: the same for a command, a request body, a page and Python."""
+"""Answers to a query, or to lines of them: the same for a command, a request body, a page and
+Python.
+"""
 
 import json
 import logging
@@ -35,7 +37,9 @@ MIN_ARRAY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """What one configuration needs. One that does not fit is `ok` too: `feasible: false` with its reasons."""
+    """What one configuration needs. One that does not fit is `ok` too: `feasible: false` with its
+    reasons.
+    """
 
     id: str | None
     """The query's."""
@@ -75,17 +79,21 @@ class RecommendAnswer:
     groups: tuple[int, ...] = ()
     """Trainings: how many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons;
-    and of each rate of a list that nothing bears."""
+    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each
+    estimate with its reasons; and of each rate of a list that nothing bears.
+    """
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other beats in tokens per second for
-    a user and for a GPU."""
+    """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other
+    beats in tokens per second for a user and for a GPU.
+    """
     sensitivity: Sensitivity | None = None
     """What the first row depends on: numbers of devices, axes, hardware; None unless asked for."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
-    """Separate pools for prefill and decoding; None unless inference.disaggregated asks for them."""
+    """Separate pools for prefill and decoding; None unless inference.disaggregated asks for
+    them.
+    """
     not_ranked: tuple[NotRanked, ...] = ()
     """Of several machines, those without a row, and why."""
     query: dict[str, Any] | None = None
@@ -93,13 +101,18 @@ class RecommendAnswer:
 
     def __repr__(self) -> str:
         best = f"; best: {self.recommendations[0]!r}" if self.recommendations else ""
-        return f"<RecommendAnswer: {len(self.recommendations)} of {self.space.feasible:,} acceptable configurations{best}>"
+        return (
+            f"<RecommendAnswer: {len(self.recommendations)} of {self.space.feasible:,} "
+            f"acceptable configurations{best}>"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from hp_tool.render.html import recommendations_html
 
-        return recommendations_html(self.recommendations, space=self.space, misses=self.nearest_misses)
+        return recommendations_html(
+            self.recommendations, space=self.space, misses=self.nearest_misses
+        )
 
 
 def estimate_answer(
@@ -112,14 +125,16 @@ def estimate_answer(
 ) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError.
 
-    `configuration`: the training query's, if it was resolved or costed earlier. `with_fixes`: also the fixes of an infeasible
-    one, and what would narrow the interval of its step time. `calibrations`: what is known of clusters;
-    None leaves the cost model alone.
+    `configuration`: the training query's, if it was resolved or costed earlier. `with_fixes`: also
+    the fixes of an infeasible one, and what would narrow the interval of its step time.
+    `calibrations`: what is known of clusters; None leaves the cost model alone.
     """
     problem = problem_of(query, configuration=configuration)
     estimate, calibrated = problem.estimate(with_fixes=with_fixes, calibrations=calibrations)
     mapping = schema.query_mapping(query) if with_query else None
-    return EstimateAnswer(id=query.id, estimate=estimate, calibrated_estimate=calibrated, query=mapping)
+    return EstimateAnswer(
+        id=query.id, estimate=estimate, calibrated_estimate=calibrated, query=mapping
+    )
 
 
 def recommend_answer(
@@ -133,15 +148,21 @@ def recommend_answer(
 ) -> RecommendAnswer:
     """The answer to a query of many configurations. Raises HpToolError.
 
-    `pareto`: also the Pareto front of step time against memory or gpus; for serving that of tokens per second for a user and
-    for a GPU ("throughput"). `sensitivity`: also what the answer of a training depends on.
+    `pareto`: also the Pareto front of step time against memory or gpus; for serving that of tokens
+    per second for a user and for a GPU ("throughput"). `sensitivity`: also what the answer of a
+    training depends on.
     """
-    ranking, beside = problem_of(query).answer(top=top, pareto=pareto, sensitivity=sensitivity, calibrations=calibrations)
+    ranking, beside = problem_of(query).answer(
+        top=top, pareto=pareto, sensitivity=sensitivity, calibrations=calibrations
+    )
     rows = ranking.recommendations
     if query.training is not None and query.training.total_tokens:
         from hp_tool.machines.answers import with_the_whole  # which most questions do not need
 
-        rows = tuple(with_the_whole(row, query=query) if isinstance(row, Recommendation) else row for row in rows)
+        rows = tuple(
+            with_the_whole(row, query=query) if isinstance(row, Recommendation) else row
+            for row in rows
+        )
     return RecommendAnswer(
         id=query.id,
         recommendations=rows,
@@ -159,12 +180,19 @@ def recommend_answer(
 
 
 def answer_lines(
-    lines: Sequence[Line], *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
+    lines: Sequence[Line],
+    *,
+    task: Task,
+    top: int,
+    read: Read = schema.parse_query,
+    calibrations: Calibrations | None = None,
 ) -> list[str]:
-    """An answer for each line, the same as if it were the only one. Estimates that differ in their configuration alone are
-    costed together, which is several times faster: pass a few dozen lines at a time.
+    """An answer for each line, the same as if it were the only one. Estimates that differ in their
+    configuration alone are costed together, which is several times faster: pass a few dozen lines
+    at a time.
 
-    Estimates come without fixes and `narrowest`, which would cost more than the rest of a batch together.
+    Estimates come without fixes and `narrowest`, which would cost more than the rest of a batch
+    together.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:
@@ -173,26 +201,37 @@ def answer_lines(
         bounds.begin_again()
         query = read(line)
         if task == "recommend":
-            return schema.to_json(recommend_answer(query, top=top, with_query=False, calibrations=calibrations))
+            return schema.to_json(
+                recommend_answer(query, top=top, with_query=False, calibrations=calibrations)
+            )
         return problem_of(query).configuration or estimate(query)
 
     def estimate(query: Query, configuration: ResolvedConfiguration | None = None) -> str:
         answer = estimate_answer(
-            query, configuration=configuration, with_fixes=False, with_query=False, calibrations=calibrations
+            query,
+            configuration=configuration,
+            with_fixes=False,
+            with_query=False,
+            calibrations=calibrations,
         )
         return schema.to_json(answer)
 
     begun = [_or_its_error(line, partial(begin, line)) for line in lines]
-    costed = iter(cost_together([each for each in begun if isinstance(each, ResolvedConfiguration)]))
+    costed = iter(
+        cost_together([each for each in begun if isinstance(each, ResolvedConfiguration)])
+    )
     return [
-        each if isinstance(each, str) else _or_its_error(line, partial(estimate, each.query, next(costed)))
+        each
+        if isinstance(each, str)
+        else _or_its_error(line, partial(estimate, each.query, next(costed)))
         for line, each in zip(lines, begun, strict=True)
     ]
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
-    """The configurations, with their costs where they were computed as one array. Those stay without that are illegal, that
-    are too few of one problem, or among which one breaks the costs of all.
+    """The configurations, with their costs where they were computed as one array. Those stay
+    without that are illegal, that are too few of one problem, or among which one breaks the costs
+    of all.
     """
     costed = list(configurations)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -215,7 +254,9 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
             log.exception("candidates could not be costed together")
             continue
         for index, place in enumerate(places):
-            costed[place] = replace(costed[place], row=CostedRow(index=index, candidates=candidates, costs=costs))
+            costed[place] = replace(
+                costed[place], row=CostedRow(index=index, candidates=candidates, costs=costs)
+            )
     return costed
 
 
@@ -231,10 +272,18 @@ def _or_its_error(line: Line, answer: Callable[[], T]) -> T | str:
 
 
 def error_line(line: Line, error: HpToolError) -> str:
-    """The answer of a line that cannot be answered, with the id it came with if that can be read."""
+    """The answer of a line that cannot be answered, with the id it came with if that can be
+    read.
+    """
     try:
         data = json.loads(line) if isinstance(line, bytes) else None
         identity = data.get("id") if isinstance(data, dict) else None
     except (ValueError, RecursionError):
         identity = None
-    return json.dumps({"id": identity if isinstance(identity, str) else None, "status": "error", "error": error.as_dict()})
+    return json.dumps(
+        {
+            "id": identity if isinstance(identity, str) else None,
+            "status": "error",
+            "error": error.as_dict(),
+        }
+    )

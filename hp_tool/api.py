@@ -1,4 +1,5 @@
-"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size`, `export` and `explain`, the commands of the same names.
+"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size`, `export` and `explain`, the
+commands of the same names.
 
     import hp_tool
 
@@ -7,7 +8,8 @@
     best = answer.recommendations[0]
     best.parallel.tensor_parallel_size, best.estimate.time.step_s, best.estimate.memory.total_bytes
 
-The answers are the frozen dataclasses whose JSON `--json` prints; a notebook shows them as tables. Errors are HpToolError.
+The answers are the frozen dataclasses whose JSON `--json` prints; a notebook shows them as tables.
+Errors are HpToolError.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
 
 
 class QueryKeys(TypedDict, total=False):
-    """Keys of a query as arguments. Sections are mappings of what docs/queries.md lists; the others are short for a path."""
+    """Keys of a query as arguments. Sections are mappings of what docs/queries.md lists; the others
+    are short for a path.
+    """
 
     model: str | Mapping[str, Any]
     """Catalogue name, path to a config.json, or its fields."""
@@ -65,27 +69,40 @@ class QueryKeys(TypedDict, total=False):
 
 
 def _with_keys(function: F) -> F:
-    """The function, whose signature names the keys of a query for completion and `help`: sessions do not see into Unpack."""
+    """The function, whose signature names the keys of a query for completion and `help`: sessions
+    do not see into Unpack.
+    """
     signature = inspect.signature(function)
-    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in QueryKeys.__annotations__]
+    named = [
+        each
+        for each in signature.parameters.values()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    named += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in QueryKeys.__annotations__
+    ]
     function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
     return function
 
 
 @_with_keys
-def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> EstimateAnswer:
-    """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
+def estimate(
+    query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]
+) -> EstimateAnswer:
+    """Memory, step time and cost of the one configuration that a query's `parallel` describes
+    (serving: its latencies).
 
-    `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus, sequence_length, global_batch_size,
-    precision, total_tokens, and the sections kind, cluster, training, inference, parallel, objective, rank_by, constraints,
-    targets, id:
+    `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus,
+    sequence_length, global_batch_size, precision, total_tokens, and the sections kind, cluster,
+    training, inference, parallel, objective, rank_by, constraints, targets, id:
 
-        hp_tool.estimate(model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=8, sequence_length=8192, global_batch_size=64,
-                         parallel={"tensor_parallel_size": 4, "recompute": "full"})
+        hp_tool.estimate(model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=8, sequence_length=8192,
+                         global_batch_size=64, parallel={"tensor_parallel_size": 4, "recompute":
+                         "full"})
 
-    One that does not fit is an answer with
-    `estimate.feasible` False, its reasons, and its fixes (`mends`). Raises HpToolError for what cannot be answered.
+    One that does not fit is an answer with `estimate.feasible` False, its reasons, and its fixes
+    (`mends`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.answers import estimate_answer
 
@@ -102,25 +119,31 @@ def recommend(
     sensitivity: bool = False,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
-    """The best `top` of all legal configurations that fit, the one to try first; the axes that `parallel` leaves out vary.
+    """The best `top` of all legal configurations that fit, the one to try first; the axes that
+    `parallel` leaves out vary.
 
-    `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
-    per second for a user and for a GPU (throughput). `sensitivity`: also how the fastest step follows the number of GPUs, each
-    axis, and better hardware. `query` and `keys` as of `estimate`: model, gpu, num_gpus,
-    sequence_length, global_batch_size, precision, total_tokens, kind, cluster, training, inference, parallel, objective,
-    rank_by, constraints, targets, id. In `parallel` a value or a list narrows an axis.
+    `pareto`: also those that no other beats in step time and memory, or number of devices; of
+    serving, in tokens per second for a user and for a GPU (throughput). `sensitivity`: also how the
+    fastest step follows the number of GPUs, each axis, and better hardware. `query` and `keys` as
+    of `estimate`: model, gpu, num_gpus, sequence_length, global_batch_size, precision,
+    total_tokens, kind, cluster, training, inference, parallel, objective, rank_by, constraints,
+    targets, id. In `parallel` a value or a list narrows an axis.
     """
     from hp_tool.answers import recommend_answer
 
-    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity)
+    return recommend_answer(
+        make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity
+    )
 
 
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:
-    """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with failures.
+    """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with
+    failures.
 
-    `query`: a mapping or a file of what docs/sizing.md lists; `keys` (gpu, num_gpus, days, model, parameters, tokens, flops,
-    tokens_per_parameter, law, style, sequence_length, global_batch_size, cluster, ...) are laid over it, as in
-    `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
+    `query`: a mapping or a file of what docs/sizing.md lists; `keys` (gpu, num_gpus, days, model,
+    parameters, tokens, flops, tokens_per_parameter, law, style, sequence_length, global_batch_size,
+    cluster, ...) are laid over it, as in `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024,
+    days=30.0)`. Raises HpToolError.
     """
     from hp_tool.budgets import parse_sizing, size_answer
     from hp_tool.queries import schema
@@ -140,8 +163,9 @@ def export(
 ) -> Exported:
     """A recommendation in another tool's words: `text`, ready to run.
 
-    `result`: an answer, its JSON, or a query, which is answered first. `format`: as `hp-tool export` lists them. `rerank`: rank
-    again among what the tool can run, and say what that costs. Raises HpToolError for what the tool has no setting for.
+    `result`: an answer, its JSON, or a query, which is answered first. `format`: as `hp-tool
+    export` lists them. `rerank`: rank again among what the tool can run, and say what that costs.
+    Raises HpToolError for what the tool has no setting for.
     """
     from hp_tool import exchange
     from hp_tool.queries import schema
@@ -158,11 +182,12 @@ def explain(
     query: Query | Mapping[str, Any] | Path | None = None,
     **keys: Unpack[QueryKeys],
 ) -> Explanation | LoggedExplanation:
-    """Where the seconds of recorded steps went, beside the prediction for the configuration that ran.
+    """Where the seconds of recorded steps went, beside the prediction for the configuration that
+    ran.
 
-    `traces`: files of torch.profiler, one for each rank, reports of Nsight Systems exported to SQLite, or one log with
-    Megatron's timers, of which less is known. `query` and `keys` as of `estimate`;
-    without them ranks and groups are held against each other alone. Raises HpToolError.
+    `traces`: files of torch.profiler, one for each rank, reports of Nsight Systems exported to
+    SQLite, or one log with Megatron's timers, of which less is known. `query` and `keys` as of
+    `estimate`; without them ranks and groups are held against each other alone. Raises HpToolError.
     """
     from hp_tool.exchange.recorded import explain_files
 
@@ -170,18 +195,30 @@ def explain(
     return explain_files([Path(each) for each in traces], query=parsed)
 
 
-def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
-    """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
+def make_query(
+    query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]
+) -> Query:
+    """The validated query that a query or its file and the keys laid over it make. Raises
+    InputError.
+    """
     from hp_tool.queries import schema
 
     return schema.parse_own_query(as_mapping(query, **keys))
 
 
-def as_mapping(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any) -> dict[str, Any]:
-    """The mapping of a query or its file with the keys laid over it and its kind said, not yet validated."""
+def as_mapping(
+    query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any
+) -> dict[str, Any]:
+    """The mapping of a query or its file with the keys laid over it and its kind said, not yet
+    validated.
+    """
     from hp_tool.queries import schema
 
-    data = _read(query) if query is None or isinstance(query, Mapping | Path) else schema.query_mapping(query)
+    data = (
+        _read(query)
+        if query is None or isinstance(query, Mapping | Path)
+        else schema.query_mapping(query)
+    )
     for key, value in keys.items():
         if isinstance(value, Mapping) and value and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})

@@ -1,7 +1,8 @@
-"""Figures of calibration, search and learning that somebody chose, as `assumptions.yaml` beside this module states them.
+"""Figures of calibration, search and learning that somebody chose, as `assumptions.yaml` beside
+this module states them.
 
-The file says of each figure its unit, its meaning and what chose it. It is read at the first use, so that predictions without a
-calibration never parse it.
+The file says of each figure its unit, its meaning and what chose it. It is read at the first use,
+so that predictions without a calibration never parse it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """What the stated variances count as against runs, and what similar configurations share of them."""
+    """What the stated variances count as against runs, and what similar configurations share of
+    them.
+    """
 
     prior_runs: ByName
     similar_share: float
@@ -205,7 +208,12 @@ class Assumptions:
 def assumed() -> Assumptions:
     """Return the figures of `assumptions.yaml`, read once per process."""
     document, groups = documents.read(FILE), get_type_hints(Assumptions)
-    return Assumptions(**{each.name: _group(groups[each.name], document[each.name]) for each in fields(Assumptions)})
+    return Assumptions(
+        **{
+            each.name: _group(groups[each.name], document[each.name])
+            for each in fields(Assumptions)
+        }
+    )
 
 
 def _group(kind: type[Any], entries: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -214,4 +222,10 @@ def _group(kind: type[Any], entries: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _fixed(value: Any) -> Any:
-    return MappingProxyType(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+    return (
+        MappingProxyType(value)
+        if isinstance(value, dict)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+    )

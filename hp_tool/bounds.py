@@ -1,6 +1,8 @@
-"""What one piece of work may cost, where whoever asks for it sets bounds; commands and Python set none.
+"""What one piece of work may cost, where whoever asks for it sets bounds; commands and Python set
+none.
 
-They stand in a context variable: a loop deep in the library meets those of its request, and no route can forget to pass them.
+They stand in a context variable: a loop deep in the library meets those of its request, and no
+route can forget to pass them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
 
 @contextmanager
 def bounded(bounds: Bounds) -> Iterator[None]:
-    """Within, work keeps to `bounds`; so does what is started from here in threads that copy the context."""
+    """Within, work keeps to `bounds`; so does what is started from here in threads that copy the
+    context.
+    """
     token = _CURRENT.set(bounds)
     try:
         yield
@@ -52,9 +56,17 @@ def bounded(bounds: Bounds) -> Iterator[None]:
 
 
 def begin_again() -> None:
-    """Begin the next of several pieces of work, each of which may cost as much: a line of a batch."""
+    """Begin the next of several pieces of work, each of which may cost as much: a line of a
+    batch.
+    """
     if (bounds := _CURRENT.get()) is not None:
-        bounds.planned, bounds.counted, bounds.done, bounds.spent_s, bounds.questions = 0, 0, 0, 0.0, 1
+        bounds.planned, bounds.counted, bounds.done, bounds.spent_s, bounds.questions = (
+            0,
+            0,
+            0,
+            0.0,
+            1,
+        )
 
 
 def answer_several(questions: int) -> None:
@@ -65,7 +77,9 @@ def answer_several(questions: int) -> None:
 
 @contextmanager
 def over_again() -> Iterator[None]:
-    """Within, spaces that were announced already are searched again with choices of ours: they do not count twice."""
+    """Within, spaces that were announced already are searched again with choices of ours: they do
+    not count twice.
+    """
     if (bounds := _CURRENT.get()) is None:
         yield
         return
@@ -84,26 +98,32 @@ def check(*, done: int = 0) -> None:
 
 
 def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
-    """Announce `count` combinations of `axes`: the number of values of each, by its path in a query.
+    """Announce `count` combinations of `axes`: the number of values of each, by its path in a
+    query.
 
-    Raises InputError `space_too_large` for more than `most`, which is too much for anyone, `request_too_costly` for more than
-    the bounds leave.
+    Raises InputError `space_too_large` for more than `most`, which is too much for anyone,
+    `request_too_costly` for more than the bounds leave.
     """
     if (bounds := _CURRENT.get()) is not None:
         bounds.planned += count
         bounds.counted += 0 if bounds.again else count
         if bounds.counted > bounds.max_combinations:
-            raise _too_many(bounds.counted, most=bounds.max_combinations, axes=axes, code="request_too_costly")
+            raise _too_many(
+                bounds.counted, most=bounds.max_combinations, axes=axes, code="request_too_costly"
+            )
     if count > most:
         raise _too_many(count, most=most, axes=axes, code="space_too_large")
 
 
 def check_values(count: int, *, field: str) -> None:
-    """Raises InputError `request_too_costly` for a longer list of values than an axis may be given."""
+    """Raises InputError `request_too_costly` for a longer list of values than an axis may be
+    given.
+    """
     bounds = _CURRENT.get()
     if bounds is not None and count > bounds.max_values:
         raise InputError(
-            f"{field} lists {count:,} values; one request may list {bounds.max_values:,}: narrow it, or send several requests",
+            f"{field} lists {count:,} values; one request may list {bounds.max_values:,}: narrow "
+            "it, or send several requests",
             field=field,
             code="request_too_costly",
         )
@@ -114,7 +134,8 @@ def check_yaml(num_bytes: int) -> None:
     bounds = _CURRENT.get()
     if bounds is not None and num_bytes > bounds.max_yaml_bytes:
         raise HpToolError(
-            f"this is no JSON, and {num_bytes:,} bytes are too many for YAML: send JSON, or YAML of at most "
+            f"this is no JSON, and {num_bytes:,} bytes are too many for YAML: send JSON, or YAML "
+            "of at most "
             f"{bounds.max_yaml_bytes:,} bytes",
             code="payload_too_large",
         )

@@ -1,4 +1,6 @@
-"""From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed by the cost model."""
+"""From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed
+by the cost model.
+"""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +38,8 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
     schema.check_axes(query.parallel, field="parallel")
     if query.experts is not None and query.experts.num_experts_per_tok > query.experts.num_experts:
         raise InputError(
-            f"{query.experts.num_experts_per_tok} experts per token are more than the {query.experts.num_experts} there are",
+            f"{query.experts.num_experts_per_tok} experts per token are more than the "
+            f"{query.experts.num_experts} there are",
             field="experts.num_experts_per_tok",
         )
     _check_together(query)
@@ -50,7 +53,8 @@ def _model(query: SizingQuery) -> ModelSpec | None:
     model = named_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(
-            f"{model.name} is no decoder, and the laws were fitted on decoders; `hp-tool recommend` gives its days",
+            f"{model.name} is no decoder, and the laws were fitted on decoders; `hp-tool "
+            "recommend` gives its days",
             field="model",
         )
     return model
@@ -61,21 +65,31 @@ def _check_together(query: SizingQuery) -> None:
     size = "model" if query.model is not None else "parameters"
     sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
     if query.model is not None and query.parameters is not None:
-        raise InputError("model and parameters both give the size; leave one out", field="parameters")
+        raise InputError(
+            "model and parameters both give the size; leave one out", field="parameters"
+        )
     if len(sizes) == 3:
-        raise InputError(f"{size}, tokens and flops: two of them give the third; leave one out", field="flops")
+        raise InputError(
+            f"{size}, tokens and flops: two of them give the third; leave one out", field="flops"
+        )
     if not sizes and query.days is None:
-        raise InputError("no budget: give days with a cluster, or one of parameters, model, tokens, flops", field="days")
+        raise InputError(
+            "no budget: give days with a cluster, or one of parameters, model, tokens, flops",
+            field="days",
+        )
     if query.days is not None and query.cluster is None:
         raise InputError("days need a cluster; add one", field="cluster", code="missing_field")
     if len(sizes) == 2 and query.tokens_per_parameter is not None:
         raise InputError(
-            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out", field="tokens_per_parameter"
+            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out",
+            field="tokens_per_parameter",
         )
     if query.model is not None:
         for name in ("vocab_size", "aspect_ratio", "num_key_value_heads", "experts"):
             if getattr(query, name) is not None:
-                raise InputError(f"{name} shapes a model that is looked for; model is given already", field=name)
+                raise InputError(
+                    f"{name} shapes a model that is looked for; model is given already", field=name
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +138,11 @@ class Planner:
     def parameters(self) -> float | None:
         """Parameters that a token passes, if the query gives a model or their number."""
         query, model = self.query, self.model
-        return query.parameters if model is None else active_parameters(model, sequence_length=query.sequence_length)
+        return (
+            query.parameters
+            if model is None
+            else active_parameters(model, sequence_length=query.sequence_length)
+        )
 
     @property
     def flops(self) -> float | None:
@@ -133,18 +151,26 @@ class Planner:
         if self.query.flops is not None:
             return self.query.flops
         if parameters is not None:
-            return self.law.flops_of_parameters(parameters) if tokens is None else 6.0 * parameters * tokens
+            return (
+                self.law.flops_of_parameters(parameters)
+                if tokens is None
+                else 6.0 * parameters * tokens
+            )
         return None if tokens is None else self.law.flops_of_tokens(tokens)
 
     def of_flops(self, flops: float) -> Plan:
-        """The training of 6 N D = `flops`, not yet timed; what the query leaves open follows from the law."""
+        """The training of 6 N D = `flops`, not yet timed; what the query leaves open follows from
+        the law.
+        """
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
             parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
         model = self.model or shapes.shaped(query, parameters=parameters)
         tokens = flops / (6.0 * parameters) if tokens is None else tokens
         batch = query.global_batch_size or laws.batch_sequences(
-            flops=laws.hyperparameter_flops(model=model, sequence_length=query.sequence_length, tokens=tokens),
+            flops=laws.hyperparameter_flops(
+                model=model, sequence_length=query.sequence_length, tokens=tokens
+            ),
             sequence_length=query.sequence_length,
             num_gpus=1 if self.cluster is None else self.cluster.num_gpus,
         )
@@ -159,8 +185,8 @@ class Planner:
         return Plan(model=model, target_parameters=parameters, workload=workload)
 
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
-        """The plan with its fastest configuration on the whole cluster; with a deadline in calendar days, on the fewest devices
-        that meet it.
+        """The plan with its fastest configuration on the whole cluster; with a deadline in calendar
+        days, on the fewest devices that meet it.
         """
         if self.query.cluster is None:
             return plan
@@ -176,7 +202,12 @@ class Planner:
         )
         ranking = training.recommend(query=query, top=1, calibrations=self.calibrations)
         best = next(iter(ranking.recommendations), None)
-        return replace(plan, query=query, recommendation=best, reasons=_reasons(ranking) if best is None else ())
+        return replace(
+            plan,
+            query=query,
+            recommendation=best,
+            reasons=_reasons(ranking) if best is None else (),
+        )
 
 
 def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
@@ -184,7 +215,12 @@ def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
     return tuple(
-        Reason(code=code, message=f"turns away {count:,} combinations of the axes", needed=None, available=None)
+        Reason(
+            code=code,
+            message=f"turns away {count:,} combinations of the axes",
+            needed=None,
+            available=None,
+        )
         for code, count in ranking.rejections.items()
     )
 
@@ -192,9 +228,10 @@ def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
 def _largest(planner: Planner) -> Plan:
     """The largest plan by the law that the cluster does in the query's calendar days.
 
-    Compute and throughput settle together: the compute of a plan times the budget over its days is the next one's. The first
-    is what the devices would do at their peak, so an upper bound. Shapes are coarse, and memory may end the way up; so the
-    tokens then fill the time of the nearest plan that fits.
+    Compute and throughput settle together: the compute of a plan times the budget over its days is
+    the next one's. The first is what the devices would do at their peak, so an upper bound. Shapes
+    are coarse, and memory may end the way up; so the tokens then fill the time of the nearest plan
+    that fits.
     """
     days = planner.query.days
     assert days is not None and planner.cluster is not None  # checked with the query
@@ -238,7 +275,11 @@ def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None)
     )
     try:
         flops = planner.flops
-        plan = _largest(planner) if flops is None else planner.timed(planner.of_flops(flops), deadline_days=query.days)
+        plan = (
+            _largest(planner)
+            if flops is None
+            else planner.timed(planner.of_flops(flops), deadline_days=query.days)
+        )
     except HpToolError as error:
         # What a query says below `training` stands at the top of a budget.
         error.field = error.field and error.field.removeprefix("training.")
@@ -262,7 +303,9 @@ def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
         law=_law_choice(law, flops=6.0 * active * tokens),
         loss=_loss_choice(active, tokens),
         compute_overhead=laws.compute_overhead(parameters=active, tokens=tokens),
-        shape=shapes.shape_choices(model, query, parameters=plan.target_parameters) if query.model is None else (),
+        shape=shapes.shape_choices(model, query, parameters=plan.target_parameters)
+        if query.model is None
+        else (),
         hyperparameters=laws.starting_hyperparameters(
             model=model,
             parameters=active,
@@ -288,10 +331,13 @@ def _law_choice(law: ScalingLaw, *, flops: float) -> Choice:
         name=law.name,
         value=best,
         unit="parameters",
-        rule=f"N = {law.anchor_parameters:.4g} (C / {law.anchor_flops:.4g})^{law.exponent:.4g} at C = 6 N D = {flops:.3g}",
+        rule=f"N = {law.anchor_parameters:.4g} (C / {law.anchor_flops:.4g})^{law.exponent:.4g} at "
+        f"C = 6 N D = {flops:.3g}",
         source=law.source,
         extrapolated=law.extrapolated(best),
-        alternatives={other.name: other.parameters(flops) for other in LAWS.values() if other.name != law.name},
+        alternatives={
+            other.name: other.parameters(flops) for other in LAWS.values() if other.name != law.name
+        },
     )
 
 
@@ -301,7 +347,8 @@ def _loss_choice(parameters: float, tokens: float) -> Choice:
         name="loss",
         value=laws.loss(parameters=parameters, tokens=tokens),
         unit="nats a token",
-        rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with it, not corpora",
+        rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with "
+        "it, not corpora",
         source="arXiv 2404.10102",
         extrapolated=law.extrapolated(parameters),
     )

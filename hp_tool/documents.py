@@ -19,7 +19,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader, which also reads `312e12` as a number (YAML 1.2 does, PyYAML alone makes it a string)."""
+    """libyaml's safe loader, which also reads `312e12` as a number (YAML 1.2 does, PyYAML alone
+    makes it a string).
+    """
 
 
 _Loader.add_implicit_resolver(
@@ -35,7 +37,10 @@ def read_text(path: Path) -> str:
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise InputError(f"{path} is larger than {MAX_FILE_BYTES} bytes; a catalogue file or config.json is far smaller")
+            raise InputError(
+                f"{path} is larger than {MAX_FILE_BYTES} bytes; a catalogue file or config.json is "
+                "far smaller"
+            )
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
@@ -47,7 +52,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
-    """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the error."""
+    """The mapping a YAML or JSON document holds; `origin` decides by its suffix and stands in the
+    error.
+    """
     try:
         document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -61,14 +68,16 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 def load_yaml(text: str | bytes) -> Any:
     """The value of one YAML document.
 
-    Aliases are refused: with them a small text grows into a large structure. So is deep nesting: libyaml builds what
-    it reads by recursion, and a few thousand brackets end the process.
+    Aliases are refused: with them a small text grows into a large structure. So is deep nesting:
+    libyaml builds what it reads by recursion, and a few thousand brackets end the process.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.events.AliasEvent):
             raise yaml.YAMLError(f"aliases (*{event.anchor}) are not accepted")
-        depth += isinstance(event, yaml.events.CollectionStartEvent) - isinstance(event, yaml.events.CollectionEndEvent)
+        depth += isinstance(event, yaml.events.CollectionStartEvent) - isinstance(
+            event, yaml.events.CollectionEndEvent
+        )
         if depth > MAX_DEPTH:
             raise yaml.YAMLError(f"lists and mappings are nested more than {MAX_DEPTH} deep")
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)

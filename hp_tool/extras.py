@@ -1,7 +1,7 @@
 """The extras of the package: what each brings, and the error that names one that is missing.
 
-The package alone answers questions. What runs searches, serves, reads shell scripts or draws comes with an extra, and the
-doors to it ask here before they import it.
+The package alone answers questions. What runs searches, serves, reads shell scripts or draws comes
+with an extra, and the doors to it ask here before they import it.
 """
 
 import json
@@ -15,12 +15,31 @@ from urllib.request import url2pathname
 
 from hp_tool.errors import MissingExtraError, UnsupportedError
 
-Extra = Literal["client", "import", "search", "service", "plot", "mcp", "profiler", "postgresql", "ray"]
+Extra = Literal[
+    "client", "import", "search", "service", "plot", "mcp", "profiler", "postgresql", "ray"
+]
 
 _CLIENT = ("httpcore", "httpx")
 _IMPORT = ("tree_sitter", "tree_sitter_bash")
-_SEARCH = (*_CLIENT, *_IMPORT, "alembic", "optuna", "psutil", "scipy", "sqlalchemy", "threadpoolctl")
-_SERVICE = (*_SEARCH, "fastapi", "jinja2", "markdown_it", "prometheus_client", "python_multipart", "uvicorn")
+_SEARCH = (
+    *_CLIENT,
+    *_IMPORT,
+    "alembic",
+    "optuna",
+    "psutil",
+    "scipy",
+    "sqlalchemy",
+    "threadpoolctl",
+)
+_SERVICE = (
+    *_SEARCH,
+    "fastapi",
+    "jinja2",
+    "markdown_it",
+    "prometheus_client",
+    "python_multipart",
+    "uvicorn",
+)
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "client": _CLIENT,
@@ -46,21 +65,26 @@ def missing(extra: Extra) -> tuple[str, ...]:
 
 
 def require(extra: Extra, *, by: str) -> None:
-    """Raise MissingExtraError, with the command that installs the extra, where any module of it is missing, and
-    UnsupportedError where it could not work on this system.
+    """Raise MissingExtraError, with the command that installs the extra, where any module of it is
+    missing, and UnsupportedError where it could not work on this system.
 
     `by`: what needs it, in the singular: "`hp-tool tune`".
     """
     if extra in _POSIX and find_spec("fcntl") is None:
-        raise UnsupportedError(f"{by} needs Linux, macOS or WSL, because it locks files by fcntl; predictions work without")
+        raise UnsupportedError(
+            f"{by} needs Linux, macOS or WSL, because it locks files by fcntl; predictions work "
+            "without"
+        )
     if names := missing(extra):
         raise MissingExtraError(f"{by} needs {', '.join(names)}: {install_command(extra)}")
 
 
 def install_command(extra: Extra) -> str:
-    """Return the pip command that adds an extra to this installation: from its checkout, its wheel or its repository.
+    """Return the pip command that adds an extra to this installation: from its checkout, its wheel
+    or its repository.
 
-    A package index is named only if the package came from one, which is when pip wrote no direct_url.json (PEP 610).
+    A package index is named only if the package came from one, which is when pip wrote no
+    direct_url.json (PEP 610).
     """
     if (root := _checkout()) is not None:
         return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
@@ -70,7 +94,9 @@ def install_command(extra: Extra) -> str:
         return f"pip install {shlex.quote(f'hp-tool[{extra}]')}"
     if "dir_info" in origin:
         editable = "-e " if origin["dir_info"].get("editable") else ""
-        return f"pip install {editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
+        return (
+            f"pip install {editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
+        )
     if "vcs_info" in origin:
         version = origin["vcs_info"]
         url = f"{version.get('vcs', 'git')}+{url}@{version.get('commit_id', '')}".removesuffix("@")
@@ -79,10 +105,16 @@ def install_command(extra: Extra) -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder of the checkout that this package is imported from; None if it is installed elsewhere."""
+    """Return the folder of the checkout that this package is imported from; None if it is installed
+    elsewhere.
+    """
     root = Path(__file__).absolute().parents[1]
     project = root / "pyproject.toml"
-    return root if project.is_file() and 'name = "hp-tool"' in project.read_text(encoding="utf-8") else None
+    return (
+        root
+        if project.is_file() and 'name = "hp-tool"' in project.read_text(encoding="utf-8")
+        else None
+    )
 
 
 def _origin() -> dict[str, Any]:

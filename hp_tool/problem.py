@@ -1,4 +1,6 @@
-"""What a query asks, whether about training or serving: doors call its members and need not know which."""
+"""What a query asks, whether about training or serving: doors call its members and need not know
+which.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,43 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A query with its answers; `training.answers` and `serving.answers` make one each. All members raise HpToolError."""
+    """A query with its answers; `training.answers` and `serving.answers` make one each. All members
+    raise HpToolError.
+    """
 
     @property
     def query(self) -> Query: ...
 
     @property
     def configuration(self) -> ResolvedConfiguration | None:
-        """The query's one training configuration, which can be costed together with others; None of serving."""
+        """The query's one training configuration, which can be costed together with others; None of
+        serving.
+        """
 
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate | InferenceEstimate, Estimate | None]:
-        """The query's one configuration by the cost model, and corrected by what was measured on its cluster, if anything."""
+        """The query's one configuration by the cost model, and corrected by what was measured on
+        its cluster, if anything.
+        """
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
         """The best of the configurations that the query allows."""
 
     def answer(
-        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], Beside]:
         """The ranking as it is shown, with all that was asked for beside it."""
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
-        """Standard deviation of ln(measured / predicted) of the ratio of two estimates' step times or throughputs. `alike`:
-        they differ in their layout alone, so that what is wrong with the rest cancels.
+        """Standard deviation of ln(measured / predicted) of the ratio of two estimates' step times
+        or throughputs. `alike`: they differ in their layout alone, so that what is wrong with the
+        rest cancels.
         """
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
@@ -50,7 +64,9 @@ class Problem(Protocol):
 
 
 def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = None) -> Problem:
-    """Return the problem of a query; `configuration`: its one configuration, if that was resolved or costed earlier."""
+    """Return the problem of a query; `configuration`: its one configuration, if that was resolved
+    or costed earlier.
+    """
     if names_several(query.cluster) is not None:
         from hp_tool.machines.answers import Machines
 

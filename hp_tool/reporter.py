@@ -1,13 +1,15 @@
-"""Reports a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from inside the training.
+"""Reports a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from
+inside the training.
 
-This file stands alone: it needs Python's standard library and nothing else, so it may be copied beside a training script. It
-never blocks and never raises: steps wait in a bounded queue, a thread sends them, and keeps them until the service has stored
-them. Each has a number, so that one sent twice counts once.
+This file stands alone: it needs Python's standard library and nothing else, so it may be copied
+beside a training script. It never blocks and never raises: steps wait in a bounded queue, a thread
+sends them, and keeps them until the service has stored them. Each has a number, so that one sent
+twice counts once.
 
     from hp_tool.reporter import Reporter
     reporter = Reporter()                                   # HP_WATCH_URL, HP_API_KEY, HP_WATCH_FILE, RANK
     train_step = reporter.timed(train_step)                 # one call is one step
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 CAPACITY = 100_000
-"""Steps that wait for the service: a day of steps of a second. The oldest go first, and the service learns how many went."""
+"""Steps that wait for the service: a day of steps of a second. The oldest go first, and the service
+learns how many went.
+"""
 AT_ONCE = 500
 EVERY_S = 1.0
 LONGEST_WAIT_S = 30.0
@@ -49,8 +53,10 @@ class Reporter:
         capacity: int = CAPACITY,
         every_s: float = EVERY_S,
     ) -> None:
-        """`url`: of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: to which JSON lines are appended;
-        by default HP_WATCH_FILE, with {rank} replaced. Without either nothing is reported."""
+        """`url`: of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: to
+        which JSON lines are appended; by default HP_WATCH_FILE, with {rank} replaced. Without
+        either nothing is reported.
+        """
         self.url = (url or os.environ.get("HP_WATCH_URL") or "").rstrip("/")
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         file = file or os.environ.get("HP_WATCH_FILE") or ""
@@ -79,10 +85,11 @@ class Reporter:
         samples: float | None = None,
         tokens: float | None = None,
     ) -> None:
-        """Report one optimizer step. Without `step_s` it lasted since the last call; the first call then only starts the clock.
+        """Report one optimizer step. Without `step_s` it lasted since the last call; the first call
+        then only starts the clock.
 
-        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others. `samples`, `tokens`:
-        of the step on all ranks; a larger batch is then no slowdown.
+        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others.
+        `samples`, `tokens`: of the step on all ranks; a larger batch is then no slowdown.
         """
         now = time.perf_counter()
         last, self._last = self._last, now
@@ -96,7 +103,11 @@ class Reporter:
         report: dict[str, Any] = {"seq": self._seq, "step_s": seconds}
         if step is not None:
             report["step"] = int(step)
-        report |= {name: float(each) for name, each in (("samples", samples), ("tokens", tokens)) if each and each > 0}
+        report |= {
+            name: float(each)
+            for name, each in (("samples", samples), ("tokens", tokens))
+            if each and each > 0
+        }
         if parts:
             report["parts_s"] = parts
         if self.file:
@@ -119,7 +130,9 @@ class Reporter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what runs inside as a part of the current step. On a GPU, end it where the device has finished."""
+        """Count what runs inside as a part of the current step. On a GPU, end it where the device
+        has finished.
+        """
         begun = time.perf_counter()
         try:
             yield
@@ -154,7 +167,9 @@ class Reporter:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._send_all, name="hp-tool reporter", daemon=True)
+            self._thread = threading.Thread(
+                target=self._send_all, name="hp-tool reporter", daemon=True
+            )
             self._thread.start()
             atexit.unregister(self.close)
             atexit.register(self.close)
@@ -175,16 +190,26 @@ class Reporter:
     def _send(self) -> bool:
         """Send the oldest steps; keep them unless the service says that it has stored them."""
         with self._lock:
-            reports = [self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))]
+            reports = [
+                self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))
+            ]
             dropped = self.dropped
         if not reports:
             return True
-        body = {"source": self._source, "rank": self.rank, "host": self._host, "dropped": dropped, "reports": reports}
+        body = {
+            "source": self._source,
+            "rank": self.rank,
+            "host": self._host,
+            "dropped": dropped,
+            "reports": reports,
+        }
         headers = {"Content-Type": "application/json", "User-Agent": "hp-tool reporter"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
-            request = urllib.request.Request(f"{self.url}/steps", json.dumps(body).encode(), headers)  # noqa: S310
+            request = urllib.request.Request(  # noqa: S310
+                f"{self.url}/steps", json.dumps(body).encode(), headers
+            )
             with urllib.request.urlopen(request, timeout=LIMIT_S) as response:  # noqa: S310
                 stored = int(json.load(response)["acknowledged"])
         except Exception as error:
@@ -231,7 +256,9 @@ class HuggingFaceCallback(_Callback):
 
 
 class LightningCallback(_Callback):
-    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is the optimizer's, of however many batches."""
+    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is the optimizer's, of
+    however many batches.
+    """
 
     state_key = "hp_tool.reporter"
     _global_step = 0

@@ -18,7 +18,8 @@ def gib(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2 h`, `24.1 days`.
+    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2
+    h`, `24.1 days`.
 
     Seconds up to two hours, since step times are compared: 0.2 h hides by how much two differ.
     """

@@ -1,7 +1,7 @@
 """Alembic's entry: runs the scripts on the connection that hp_tool.store.schema hands over.
 
-Developers write a new one with `alembic -c migrations/alembic.ini revision --autogenerate -m "what changes"`, on the
-database of HP_DATABASE_URL.
+Developers write a new one with `alembic -c migrations/alembic.ini revision --autogenerate -m "what
+changes"`, on the database of HP_DATABASE_URL.
 """
 
 import sqlalchemy as sa
@@ -29,7 +29,8 @@ def run(connection):
         include_name=is_ours,
         render_item=render_item,
         render_as_batch=True,  # SQLite changes a table by rebuilding it
-        transactional_ddl=True,  # both databases roll DDL back, SQLite once the driver leaves transactions to us
+        # both databases roll DDL back, SQLite once the driver leaves transactions to us
+        transactional_ddl=True,
         transaction_per_migration=True,  # the next one needs no lock that this one took
     )
     with context.begin_transaction():

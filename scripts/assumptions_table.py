@@ -1,4 +1,6 @@
-"""The tables of docs/assumptions.md, from hp_tool/assumptions.yaml: `python scripts/assumptions_table.py` writes them."""
+"""The tables of docs/assumptions.md, from hp_tool/assumptions.yaml: `python
+scripts/assumptions_table.py` writes them.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,18 @@ def tables() -> str:
     sections = []
     for name, kind in get_type_hints(Assumptions).items():
         rows = [
-            f"| `{figure}` | {_value(entry['value'])} | {entry['unit']} | {entry['means']} | {entry['evidence']} |"
+            f"| `{figure}` | {_value(entry['value'])} | {entry['unit']} | {entry['means']} | "
+            f"{entry['evidence']} |"
             for figure, entry in documents.read(FILE)[name].items()
         ]
-        head = (f"## {name}", "", kind.__doc__, "", "| figure | value | unit | means | chosen by |", "|---|---|---|---|---|")
+        head = (
+            f"## {name}",
+            "",
+            kind.__doc__,
+            "",
+            "| figure | value | unit | means | chosen by |",
+            "|---|---|---|---|---|",
+        )
         sections.append("\n".join((*head, *rows)))
     return "\n\n".join(sections) + "\n"
 

@@ -1,4 +1,6 @@
-"""Sections of the cost model's pages: the modules of hp_tool/cost that each names under `Modules:`, and links to functions."""
+"""Sections of the cost model's pages: the modules of hp_tool/cost that each names under `Modules:`,
+and links to functions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = (DOCS / "cost-model.md", DOCS / "serving-cost-model.md")
 FUNCTION = re.compile(r"\]\((\.\./hp_tool/\S+?\.py)#(\w+)\)")
-"""A link to a function of the source: the repository resolves its file, the site its entry in the reference."""
+"""A link to a function of the source: the repository resolves its file, the site its entry in the
+reference.
+"""
 
 
 def cost_sections() -> dict[str, list[Path]]:
@@ -18,8 +22,15 @@ def cost_sections() -> dict[str, list[Path]]:
     for page in PAGES:
         for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             paragraphs = re.findall(r"^Modules?: .*?(?:\n\n|\Z)", section, re.DOTALL | re.MULTILINE)
-            named = [(DOCS / target).resolve() for target in re.findall(r"\]\((\S+?)\)", "".join(paragraphs))]
-            modules = [module for path in named for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+            named = [
+                (DOCS / target).resolve()
+                for target in re.findall(r"\]\((\S+?)\)", "".join(paragraphs))
+            ]
+            modules = [
+                module
+                for path in named
+                for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+            ]
             if modules:
                 sections[section.partition("\n")[0]] = modules
     return sections

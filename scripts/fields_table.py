@@ -1,4 +1,6 @@
-"""The tables of fields in docs/queries.md: `python scripts/fields_table.py` writes them from the declarations."""
+"""The tables of fields in docs/queries.md: `python scripts/fields_table.py` writes them from the
+declarations.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def tables() -> str:
     known: dict[str, dict[str, Field]] = {title: {} for title in SECTIONS if title != SECTIONS[-2]}
     for section in (*sections("training"), *sections("inference")):
         if section.title != SECTIONS[-2]:  # of a baseline's fields, which are those of `parallel`
-            known.setdefault(section.title, {}).update({field.name: field for field in section.fields})
+            known.setdefault(section.title, {}).update(
+                {field.name: field for field in section.fields}
+            )
     return "\n\n".join(_table(title, fields.values()) for title, fields in known.items())
 
 
@@ -27,8 +31,19 @@ def with_tables(page: str) -> str:
 
 
 def _table(title: str, fields: Iterable[Field]) -> str:
-    rows = [f"| `{each.name}` | {each.label} | {each.takes} | {each.left_out} | {_first(each.help)} |" for each in fields]
-    return "\n".join((f"**{title}**", "", "| field | label | values | left out | meaning |", "|---|---|---|---|---|", *rows))
+    rows = [
+        f"| `{each.name}` | {each.label} | {each.takes} | {each.left_out} | {_first(each.help)} |"
+        for each in fields
+    ]
+    return "\n".join(
+        (
+            f"**{title}**",
+            "",
+            "| field | label | values | left out | meaning |",
+            "|---|---|---|---|---|",
+            *rows,
+        )
+    )
 
 
 def _first(text: str) -> str:

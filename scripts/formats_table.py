@@ -1,4 +1,6 @@
-"""The tables of docs/formats.md, from the registered formats: `python scripts/formats_table.py` writes them into the page."""
+"""The tables of docs/formats.md, from the registered formats: `python scripts/formats_table.py`
+writes them into the page.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ def releases() -> dict[str, list[dict[str, Any]]]:
 
 
 def tables() -> dict[str, str]:
-    """Return the formats that are read, those that are written, and the releases behind both, as tables of Markdown."""
+    """Return the formats that are read, those that are written, and the releases behind both, as
+    tables of Markdown.
+    """
     read = [f"| `{each.name}` | {each.reads} |" for each in formats() if each.read is not None]
-    written = [f"| `{each.name}` | {each.writes} | {each.checked} |" for each in formats() if each.write is not None]
+    written = [
+        f"| `{each.name}` | {each.writes} | {each.checked} |"
+        for each in formats()
+        if each.write is not None
+    ]
     checked = [
         f"| `{name}` | {each['release']} | {each['what']} | {each['date']} |"
         for name, rows in releases().items()
@@ -31,14 +39,20 @@ def tables() -> dict[str, str]:
     return {
         "read": "\n".join(("| format | from |", "|---|---|", *read)),
         "written": "\n".join(("| format | what | checked against |", "|---|---|---|", *written)),
-        "releases": "\n".join(("| format | release | what of it | on |", "|---|---|---|---|", *checked)),
+        "releases": "\n".join(
+            ("| format | release | what of it | on |", "|---|---|---|---|", *checked)
+        ),
     }
 
 
 def with_tables(page: str) -> str:
     """Return the page with each table behind its mark."""
     for name, table in tables().items():
-        page = re.sub(rf"(<!-- formats {name}.*? -->\n\n)(\|.*\n)*", lambda mark, table=table: f"{mark[1]}{table}\n", page)
+        page = re.sub(
+            rf"(<!-- formats {name}.*? -->\n\n)(\|.*\n)*",
+            lambda mark, table=table: f"{mark[1]}{table}\n",
+            page,
+        )
     return page
 
 

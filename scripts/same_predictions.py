@@ -2,8 +2,8 @@
 
     python scripts/same_predictions.py COMMIT
 
-Both answer all golden queries (tests/golden) through the public interfaces. Exit status 0: every value in COMMIT's answers is
-equal; 1: some differ, and are printed, largest relative change first.
+Both answer all golden queries (tests/golden) through the public interfaces. Exit status 0: every
+value in COMMIT's answers is equal; 1: some differ, and are printed, largest relative change first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,20 @@ def main(commit: str) -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tree = Path(folder) / "tree"
         subprocess.run(
-            ("git", "worktree", "add", "--quiet", "--detach", str(tree), commit), cwd=REPOSITORY, check=True, stdout=sys.stderr
+            ("git", "worktree", "add", "--quiet", "--detach", str(tree), commit),
+            cwd=REPOSITORY,
+            check=True,
+            stdout=sys.stderr,
         )
-        stack.callback(subprocess.run, ("git", "worktree", "remove", "--force", str(tree)), cwd=REPOSITORY, check=True)
-        outputs = [stack.enter_context((Path(folder) / name).open("w+")) for name in ("before", "after")]
+        stack.callback(
+            subprocess.run,
+            ("git", "worktree", "remove", "--force", str(tree)),
+            cwd=REPOSITORY,
+            check=True,
+        )
+        outputs = [
+            stack.enter_context((Path(folder) / name).open("w+")) for name in ("before", "after")
+        ]
         running = [_answering(tree, outputs[0]), _answering(REPOSITORY, outputs[1])]
         if sum(process.wait() for process in running):  # waits for both
             return 2
@@ -48,7 +58,9 @@ def main(commit: str) -> int:
 def _answering(tree: Path, output: IO[str]) -> subprocess.Popen[bytes]:
     """A process that writes the answers of this tree's hp_tool to this tree's golden queries."""
     command = (sys.executable, str(REPOSITORY / "tests" / "golden" / "compute.py"))
-    return subprocess.Popen(command, stdout=output, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree)
+    return subprocess.Popen(
+        command, stdout=output, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree
+    )
 
 
 def _lines(output: IO[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python, every formula of the cost
-model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and openapi.json. Links out of docs/ lead to those pages, or lose
-their target.
+"""Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python,
+every formula of the cost model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and
+openapi.json. Links out of docs/ lead to those pages, or lose their target.
 """
 
 from __future__ import annotations
@@ -18,9 +18,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG.md": "changelog.md"}
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+}
 """Files of the root, and the pages they become."""
-PACKAGES = {"cost": "Formulas", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
+PACKAGES = {
+    "cost": "Formulas",
+    "space": "Space",
+    "calibration": "Calibration",
+    "sizing": "Sizing",
+    "domain": "Types",
+}
 """Packages of hp_tool whose modules each become a page."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 """A link, or a picture after its mark."""
@@ -29,7 +39,9 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 def modules(package: str) -> list[Path]:
     """The package's modules that say something, in the order of their names."""
     files = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
-    return [path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    return [
+        path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
 
 
 def page_of(module: Path) -> str:
@@ -43,7 +55,9 @@ def _dotted(module: Path) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by a section for each package; the cost model's modules stand under the headings of its pages."""
+    """Complete the navigation by a section for each package; the cost model's modules stand under
+    the headings of its pages.
+    """
     nav: list[Any] = config.nav or []
     for package, title in PACKAGES.items():
         documented = modules(package)
@@ -64,21 +78,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
     pages |= {"reference/commands.md": commands(), "reference/http.md": routes(json.loads(api))}
     pages |= {"reference/python.md": python(), "openapi.json": api}
-    pages |= {f"notebooks/{path.stem}.md": notebook(path) for path in sorted((ROOT / "examples").glob("*.ipynb"))}
+    pages |= {
+        f"notebooks/{path.stem}.md": notebook(path)
+        for path in sorted((ROOT / "examples").glob("*.ipynb"))
+    }
     for package in PACKAGES:
         for module in modules(package):
             dotted = _dotted(module)
             members = "\n    options:\n      members: false" if module.stem == "__init__" else ""
-            pages[page_of(module)] = f"# {dotted.removeprefix('hp_tool.')}\n\n::: {dotted}{members}\n"
+            pages[page_of(module)] = (
+                f"# {dotted.removeprefix('hp_tool.')}\n\n::: {dotted}{members}\n"
+            )
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mend links: pages of the root's files stand elsewhere now, and code is linked where it has a page."""
+    """Mend links: pages of the root's files stand elsewhere now, and code is linked where it has a
+    page.
+    """
     source = page.file.src_uri
-    root = next((ROOT / name for name, target in TOP.items() if target == source), Path(config.docs_dir) / source)
+    root = next(
+        (ROOT / name for name, target in TOP.items() if target == source),
+        Path(config.docs_dir) / source,
+    )
 
     def mended(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
@@ -89,7 +113,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if destination is None:
             return text
         up = "../" * source.count("/")
-        if anchor and path.suffix == ".py":  # of a function, whose entry in the reference has its full name
+        if (
+            anchor and path.suffix == ".py"
+        ):  # of a function, whose entry in the reference has its full name
             anchor = f"#{_dotted(path)}.{anchor[1:]}"
         return f"[{text}]({up}{destination}{anchor})"
 
@@ -114,7 +140,9 @@ def notebook(path: Path) -> str:
         if cell["cell_type"] == "markdown":
             return source
         printed = "".join(line for output in cell["outputs"] for line in output["text"])
-        return f"```python\n{source}\n```" + (f"\n\n```text\n{printed.rstrip()}\n```" if printed else "")
+        return f"```python\n{source}\n```" + (
+            f"\n\n```text\n{printed.rstrip()}\n```" if printed else ""
+        )
 
     cells = [shown(cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     return "\n\n".join([*cells, f"This page is the notebook `examples/{path.name}`."]) + "\n"
@@ -128,13 +156,17 @@ def commands() -> str:
     from hp_tool.cli.main import build
 
     command = typer.main.get_command(build())
-    docs = get_docs_for_click(obj=command, ctx=typer.Context(command), name="hp-tool", title="Commands")
+    docs = get_docs_for_click(
+        obj=command, ctx=typer.Context(command), name="hp-tool", title="Commands"
+    )
     # QUERY in angle or square brackets is no HTML and no link
     return re.sub(r"<(?=[A-Z])", "&lt;", docs)
 
 
 def routes(description: Mapping[str, Any]) -> str:
-    """Return every route with its parameters and answers; `description` is what /openapi.json serves."""
+    """Return every route with its parameters and answers; `description` is what /openapi.json
+    serves.
+    """
     lines = [
         "# HTTP",
         "",
@@ -145,15 +177,35 @@ def routes(description: Mapping[str, Any]) -> str:
     ]
     for path, methods in description["paths"].items():
         for method, route in methods.items():
-            lines += [f"## {method.upper()} {path}", "", route.get("description", route.get("summary", "")), ""]
-            rows = [(p["name"], p["in"], (p.get("description") or "").replace("|", "\\|")) for p in route.get("parameters", ())]
+            lines += [
+                f"## {method.upper()} {path}",
+                "",
+                route.get("description", route.get("summary", "")),
+                "",
+            ]
+            rows = [
+                (p["name"], p["in"], (p.get("description") or "").replace("|", "\\|"))
+                for p in route.get("parameters", ())
+            ]
             if rows:
-                lines += ["| parameter | in | |", "|---|---|---|", *(f"| `{a}` | {b} | {c} |" for a, b, c in rows), ""]
-            answers = ", ".join(f"{code} {answer.get('description', '')}" for code, answer in route["responses"].items())
+                lines += [
+                    "| parameter | in | |",
+                    "|---|---|---|",
+                    *(f"| `{a}` | {b} | {c} |" for a, b, c in rows),
+                    "",
+                ]
+            answers = ", ".join(
+                f"{code} {answer.get('description', '')}"
+                for code, answer in route["responses"].items()
+            )
             lines += [f"Answers: {answers}", ""]
     return "\n".join(lines)
 
 
 def python() -> str:
     """The functions of `import hp_tool`, and what they answer."""
-    return "# Python\n\n" + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "answers", "errors")) + "\n"
+    return (
+        "# Python\n\n"
+        + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "answers", "errors"))
+        + "\n"
+    )

@@ -49,11 +49,12 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
 with a few real profiling runs, and learn from what was measured. Errors are problem+json with a stable `code` and the `field`
-at fault."""
+at fault."""  # noqa: E501
 
 
 def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastAPI:
-    """The application over `store`; without one it opens the settings' database, and closes it when the application ends.
+    """The application over `store`; without one it opens the settings' database, and closes it when
+    the application ends.
 
     Raises StoreError where the database does not answer or has another version's schema.
     """
@@ -76,19 +77,34 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        # FastAPI's own documentation pages load scripts from elsewhere, which our content policy forbids.
+        # FastAPI's own documentation pages load scripts from elsewhere, which our content policy
+        # forbids.
         docs_url=None,
         redoc_url=None,
     )
     app.state.settings = settings
     app.state.store = opened
-    app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
+    app.state.keyring = keyring = Keyring(
+        find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key
+    )
     app.state.calibrations = StoredCalibrations(store=opened, refit=partial(_refit, opened))
     problems.install(app)
-    modules = (estimates, explanations, searches, workers, watches, measurements, catalog, keys, health, *pages.MODULES)
+    modules = (
+        estimates,
+        explanations,
+        searches,
+        workers,
+        watches,
+        measurements,
+        catalog,
+        keys,
+        health,
+        *pages.MODULES,
+    )
     others = (estimates.formats, measurements.calibrations, searches.plans, watches.losses)
     for router in (*(module.router for module in modules), *others):
-        # Not include_router, with which FastAPI builds every route again at the first request: a second of processor time.
+        # Not include_router, with which FastAPI builds every route again at the first request: a
+        # second of processor time.
         app.router.routes.extend(router.routes)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.mount_assets(app)
@@ -96,23 +112,29 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache()
-    # One thread of each kind computes at a time: more of them take the interpreter and its caches from each other, and all end
-    # later; a long ranking must not hold up the short estimates.
+    # One thread of each kind computes at a time: more of them take the interpreter and its caches
+    # from each other, and all end later; a long ranking must not hold up the short estimates.
     app.state.ranking_turns, app.state.estimate_turns = (
         Turns(at_once=1, at_once_per_key=1, max_wait_s=settings.max_queue_s) for _ in range(2)
     )
-    app.state.upload_turns = Turns(at_once=2, at_once_per_key=1, max_wait_s=6 * settings.max_queue_s)
+    app.state.upload_turns = Turns(
+        at_once=2, at_once_per_key=1, max_wait_s=6 * settings.max_queue_s
+    )
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(ErrorPages)
-    app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
+    app.add_middleware(
+        RequestLog, metrics=metrics, store=opened
+    )  # the last one added is the outermost
     return app
 
 
 def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
-    """Return what `learning.refit` fitted; nothing where that failed, and answers say that it is pending."""
+    """Return what `learning.refit` fitted; nothing where that failed, and answers say that it is
+    pending.
+    """
     with logs.surviving("fit calibrations to what measurements teach now", log):
         return refit(store=store)
     return ()
@@ -127,7 +149,9 @@ def serve(*, settings: Settings) -> None:
 
 
 def _warm(app: FastAPI) -> None:
-    """Render the front page, so that its first reader does not wait for schemas, templates, the catalogue and a ranking."""
+    """Render the front page, so that its first reader does not wait for schemas, templates, the
+    catalogue and a ranking.
+    """
     with logs.surviving("render the front page", log):
         explorer.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 
@@ -144,6 +168,7 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "limit_concurrency": int(settings.max_connections),
         "http": bounded(settings),
         "h11_max_incomplete_event_size": settings.max_header_kib * 1024,
-        # Every worker would be a process with its own pool; the work is short, so one process and threads do.
+        # Every worker would be a process with its own pool; the work is short, so one process and
+        # threads do.
         "workers": 1,
     }

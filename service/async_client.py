@@ -31,7 +31,9 @@ class AsyncClient(Endpoints):
     ) -> None:
         base_url, headers = connection(server=server, api_key=api_key)
         retrying = AsyncRetryTransport(transport or httpx.AsyncHTTPTransport())
-        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying)
+        self._http = httpx.AsyncClient(
+            base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying
+        )
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -46,8 +48,11 @@ class AsyncClient(Endpoints):
         except httpx.TransportError as error:
             raise unreachable(self._http.base_url, error) from error
 
-    async def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> AsyncGenerator[EventView]:
-        """The search's events after seq `after`, each once, live until it ends, over as many connections as it takes.
+    async def events(
+        self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S
+    ) -> AsyncGenerator[EventView]:
+        """The search's events after seq `after`, each once, live until it ends, over as many
+        connections as it takes.
 
         Raises StoreError where the server is away for `patience_s`.
         """
@@ -66,7 +71,9 @@ class AsyncClient(Endpoints):
             after = stream.after
             await asyncio.sleep(reconnects.wait_s(lost))
 
-    async def _connected(self, stream: EventStream, reconnects: ReconnectPolicy) -> AsyncGenerator[EventView]:
+    async def _connected(
+        self, stream: EventStream, reconnects: ReconnectPolicy
+    ) -> AsyncGenerator[EventView]:
         """The events of one connection."""
         try:
             response = await self._http.send(stream.call.request(self._http), stream=True)
@@ -90,13 +97,16 @@ class AsyncClient(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = PATIENCE_S,
     ) -> JsonObject:
-        """Follow a search to its end and return its result, though connections break and the server restarts meanwhile.
+        """Follow a search to its end and return its result, though connections break and the server
+        restarts meanwhile.
 
         Raises HpToolError and StoreError where `Client.wait` does.
         """
         seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
-            async with aclosing(self.events(search_id=search_id, after=seen, patience_s=patience_s)) as events:
+            async with aclosing(
+                self.events(search_id=search_id, after=seen, patience_s=patience_s)
+            ) as events:
                 async for event in events:
                     seen = event.seq
                     on_event(event)

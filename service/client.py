@@ -4,8 +4,9 @@ with Client(server="http://127.0.0.1:8000") as client:
     search = client.submit_search(query=query)
     result = client.wait(search_id=search.id, on_event=print)
 
-`service.async_client.AsyncClient` is the same for an event loop. `service.clients.endpoints` declares the methods of both.
-`service.clients.retries` decides which requests are sent again after a lost answer or a rate limit.
+`service.async_client.AsyncClient` is the same for an event loop. `service.clients.endpoints`
+declares the methods of both. `service.clients.retries` decides which requests are sent again after
+a lost answer or a rate limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SILENCE_S = 60.0
 
 
 def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
-    """Base URL and headers of a client. `api_key` defaults to HP_API_KEY, or the file that HP_API_KEY_FILE names."""
+    """Base URL and headers of a client. `api_key` defaults to HP_API_KEY, or the file that
+    HP_API_KEY_FILE names.
+    """
     if not server.startswith(("http://", "https://")):
         raise InputError(f"{server!r} is not an http(s) URL", field="server")
     key = api_key if api_key is not None else read_secret(os.environ, "HP_API_KEY")
@@ -41,7 +44,9 @@ def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]
 
 
 class Lines:
-    """Splits a stream into lines. httpx's own splitter also cuts at separators that JSON may hold within a line (U+2028)."""
+    """Splits a stream into lines. httpx's own splitter also cuts at separators that JSON may hold
+    within a line (U+2028).
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -70,7 +75,9 @@ class EventStream:
         self._name = ""
 
     def feed(self, chunk: bytes) -> Iterator[EventView]:
-        """The events that `chunk` completes; named ones mark the stream's end and belong to no search."""
+        """The events that `chunk` completes; named ones mark the stream's end and belong to no
+        search.
+        """
         for line in self._lines.feed(chunk):
             if line.startswith("event: "):
                 self._name = line.removeprefix("event: ")
@@ -84,7 +91,9 @@ class EventStream:
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Request bodies of at most BATCH_LINES lines, each closed by the line that brings it to BATCH_BYTES."""
+    """Request bodies of at most BATCH_LINES lines, each closed by the line that brings it to
+    BATCH_BYTES.
+    """
     body, count = bytearray(), 0
     for line in lines:
         if not line.strip():  # has no answer
@@ -102,12 +111,21 @@ class Client(Endpoints):
     """A connection to one service. Not for use by several threads at once."""
 
     def __init__(
-        self, *, server: str, api_key: str | None = None, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
+        self,
+        *,
+        server: str,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no socket."""
+        """`server`: base URL. `api_key`: default HP_API_KEY. `transport`: for tests that need no
+        socket.
+        """
         base_url, headers = connection(server=server, api_key=api_key)
         retrying = RetryTransport(transport or httpx.HTTPTransport())
-        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying)
+        self._http = httpx.Client(
+            base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -128,7 +146,9 @@ class Client(Endpoints):
 
     @contextmanager
     def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
-        """The chunks of an answer as they arrive; raises the problem that the server answers instead."""
+        """The chunks of an answer as they arrive; raises the problem that the server answers
+        instead.
+        """
         try:
             response = self._http.send(request, stream=True)
             try:
@@ -142,21 +162,33 @@ class Client(Endpoints):
             raise unreachable(self._http.base_url, error) from error
 
     def batch(
-        self, *, lines: Iterable[bytes], task: str = "estimate", top: int = 10, calibration: bool = True
+        self,
+        *,
+        lines: Iterable[bytes],
+        task: str = "estimate",
+        top: int = 10,
+        calibration: bool = True,
     ) -> Iterator[str]:
         """One answer line per query line, in order, as they arrive; neither side holds the whole.
 
-        Lines go in small requests: the server answers a request before it was sent to its end, so a large one would fill the
-        buffers between the two, and each side would wait for the other to read.
+        Lines go in small requests: the server answers a request before it was sent to its end, so a
+        large one would fill the buffers between the two, and each side would wait for the other to
+        read.
         """
-        params: dict[str, str | int] = {"task": task, "top": top, "calibration": "true" if calibration else "false"}
+        params: dict[str, str | int] = {
+            "task": task,
+            "top": top,
+            "calibration": "true" if calibration else "false",
+        }
         for content in batches(lines):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
         """The answers to one request."""
         headers = {"Content-Type": NDJSON}
-        request = self._http.build_request("POST", "/v1/batch", params=params, content=content, headers=headers)
+        request = self._http.build_request(
+            "POST", "/v1/batch", params=params, content=content, headers=headers
+        )
         number, lines = 0, Lines()
         with self._stream(request) as chunks:
             for chunk in chunks:
@@ -166,8 +198,11 @@ class Client(Endpoints):
         if number != due:
             raise HpToolError(f"the server answered {number} of {due} lines", code="bad_answer")
 
-    def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> Iterator[EventView]:
-        """The search's events after seq `after`, each once, live until it ends, over as many connections as it takes.
+    def events(
+        self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S
+    ) -> Iterator[EventView]:
+        """The search's events after seq `after`, each once, live until it ends, over as many
+        connections as it takes.
 
         Raises StoreError where the server is away for `patience_s`.
         """
@@ -194,10 +229,11 @@ class Client(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = PATIENCE_S,
     ) -> JsonObject:
-        """Follow a search to its end and return its result, though connections break and the server restarts meanwhile.
+        """Follow a search to its end and return its result, though connections break and the server
+        restarts meanwhile.
 
-        Raises HpToolError where the search ended without any result, as it would have in this process, and StoreError where
-        the server is away for `patience_s`.
+        Raises HpToolError where the search ended without any result, as it would have in this
+        process, and StoreError where the server is away for `patience_s`.
         """
         seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:

@@ -1,4 +1,6 @@
-"""The service's commands, of the entry-point group hp_tool.commands. Imports inside keep the web framework from every start."""
+"""The service's commands, of the entry-point group hp_tool.commands. Imports inside keep the web
+framework from every start.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="A search'
 ScopeName = Literal["read", "submit", "admin"]
 """Each includes the ones before it."""
 ServerOption = Annotated[
-    str | None, typer.Option("--server", envvar="HP_SERVER", help="Ask this server instead of the database.")
+    str | None,
+    typer.Option("--server", envvar="HP_SERVER", help="Ask this server instead of the database."),
 ]
 
 
@@ -39,8 +42,12 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")
+    ] = None,
     database_url: UrlOption = None,
 ) -> None:
     """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
@@ -54,25 +61,39 @@ def serve(
 def worker(
     database_url: UrlOption = None,
     lease_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which another worker may take over from one that died.")
+        float,
+        typer.Option(
+            min=1.0, help="Seconds after which another worker may take over from one that died."
+        ),
     ] = 30.0,
     searches_per_cluster: Annotated[
         int | None,
         typer.Option(
             min=1,
             envvar="HP_SEARCHES_PER_CLUSTER",
-            help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
+            help="Searches that all workers together run on one cluster at most (launcher local: "
+            "on one host).",
         ),
     ] = None,
     searches: Annotated[
-        int, typer.Option(min=1, max=256, envvar="HP_SEARCHES_PER_WORKER", help="Searches that this worker runs at once.")
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            envvar="HP_SEARCHES_PER_WORKER",
+            help="Searches that this worker runs at once.",
+        ),
     ] = 1,
     retention_days: Annotated[
         float | None,
-        typer.Option(help="Delete events, audit rows and ends of logs older than this; default HP_RETENTION_DAYS, else never."),
+        typer.Option(
+            help="Delete events, audit rows and ends of logs older than this; default "
+            "HP_RETENTION_DAYS, else never."
+        ),
     ] = None,
 ) -> None:
-    """Take queued searches from the database and run them. SIGTERM hands those under way back to the queue.
+    """Take queued searches from the database and run them. SIGTERM hands those under way back to
+    the queue.
 
     HP_RETENTION_... say what it deletes once a day (see `hp-tool db prune`); by default nothing.
     """
@@ -95,13 +116,18 @@ def worker(
 
 def mcp(
     skill: Annotated[
-        bool, typer.Option("--skill", help="Print the path of SKILL.md, which tells an agent when to ask what, and stop.")
+        bool,
+        typer.Option(
+            "--skill",
+            help="Print the path of SKILL.md, which tells an agent when to ask what, and stop.",
+        ),
     ] = False,
     server: ServerOption = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Serve tools to a language-model agent over standard input and output (Model Context Protocol); a service has them at
-    /mcp."""
+    """Serve tools to a language-model agent over standard input and output (Model Context
+    Protocol); a service has them at /mcp.
+    """
     from service import agents
 
     if skill:
@@ -116,14 +142,22 @@ def mcp(
 def report(
     search: SearchArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page; default SEARCH.html.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page; default SEARCH.html."),
     ] = None,
     optuna: Annotated[
-        Path | None, typer.Option("--optuna", metavar="FILE", help="Its study as an SQLite file for optuna-dashboard, instead.")
+        Path | None,
+        typer.Option(
+            "--optuna",
+            metavar="FILE",
+            help="Its study as an SQLite file for optuna-dashboard, instead.",
+        ),
     ] = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Write a search with its charts into one HTML file that opens anywhere, without a server or a network."""
+    """Write a search with its charts into one HTML file that opens anywhere, without a server or a
+    network.
+    """
     require("service", by="`hp-tool report`")
     from hp_tool import store as stores
     from hp_tool.errors import InputError
@@ -145,19 +179,27 @@ def report(
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror or error}", field="--output") from None
+            raise InputError(
+                f"{path} cannot be written: {error.strerror or error}", field="--output"
+            ) from None
         typer.echo(str(path))
 
 
 def budget(
     search: SearchArgument,
-    runs: Annotated[int | None, typer.Option(help="Maximum profile runs, those already done included.")] = None,
-    gpu_seconds: Annotated[float | None, typer.Option(help="Maximum device seconds of them, spent ones included.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Maximum profile runs, those already done included.")
+    ] = None,
+    gpu_seconds: Annotated[
+        float | None, typer.Option(help="Maximum device seconds of them, spent ones included.")
+    ] = None,
     server: ServerOption = None,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a search that has not ended spend more or less; what is left out stays. Its worker follows within seconds."""
+    """Let a search that has not ended spend more or less; what is left out stays. Its worker
+    follows within seconds.
+    """
     from hp_tool.domain.fields import check_bounds
     from hp_tool.domain.query import SearchSettings
     from hp_tool.errors import InputError
@@ -171,12 +213,16 @@ def budget(
         from hp_tool.tuning import daily_limits
 
         limits = daily_limits(store.get_search(search_id=search).query)
-        return store.change_budget(search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds, limits=limits)
+        return store.change_budget(
+            search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds, limits=limits
+        )
 
     changed = _changed(
         server,
         database_url,
-        on_server=lambda client: client.change_budget(search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds),
+        on_server=lambda client: client.change_budget(
+            search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds
+        ),
         in_store=in_store,
     )
     if as_json:
@@ -191,12 +237,16 @@ def budget(
 def label(
     search: SearchArgument,
     name: Annotated[str, typer.Option(help="What to call it.")] = "",
-    tag: Annotated[list[str] | None, typer.Option(help="A tag; may be given several times.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A tag; may be given several times.")
+    ] = None,
     note: Annotated[str, typer.Option(help="What to remember of it.")] = "",
     server: ServerOption = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Give a search a name, tags and a note, in place of those it has; the dashboard's list finds it by their words."""
+    """Give a search a name, tags and a note, in place of those it has; the dashboard's list finds
+    it by their words.
+    """
     from hp_tool.domain.records import Label
     from hp_tool.queries import schema
 
@@ -204,7 +254,9 @@ def label(
     labelled = _changed(
         server,
         database_url,
-        on_server=lambda client: client.label(search_id=search, name=labels.name, tags=labels.tags, note=labels.note),
+        on_server=lambda client: client.label(
+            search_id=search, name=labels.name, tags=labels.tags, note=labels.note
+        ),
         in_store=lambda store: store.label_search(search_id=search, label=labels),
     )
     typer.echo(f"search {labelled.id}: {labelled.label.name or 'no name'}")
@@ -216,7 +268,9 @@ def cancel(
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a worker has ended those."""
+    """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a
+    worker has ended those.
+    """
     from hp_tool.queries import schema
 
     cancelled = _changed(
@@ -228,7 +282,10 @@ def cancel(
     if as_json:
         typer.echo(schema.to_json(cancelled))
     else:
-        typer.echo(f"search {cancelled.id}: {cancelled.state}" + (", cancel requested" if cancelled.requested else ""))
+        typer.echo(
+            f"search {cancelled.id}: {cancelled.state}"
+            + (", cancel requested" if cancelled.requested else "")
+        )
 
 
 def _changed(
@@ -243,7 +300,10 @@ def _changed(
     from service.api.views import SearchView
 
     if server and database_url:
-        raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")
+        raise InputError(
+            "--server asks a service, which has a database of its own: leave out --database-url",
+            field="--server",
+        )
     if server:
         with connect(server) as client:
             return on_server(client)
@@ -256,10 +316,19 @@ def _changed(
 @keys.command()
 def create(
     owner: Annotated[str, typer.Option(help="Whose searches it sees and submits.")],
-    scope: Annotated[ScopeName, typer.Option(help="read: ask and look; submit: spend GPU time; admin: everything.")],
-    expires_days: Annotated[float | None, typer.Option(help="Days until it expires; left out: never.")] = None,
-    requests_per_second: Annotated[float | None, typer.Option(help="Left out: the service's default.")] = None,
-    gpu_seconds_per_day: Annotated[float | None, typer.Option(help="Quota of its searches; left out: none.")] = None,
+    scope: Annotated[
+        ScopeName,
+        typer.Option(help="read: ask and look; submit: spend GPU time; admin: everything."),
+    ],
+    expires_days: Annotated[
+        float | None, typer.Option(help="Days until it expires; left out: never.")
+    ] = None,
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="Left out: the service's default.")
+    ] = None,
+    gpu_seconds_per_day: Annotated[
+        float | None, typer.Option(help="Quota of its searches; left out: none.")
+    ] = None,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -285,7 +354,9 @@ def create(
         typer.echo(to_json(IssuedKey(key=KeyView.of(record), token=token)))
     else:
         typer.echo(token)
-        typer.echo(f"key {record.id} of {owner}, scope {scope}. Keep it: it is not shown again.", err=True)
+        typer.echo(
+            f"key {record.id} of {owner}, scope {scope}. Keep it: it is not shown again.", err=True
+        )
 
 
 @keys.command("list")
@@ -307,14 +378,26 @@ def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
         typer.echo(to_json({"items": views}))
         return
     for view in views:
-        end = "revoked" if view.revoked_at else f"until {view.expires_at:%Y-%m-%d}" if view.expires_at else "no end"
-        quota = "" if view.gpu_seconds_per_day is None else f"  {view.gpu_seconds_per_day:g} GPU-s a day"
+        end = (
+            "revoked"
+            if view.revoked_at
+            else f"until {view.expires_at:%Y-%m-%d}"
+            if view.expires_at
+            else "no end"
+        )
+        quota = (
+            ""
+            if view.gpu_seconds_per_day is None
+            else f"  {view.gpu_seconds_per_day:g} GPU-s a day"
+        )
         typer.echo(f"{view.id}  {view.scope:6}  {end:16}  {view.owner}{quota}")
 
 
 @keys.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="The key's id, its part after hp_; see `keys list`.")],
+    key_id: Annotated[
+        str, typer.Argument(help="The key's id, its part after hp_; see `keys list`.")
+    ],
     database_url: UrlOption = None,
 ) -> None:
     """Make a key worthless for ever; a running service notices within seconds."""
@@ -328,9 +411,17 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Record the action under the caller's user name on this host: the command line needs no key."""
+    """Record the action under the caller's user name on this host: the command line needs no
+    key.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = "unknown user"
-    store.add_audit(owner=f"{user} (command line)"[:200], api_key_id=None, action=action, resource=key_id, outcome="ok")
+    store.add_audit(
+        owner=f"{user} (command line)"[:200],
+        api_key_id=None,
+        action=action,
+        resource=key_id,
+        outcome="ok",
+    )

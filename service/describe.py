@@ -1,4 +1,6 @@
-"""`python -m service.describe [FILE]`: the API's description, as /openapi.json answers it, to a file or standard output."""
+"""`python -m service.describe [FILE]`: the API's description, as /openapi.json answers it, to a
+file or standard output.
+"""
 
 import json
 import sys
@@ -12,10 +14,18 @@ from service.settings import Settings
 
 
 def description() -> str:
-    """The description as text, with keys in a fixed order, so that two versions can be compared line by line."""
+    """The description as text, with keys in a fixed order, so that two versions can be compared
+    line by line.
+    """
     # The application needs a store, though its description reads nothing.
-    with tempfile.TemporaryDirectory() as folder, closing(open_store(f"sqlite:///{folder}/empty.sqlite3")) as store:
-        return json.dumps(create_app(Settings(), store=store).openapi(), indent=1, sort_keys=True) + "\n"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_store(f"sqlite:///{folder}/empty.sqlite3")) as store,
+    ):
+        return (
+            json.dumps(create_app(Settings(), store=store).openapi(), indent=1, sort_keys=True)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """API keys: issuing them, recognising them, and the principal of a request.
 
-A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A slow hash is for
-passwords that people can remember; a random secret of this size cannot be guessed from its digest, and each request hashes it.
+A key is `hp_ID_SECRET`: the id finds the row, and the row holds SHA-256 of the 256-bit secret. A
+slow hash is for passwords that people can remember; a random secret of this size cannot be guessed
+from its digest, and each request hashes it.
 """
 
 import base64
@@ -23,7 +24,9 @@ from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 REMEMBERED_S = 5.0
-"""How long a key is trusted without asking the database, and so how long a revoked one may still work in other processes."""
+"""How long a key is trusted without asking the database, and so how long a revoked one may still
+work in other processes.
+"""
 MOST_REMEMBERED = 10_000
 
 
@@ -81,7 +84,9 @@ class Keyring:
     """Recognises keys. One per process, used only on its event loop."""
 
     def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
-        """`find`: a stored key by its id, or NotFoundError. `api_key`: the operator's; None: no key means the operator."""
+        """`find`: a stored key by its id, or NotFoundError. `api_key`: the operator's; None: no key
+        means the operator.
+        """
         self._find = find
         self._api_key = api_key
         self._remembered: dict[str, tuple[KeyRecord, float]] = {}
@@ -97,17 +102,29 @@ class Keyring:
             return OPERATOR
         token = token or ""
         # In constant time, so that the duration does not reveal how much of the key was right.
-        if self._api_key is not None and hmac.compare_digest(token.encode(), self._api_key.encode()):
+        if self._api_key is not None and hmac.compare_digest(
+            token.encode(), self._api_key.encode()
+        ):
             return OPERATOR
         key = await self._stored(token)
         if key.revoked_at is not None:
-            raise ForbiddenKeyError(key, f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", code="key_revoked")
+            raise ForbiddenKeyError(
+                key,
+                f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC",
+                code="key_revoked",
+            )
         if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
-            raise ForbiddenKeyError(key, f"key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC", code="key_expired")
+            raise ForbiddenKeyError(
+                key,
+                f"key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC",
+                code="key_expired",
+            )
         return Principal(owner=key.owner, scope=key.scope, key=key)
 
     def recognises(self, headers: Headers) -> bool:
-        """Whether these headers hold a stored key that was right before: too long to have been guessed."""
+        """Whether these headers hold a stored key that was right before: too long to have been
+        guessed.
+        """
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
             return False
@@ -116,7 +133,9 @@ class Keyring:
 
     def forget(self, key_id: str) -> None:
         """Ask the database again: the key was revoked here."""
-        self._remembered = {digest: known for digest, known in self._remembered.items() if known[0].id != key_id}
+        self._remembered = {
+            digest: known for digest, known in self._remembered.items() if known[0].id != key_id
+        }
 
     async def _stored(self, token: str) -> KeyRecord:
         form = FORM.fullmatch(token)
@@ -139,7 +158,9 @@ class Keyring:
 
 
 def token_of(headers: Headers) -> str | None:
-    """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None: there is no such header."""
+    """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None:
+    there is no such header.
+    """
     authorization = headers.get("authorization")
     if authorization is None:
         return None

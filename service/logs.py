@@ -1,4 +1,6 @@
-"""Logs as JSON lines, or as text for people; each line names the request and the search it belongs to."""
+"""Logs as JSON lines, or as text for people; each line names the request and the search it belongs
+to.
+"""
 
 import json
 import logging
@@ -22,7 +24,9 @@ _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "c
 
 
 class JsonLines(logging.Formatter):
-    """{"at", "level", "logger", "message", "request_id"?, "search_id"?, "error"?} and whatever `extra` held."""
+    """{"at", "level", "logger", "message", "request_id"?, "search_id"?, "error"?} and whatever
+    `extra` held.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -49,8 +53,12 @@ class Text(logging.Formatter):
         return f"{super().format(record)} {ids}".rstrip()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """The line, in which a path or a name that holds line ends or escape sequences cannot forge another."""
-        record.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message)
+        """The line, in which a path or a name that holds line ends or escape sequences cannot forge
+        another.
+        """
+        record.message = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message
+        )
         return super().formatMessage(record)
 
 

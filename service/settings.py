@@ -57,14 +57,20 @@ class Settings:
     """Address to listen on. Anything but loopback needs an api_key."""
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
-    """The operator's key, which allows everything. Once set, every request but the health checks must carry it or a stored key;
-    None: a request without a key is the operator's, on loopback only."""
+    """The operator's key, which allows everything. Once set, every request but the health checks
+    must carry it or a stored key; None: a request without a key is the operator's, on loopback
+    only.
+    """
     allowed_hosts: tuple[str, ...] = ()
-    """Names a request's Host header may carry; empty: the loopback names on loopback, any name elsewhere."""
+    """Names a request's Host header may carry; empty: the loopback names on loopback, any name
+    elsewhere.
+    """
     requests_per_second: float = 100.0
     """Default rate limit of a stored key."""
     requests_per_second_per_owner: float = 400.0
-    """Rate limit of all stored keys of one owner together; a key that has a higher rate of its own keeps it."""
+    """Rate limit of all stored keys of one owner together; a key that has a higher rate of its own
+    keeps it.
+    """
     wrong_keys_per_second: float = 5.0
     """Wrong keys of one address; beyond them it waits, with any key that was not right before."""
     max_gpu_seconds_per_search: float | None = None
@@ -86,7 +92,9 @@ class Settings:
     max_yaml_bytes: int = 64 * 1024
     """Largest YAML in a body, line or field: a processor reads it far more slowly than JSON."""
     max_combinations: int = 5_000_000
-    """Maximum combinations of axis values that one request or one line of a batch may enumerate. Searches run in workers."""
+    """Maximum combinations of axis values that one request or one line of a batch may enumerate.
+    Searches run in workers.
+    """
     max_values: int = 128
     """Longest list of values that one axis of a query may have."""
     max_cpu_s: float = 5.0
@@ -96,16 +104,21 @@ class Settings:
     max_upload_memory_mib: float = 1024.0
     """MiB of memory that the process which reads one upload of traces may allocate."""
     max_queue_s: float = 5.0
-    """Longest wait of a ranking or an estimate for its turn, in seconds; then the answer is 503. An upload waits six times as
-    long, because it was sent already."""
+    """Longest wait of a ranking or an estimate for its turn, in seconds; then the answer is 503. An
+    upload waits six times as long, because it was sent already.
+    """
     max_requests_at_once: int = 16
-    """Requests that one stored key may have open at a time, not counting those that wait for a search."""
+    """Requests that one stored key may have open at a time, not counting those that wait for a
+    search.
+    """
     max_waiting_at_once: int = 64
     """Event streams and requests that wait for a search, of one stored key."""
     max_connections: int = 1000
     """Connections of all clients; a further one is answered 503."""
     max_connections_per_address: int | None = None
-    """Connections of one address, of IPv6 one /64; None: half of max_connections, so that nobody shuts the others out."""
+    """Connections of one address, of IPv6 one /64; None: half of max_connections, so that nobody
+    shuts the others out.
+    """
     max_header_kib: int = 64
     """KiB of one request's target and headers, before anything else of it is looked at."""
     max_wait_s: float = 60.0
@@ -116,7 +129,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.is_loopback and not self.api_key:
             raise InputError(
-                f"refusing to listen on {self.host} without a key: set HP_API_KEY, or listen on 127.0.0.1",
+                f"refusing to listen on {self.host} without a key: set HP_API_KEY, or listen on "
+                "127.0.0.1",
                 field="host",
                 code="api_key_required",
             )
@@ -145,7 +159,9 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Accepted Host names. On loopback they are closed, so that a foreign name that resolves here (DNS rebinding) fails."""
+        """Accepted Host names. On loopback they are closed, so that a foreign name that resolves
+        here (DNS rebinding) fails.
+        """
         if self.allowed_hosts:
             return self.allowed_hosts
         return ("localhost", "127.0.0.1", "[::1]", self.host) if self.is_loopback else ("*",)
@@ -165,10 +181,15 @@ def from_environment(
     """
     flags = {"host": host, "port": port, "database_url": database_url}
     return Settings(
-        **_parsed(environment, VARIABLES) | {name: value for name, value in flags.items() if value not in (None, "")},
+        **_parsed(environment, VARIABLES)
+        | {name: value for name, value in flags.items() if value not in (None, "")},
         api_key=_operators_key(environment),
         webhooks=webhook_settings(environment),
-        allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
+        allowed_hosts=tuple(
+            name.strip()
+            for name in environment.get("HP_ALLOWED_HOSTS", "").split(",")
+            if name.strip()
+        ),
     )
 
 
@@ -179,10 +200,11 @@ def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Lev
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Key and networks of webhooks, of API and workers alike; None without a secret: nothing is sent.
+    """Key and networks of webhooks, of API and workers alike; None without a secret: nothing is
+    sent.
 
-    From HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS. InputError where one is
-    malformed.
+    From HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS.
+    InputError where one is malformed.
     """
     secret = read_secret(environment, "HP_WEBHOOK_SECRET")
     if secret is None:
@@ -192,7 +214,9 @@ def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSett
         networks = tuple(ipaddress.ip_network(part.strip()) for part in parts if part.strip())
     except ValueError as error:
         fix = "give networks as 10.0.0.0/8,::1/128"
-        raise InputError(f"HP_WEBHOOK_NETWORKS: {error}; {fix}", field="HP_WEBHOOK_NETWORKS") from None
+        raise InputError(
+            f"HP_WEBHOOK_NETWORKS: {error}; {fix}", field="HP_WEBHOOK_NETWORKS"
+        ) from None
     return WebhookSettings(key=secret_bytes(secret), networks=networks)
 
 
@@ -200,35 +224,50 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
     """Raises InputError for one that is set and guards nothing."""
     key = read_secret(environment, "HP_API_KEY")
     if key is None and "HP_API_KEY" in environment:
-        raise InputError("HP_API_KEY is empty; give it a key, or unset it to run without one", field="HP_API_KEY")
+        raise InputError(
+            "HP_API_KEY is empty; give it a key, or unset it to run without one", field="HP_API_KEY"
+        )
     if key is not None and len(key) < SHORTEST_KEY:
         fix = "python3 -c 'import secrets; print(secrets.token_urlsafe())' makes a good one"
-        raise InputError(f"HP_API_KEY has fewer than {SHORTEST_KEY} characters, which is guessed; {fix}", field="HP_API_KEY")
+        raise InputError(
+            f"HP_API_KEY has fewer than {SHORTEST_KEY} characters, which is guessed; {fix}",
+            field="HP_API_KEY",
+        )
     return key
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:
-    """A secret from the variable `name`, or from the file that `name`_FILE names, as container engines hand them over."""
+    """A secret from the variable `name`, or from the file that `name`_FILE names, as container
+    engines hand them over.
+    """
     path = environment.get(f"{name}_FILE")
     if not path:
         return environment.get(name) or None
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}_FILE={path} cannot be read: {error}", field=f"{name}_FILE") from error
+        raise InputError(
+            f"{name}_FILE={path} cannot be read: {error}", field=f"{name}_FILE"
+        ) from error
     if not secret:
         raise InputError(f"{name}_FILE={path} is empty", field=f"{name}_FILE")
     return secret
 
 
 def _parsed(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that `environment` gives, by name. InputError names the variable that is malformed."""
+    """The settings that `environment` gives, by name. InputError names the variable that is
+    malformed.
+    """
     kinds = get_type_hints(Settings)
     parsed = {}
     for name, variable in variables.items():
         if text := environment.get(variable):
             try:
-                parsed[name] = TypeAdapter(kinds[name]).validate_python(text.lower() if name in LOGGING else text)
+                parsed[name] = TypeAdapter(kinds[name]).validate_python(
+                    text.lower() if name in LOGGING else text
+                )
             except ValidationError as error:
-                raise InputError(f"{variable}={text!r}: {error.errors()[0]['msg'].lower()}", field=variable) from None
+                raise InputError(
+                    f"{variable}={text!r}: {error.errors()[0]['msg'].lower()}", field=variable
+                ) from None
     return parsed

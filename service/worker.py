@@ -1,4 +1,6 @@
-"""The worker: takes queued searches from the store and runs them. Leases keep any number of workers apart."""
+"""The worker: takes queued searches from the store and runs them. Leases keep any number of workers
+apart.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +65,22 @@ class Worker:
     retention: Retention = NOTHING
     """What is deleted once a day; by default nothing."""
     stopping: threading.Event
-    """Once set, the worker hands its search back to the queue, with the job running, and returns."""
+    """Once set, the worker hands its search back to the queue, with the job running, and
+    returns.
+    """
     outdated: threading.Event = field(default_factory=threading.Event)
-    """Set once the worker meets what a newer edition stored: it finishes the searches it has, takes no more, and returns."""
+    """Set once the worker meets what a newer edition stored: it finishes the searches it has, takes
+    no more, and returns.
+    """
 
     def run(self) -> None:
-        """Run searches until `stopping` is set or a newer edition's search or schema is met. Neither a search's error nor an
-        absent database ends the worker."""
-        others = [threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True) for n in range(1, self.searches)]
+        """Run searches until `stopping` is set or a newer edition's search or schema is met.
+        Neither a search's error nor an absent database ends the worker.
+        """
+        others = [
+            threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True)
+            for n in range(1, self.searches)
+        ]
         for other in others:
             other.start()
         self._serve(chores=True)
@@ -84,14 +94,21 @@ class Worker:
         while not self.stopping.is_set() and not self.outdated.is_set():
             if chores and self.retention and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
                 with surviving("delete what is old", log):
-                    pruned = tuning.prune(store=self.store, database_url=self.database_url, retention=self.retention)
+                    pruned = tuning.prune(
+                        store=self.store, database_url=self.database_url, retention=self.retention
+                    )
                     log.info("deleted what is old: %s", pruned)
                 pruned_at = time.monotonic()
             if chores and time.monotonic() - followed_at >= self.follow_every_s:
                 with surviving("learn from reported measurements", log):
                     for made in follower.catch_up():
                         record = made.record
-                        log.info("calibration %s: version %d of %s", record.id, record.version, record.cluster_key)
+                        log.info(
+                            "calibration %s: version %d of %s",
+                            record.id,
+                            record.version,
+                            record.cluster_key,
+                        )
                 followed_at = time.monotonic()
             lease = self._claim()
             if lease is not None:
@@ -103,11 +120,16 @@ class Worker:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _claim(self) -> Lease | None:
-        """The lease of the next search; None where there is none, the database is away, or this edition is too old."""
+        """The lease of the next search; None where there is none, the database is away, or this
+        edition is too old.
+        """
         with surviving("look for work", log):
             try:
                 claim = self.store.claim_search(
-                    holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster, edition=edition()
+                    holder=self.holder,
+                    lease_s=self.lease_s,
+                    per_cluster=self.per_cluster,
+                    edition=edition(),
                 )
             except StoreError as error:
                 if error.code != OLDER_EDITION:
@@ -121,7 +143,10 @@ class Worker:
         """Take no more searches, and log why; of several threads the first."""
         with _RETIRING:
             if not self.outdated.is_set():
-                log.warning("%s. This worker takes no more searches; it ends when those it has have ended", error.message)
+                log.warning(
+                    "%s. This worker takes no more searches; it ends when those it has have ended",
+                    error.message,
+                )
                 self.outdated.set()
 
     def _search(self, lease: Lease) -> None:
@@ -135,14 +160,20 @@ class Worker:
                 should_release=self.stopping.is_set,
                 lease_s=self.lease_s,
             )
-        except HpToolError as error:  # stored with the search already, unless the lease or the store is lost
+        except (
+            HpToolError
+        ) as error:  # stored with the search already, unless the lease or the store is lost
             log.warning("search %s: %s (%s)", lease.search_id, error.message, error.code)
             if isinstance(error, StoreError):
                 self._hand_back(lease)
         except Exception:  # likewise; a bug that one search finds must not stop the others
             log.exception("search %s: unhandled error", lease.search_id)
         else:
-            log.info("search %s: %s", lease.search_id, result.search.state if result else "handed back to the queue")
+            log.info(
+                "search %s: %s",
+                lease.search_id,
+                result.search.state if result else "handed back to the queue",
+            )
 
     def _hand_back(self, lease: Lease) -> None:
         """Release the search once the database is back, so that any worker may claim it at once."""
@@ -163,7 +194,12 @@ def _log_waiting(kind: str, payload: JsonObject) -> None:
         log.warning("waiting: %s", payload["waiting_for"])
     elif kind == "pending":
         starts_at = payload.get("starts_at")
-        log.info("run %s waits: %s%s", payload["number"], payload.get("reason"), f", until {starts_at}" if starts_at else "")
+        log.info(
+            "run %s waits: %s%s",
+            payload["number"],
+            payload.get("reason"),
+            f", until {starts_at}" if starts_at else "",
+        )
 
 
 def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> None:
@@ -175,7 +211,9 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
 
 
 def announce(*, store: AccessStore, holder: str, stopping: threading.Event, every_s: float) -> None:
-    """Say every `every_s` seconds that this worker is alive and what it can run, until `stopping` is set; then take leave."""
+    """Say every `every_s` seconds that this worker is alive and what it can run, until `stopping`
+    is set; then take leave.
+    """
     while True:
         with surviving("announce this worker", log):
             store.announce_worker(holder=holder, offers=tuning.offers())
@@ -210,7 +248,9 @@ def work(
     announcing: threading.Thread | None = None
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
-        storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
+        storage = tuning.study_storage(
+            url
+        )  # imports the rest of SQLAlchemy, before a second thread uses it
         settings = webhook_settings()
         delivering = (
             partial(warn_of_overdue, store=store, stopping=stopping)
@@ -220,7 +260,9 @@ def work(
         threading.Thread(target=delivering, name="webhooks", daemon=True).start()
         sweeping = partial(sweep, store=store, stopping=stopping, every_s=SWEEP_EVERY_S)
         threading.Thread(target=sweeping, name="sweep", daemon=True).start()
-        saying = partial(announce, store=store, holder=holder, stopping=stopping, every_s=ANNOUNCE_EVERY_S)
+        saying = partial(
+            announce, store=store, holder=holder, stopping=stopping, every_s=ANNOUNCE_EVERY_S
+        )
         announcing = threading.Thread(target=saying, name="announce", daemon=True)
         announcing.start()
         Worker(

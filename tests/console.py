@@ -1,6 +1,8 @@
-"""Console blocks of the documentation: what a page's commands print, beside what the page shows below them.
+"""Console blocks of the documentation: what a page's commands print, beside what the page shows
+below them.
 
-`python -m tests.console` writes what the commands print now into the pages. It keeps which lines a page shows.
+`python -m tests.console` writes what the commands print now into the pages. It keeps which lines a
+page shows.
 """
 
 from __future__ import annotations
@@ -22,8 +24,16 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^ *```console\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```(?:yaml|bash)\n(# (\S+\.(?:yaml|sh))\b.*?)^```", re.DOTALL | re.MULTILINE)
 """A block whose first line names the file that the page's commands read."""
-RUN = ("echo", *(f"hp-tool {name}" for name in ("estimate", "recommend", "size", "import", "export", "calibrate", "watch")))
-"""Commands that a test runs: they neither serve nor start real runs, and read nothing that the page does not have."""
+RUN = (
+    "echo",
+    *(
+        f"hp-tool {name}"
+        for name in ("estimate", "recommend", "size", "import", "export", "calibrate", "watch")
+    ),
+)
+"""Commands that a test runs: they neither serve nor start real runs, and read nothing that the page
+does not have.
+"""
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 ELLIPSIS = "..."
 ERROR = "hp-tool: "
@@ -54,17 +64,24 @@ def shown(page: str) -> list[Shown]:
 def run_page(page: str, folder: Path) -> Iterator[tuple[Shown, list[str]]]:
     """Yield the page's commands with the lines that each prints, run in `folder` one after another.
 
-    The folder gets the examples, the page's files and, if the page calibrates, a database. `> FILE` writes a file.
+    The folder gets the examples, the page's files and, if the page calibrates, a database. `> FILE`
+    writes a file.
     """
     (folder / "examples").symlink_to(ROOT / "examples")
     for content, name in FILE.findall(page):
         (folder / name).write_text(content, encoding="utf-8")
-    surroundings = {"HP_DATABASE_URL": f"sqlite:///{folder / 'measured.sqlite'}"} if "hp-tool calibrate" in page else {}
+    surroundings = (
+        {"HP_DATABASE_URL": f"sqlite:///{folder / 'measured.sqlite'}"}
+        if "hp-tool calibrate" in page
+        else {}
+    )
     for each in shown(page):
         command, _, target = each.command.partition(" > ")
         words = shlex.split(command)
         printed, messages = (
-            (f"{words[1]}\n", "") if words[0] == "echo" else _run(words, folder=folder, surroundings=surroundings)
+            (f"{words[1]}\n", "")
+            if words[0] == "echo"
+            else _run(words, folder=folder, surroundings=surroundings)
         )
         if messages and not printed and ERROR not in "".join(each.lines):
             raise RuntimeError(f"{command}: {messages}")
@@ -90,7 +107,9 @@ def _run(words: Sequence[str], *, folder: Path, surroundings: Mapping[str, str])
 
 
 def is_among(line: str, printed: Sequence[str]) -> bool:
-    """Return whether a printed line is the page's, where `...` stands for anything and a run of spaces for any other."""
+    """Return whether a printed line is the page's, where `...` stands for anything and a run of
+    spaces for any other.
+    """
     return any(_pattern(line).fullmatch(each) for each in printed)
 
 
@@ -113,7 +132,11 @@ def refreshed(page: str, folder: Path) -> str:
     for each, printed in run_page(page, folder):
         left = list(printed)
         for line in each.lines:
-            alike = [other for other in left if _pattern(line, number=f"({NUMBER.pattern})").fullmatch(other)]
+            alike = [
+                other
+                for other in left
+                if _pattern(line, number=f"({NUMBER.pattern})").fullmatch(other)
+            ]
             if alike and not is_among(line, alike):
                 left.remove(alike[0])
                 page = page.replace(line, _renumbered(line, alike[0]), 1)
@@ -121,15 +144,21 @@ def refreshed(page: str, folder: Path) -> str:
 
 
 def _renumbered(line: str, printed: str) -> str:
-    """Return the page's line with the numbers of the printed one, each ending in the old one's column where spaces allow it."""
+    """Return the page's line with the numbers of the printed one, each ending in the old one's
+    column where spaces allow it.
+    """
     match = _pattern(line, number=f"({NUMBER.pattern})").fullmatch(printed)
     new = ""
     place = 0
-    for old, number in zip(NUMBER.finditer(VARIES.sub("", line)), match.groups() if match else (), strict=True):
+    for old, number in zip(
+        NUMBER.finditer(VARIES.sub("", line)), match.groups() if match else (), strict=True
+    ):
         between = line[place : old.start()]
         spare = len(between) - len(between.rstrip(" ")) - 1
         longer = len(new) + len(between) + len(number) - old.end()
-        between = between[: len(between) - min(longer, spare)] if longer > 0 and spare > 0 else between
+        between = (
+            between[: len(between) - min(longer, spare)] if longer > 0 and spare > 0 else between
+        )
         between += " " * -longer if longer < 0 and spare > 0 else ""
         new += between + number
         place = old.end()

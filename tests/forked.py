@@ -1,4 +1,6 @@
-"""Processes that begin with everything imported: an interpreter each would take seconds to come so far."""
+"""Processes that begin with everything imported: an interpreter each would take seconds to come so
+far.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The notebooks of examples/: their code cells run one after another, without Jupyter, and what each prints.
+"""The notebooks of examples/: their code cells run one after another, without Jupyter, and what
+each prints.
 
 `python -m tests.notebooks` writes what the cells print now into the notebooks.
 """
@@ -28,7 +29,9 @@ def executed(path: Path) -> dict[str, Any]:
                 exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
             lines = printed.getvalue().splitlines(keepends=True)
             cell["execution_count"] = number
-            cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
+            cell["outputs"] = (
+                [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
+            )
     return notebook
 
 

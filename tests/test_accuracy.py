@@ -1,4 +1,6 @@
-"""The limits on accuracy: against published figures where the folder of them is there, and the days that need no data."""
+"""The limits on accuracy: against published figures where the folder of them is there, and the days
+that need no data.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,11 @@ def test_the_published_days_are_the_rule_of_2021_and_nothing_of_ours() -> None:
 def test_report_without_data_says_so_and_still_gives_the_days() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.accuracy", "--json"], capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-m", "benchmarks.accuracy", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert "skipped" in done.stderr
     found = json.loads(done.stdout)
@@ -75,7 +81,9 @@ def test_table_5_leaving_one_model_out(figures_of: Figures) -> None:
 
 
 @pytest.mark.long
-def test_table_4_within_five_percent_and_every_difference_of_the_right_sign(groups: dict[str, Group]) -> None:
+def test_table_4_within_five_percent_and_every_difference_of_the_right_sign(
+    groups: dict[str, Group],
+) -> None:
     group = groups["Table 4 of arXiv 2205.05198, one layer"]
     assert figures(group.rows)["worst_error"] <= 0.05
     differences = report.table4_differences(group.rows)
@@ -104,7 +112,9 @@ def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
         ("Primus' schedules against 1F1B", 6, 0.03),
     ],
 )
-def test_runs_that_the_constants_did_not_see(figures_of: Figures, title: str, rows: int, limit: float) -> None:
+def test_runs_that_the_constants_did_not_see(
+    figures_of: Figures, title: str, rows: int, limit: float
+) -> None:
     found = figures_of(title)
     assert found["rows"] == rows
     assert found["mean_error"] <= limit
@@ -112,7 +122,9 @@ def test_runs_that_the_constants_did_not_see(figures_of: Figures, title: str, ro
 
 @pytest.mark.long
 def test_dense_pretraining_without_the_round_that_no_fit_has_seen(groups: dict[str, Group]) -> None:
-    rows = [row for row in groups["Dense pre-training on H100 in fp8"].rows if " v3.0 " not in row.what]
+    rows = [
+        row for row in groups["Dense pre-training on H100 in fp8"].rows if " v3.0 " not in row.what
+    ]
     assert len(rows) == 41
     assert figures(rows)["mean_error"] <= 0.06
 
@@ -127,7 +139,9 @@ def test_lora_of_mlperf_row_by_row(groups: dict[str, Group]) -> None:
 @pytest.mark.long
 def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
     """Runs whose overlap is known to be none; at TP 8 the host sets the pace."""
-    found = figures([row for row in groups["Models cut to fit 8 B200"].rows if row.model.startswith("llama")])
+    found = figures(
+        [row for row in groups["Models cut to fit 8 B200"].rows if row.model.startswith("llama")]
+    )
     assert found["rows"] == 12
     assert found["mean_error"] <= 0.06
     assert found["worst_error"] <= 0.16  # without TP 8 nothing else here waits for its host
@@ -141,7 +155,9 @@ def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
         ("Mixtures of experts, a release left out", 0.12),
     ],
 )
-def test_experts_with_a_model_a_gpu_or_a_release_left_out(figures_of: Figures, title: str, limit: float) -> None:
+def test_experts_with_a_model_a_gpu_or_a_release_left_out(
+    figures_of: Figures, title: str, limit: float
+) -> None:
     """Three models on three GPUs under today's software, with the knobs of each release."""
     found = figures_of(title)
     assert found["rows"] == 29
@@ -151,21 +167,34 @@ def test_experts_with_a_model_a_gpu_or_a_release_left_out(figures_of: Figures, t
 
 @pytest.mark.long
 def test_duplicates_count_once(groups: dict[str, Group], folder: Path) -> None:
-    """Rows of the two Bridge tables: 82 and 41, of which 23 are in both; and eleven submitters of one setting are one vote."""
-    assert len(release_cases(folder)) == 82 + 41 - 23 - 2  # two rows stand twice in the older table itself
+    """Rows of the two Bridge tables: 82 and 41, of which 23 are in both; and eleven submitters of
+    one setting are one vote.
+    """
+    assert (
+        len(release_cases(folder)) == 82 + 41 - 23 - 2
+    )  # two rows stand twice in the older table itself
     eleven = [row for row in groups["LoRA of MLPerf"].rows if row.what.startswith("B200 x8, v5.0")]
     assert len(eleven) == 11 and len(votes(eleven)) == 1
 
 
 def test_recipes_run_as_their_release_sets_them(folder: Path) -> None:
-    """DeepSeek-V3 in 16 chunks as its library lays it out; a row without settings by its release's preset."""
+    """DeepSeek-V3 in 16 chunks as its library lays it out; a row without settings by its release's
+    preset.
+    """
     laid_out = {
         (Prepared.of(case).stated.parallel.pipeline_layout, case.query.model == "deepseek-v3")  # type: ignore[union-attr]
         for case in recipe_cases(folder)
         if case.name == "deepseek-v3" and "H100" not in case.what
     }
     assert laid_out == {("Et*4|(t*4|)*14tmL", True), ("Et*4|(t*4|)*14tL", False)}
-    (qwen,) = (case for case in gb300_cases(folder) if case.name == "qwen3-30b-a3b" and case.release == "25.11")
+    (qwen,) = (
+        case
+        for case in gb300_cases(folder)
+        if case.name == "qwen3-30b-a3b" and case.release == "25.11"
+    )
     training = qwen.query.training
     assert training is not None and training.cuda_graph_modules == ("moe_router", "moe_preprocess")
-    assert qwen.query.parallel.moe_token_dispatcher_type == "flex" and training.parameter_precision == "fp8"
+    assert (
+        qwen.query.parallel.moe_token_dispatcher_type == "flex"
+        and training.parameter_precision == "fp8"
+    )

@@ -16,21 +16,40 @@ QUANTILES = [NormalDist().inv_cdf((k + 0.5) / 1000) for k in range(1000)]
 
 
 def rows(*, scatter: float, stated: float | None) -> list[Comparison]:
-    """1,000 rows whose logarithms of predicted over published are spread normally, in intervals for a scatter of `stated`."""
+    """1,000 rows whose logarithms of predicted over published are spread normally, in intervals for
+    a scatter of `stated`.
+    """
     found = []
     for x in QUANTILES:
         predicted = float(np.exp(scatter * x))
         bounds = (
             {}
             if stated is None
-            else {"low": predicted / math.exp(1.6449 * stated), "high": predicted * math.exp(1.6449 * stated)}
+            else {
+                "low": predicted / math.exp(1.6449 * stated),
+                "high": predicted * math.exp(1.6449 * stated),
+            }
         )
-        found.append(Comparison(source="s", model="m", what=f"{scatter} {x}", published=1.0, predicted=predicted, **bounds))
+        found.append(
+            Comparison(
+                source="s",
+                model="m",
+                what=f"{scatter} {x}",
+                published=1.0,
+                predicted=predicted,
+                **bounds,
+            )
+        )
     return found
 
 
 def group(left_out: LeftOut, *, scatter: float, stated: float | None = None) -> Group:
-    return Group(title=f"{left_out} {scatter}", left_out=left_out, saw="", rows=rows(scatter=scatter, stated=stated))
+    return Group(
+        title=f"{left_out} {scatter}",
+        left_out=left_out,
+        saw="",
+        rows=rows(scatter=scatter, stated=stated),
+    )
 
 
 def test_coverage_is_that_of_the_scatter() -> None:
@@ -48,12 +67,22 @@ def test_range_of_right_coverage_is_the_binomial_one() -> None:
 
 
 def test_score_is_best_at_the_true_width() -> None:
-    scores = [figures(rows(scatter=0.05, stated=stated))["interval_score"] for stated in (0.03, 0.05, 0.1)]
+    scores = [
+        figures(rows(scatter=0.05, stated=stated))["interval_score"] for stated in (0.03, 0.05, 0.1)
+    ]
     assert scores[1] < min(scores[0], scores[2])
 
 
 def test_score_of_a_row_outside_is_its_width_and_twenty_times_its_distance() -> None:
-    row = Comparison(source="s", model="m", what="w", published=math.e, predicted=1.0, low=math.exp(-0.5), high=math.exp(0.5))
+    row = Comparison(
+        source="s",
+        model="m",
+        what="w",
+        published=math.e,
+        predicted=1.0,
+        low=math.exp(-0.5),
+        high=math.exp(0.5),
+    )
     assert figures([row])["interval_score"] == pytest.approx(1.0 + 20.0 * 0.5)
 
 
@@ -78,7 +107,9 @@ def test_median_is_of_the_ratio_where_releases_are_predicted_differently() -> No
 
 
 def test_refused_rows_are_counted_by_code_and_have_no_vote_without_a_prediction() -> None:
-    base = Comparison(source="s", model="m", what="w", published=1.0, predicted=1.1, refused="memory")
+    base = Comparison(
+        source="s", model="m", what="w", published=1.0, predicted=1.1, refused="memory"
+    )
     found = figures([base, replace(base, predicted=math.nan, refused="unsupported")])
     assert found["refused"] == {"memory": 1, "unsupported": 1}
     assert found["configurations"] == 1 and found["mean_error"] == pytest.approx(0.1)
@@ -96,6 +127,10 @@ def test_pool_has_each_row_once_and_none_that_was_seen() -> None:
 
 def test_parts_come_in_order() -> None:
     parts = [
-        replace(row, part=part) for row, part in zip(rows(scatter=0.1, stated=None), ("16 nodes", "2 nodes"), strict=False)
+        replace(row, part=part)
+        for row, part in zip(rows(scatter=0.1, stated=None), ("16 nodes", "2 nodes"), strict=False)
     ]
-    assert list(Group(title="t", left_out="model", saw="", rows=parts).parts) == ["2 nodes", "16 nodes"]
+    assert list(Group(title="t", left_out="model", saw="", rows=parts).parts) == [
+        "2 nodes",
+        "16 nodes",
+    ]

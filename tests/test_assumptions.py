@@ -1,4 +1,6 @@
-"""Chosen figures: each is used, says what it means and what chose it, and stands on its page; few answers read the file."""
+"""Chosen figures: each is used, says what it means and what chose it, and stands on its page; few
+answers read the file.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_each_figure_has_its_type_and_says_what_it_is(group: str, name: str) -> 
     assert entry.keys() == {"value", "unit", "means", "evidence"}
     assert entry["unit"] and entry["means"].endswith(".") and entry["evidence"]
     for command in re.findall(r"python -m ([\w.]+)", entry["evidence"]):
-        assert any((ROOT / command.replace(".", "/")).with_suffix(end).exists() for end in (".py", "")), command
+        assert any(
+            (ROOT / command.replace(".", "/")).with_suffix(end).exists() for end in (".py", "")
+        ), command
     value, hint = getattr(getattr(assumed(), group), name), get_type_hints(GROUPS[group])[name]
     if hint in (int, float):
         assert type(value) is hint
@@ -48,15 +52,25 @@ def test_each_figure_has_its_type_and_says_what_it_is(group: str, name: str) -> 
 
 
 def test_each_figure_is_used() -> None:
-    used = {use for path in (ROOT / "hp_tool").rglob("*.py") for use in uses(ast.parse(path.read_text(encoding="utf-8")))}
-    priors = {("device_priors", each.name) for each in fields(Prior) if each.name != "name"}  # `prior_for` takes them all
+    used = {
+        use
+        for path in (ROOT / "hp_tool").rglob("*.py")
+        for use in uses(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    priors = {
+        ("device_priors", each.name) for each in fields(Prior) if each.name != "name"
+    }  # `prior_for` takes them all
     assert {each.name for each in fields(DevicePriors)} == {name for _, name in priors}
     assert used | priors == set(FIGURES)
 
 
 def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(group, figure) of `assumed().group.figure`, and of `x.figure` in a function that sets x to `assumed().group`."""
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)):
+    """(group, figure) of `assumed().group.figure`, and of `x.figure` in a function that sets x to
+    `assumed().group`.
+    """
+    for function in (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ):
         names = {
             target.id: group
             for node in ast.walk(function)
@@ -66,7 +80,11 @@ def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
         }
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute):
-                group = names.get(node.value.id) if isinstance(node.value, ast.Name) else group_of(node.value)
+                group = (
+                    names.get(node.value.id)
+                    if isinstance(node.value, ast.Name)
+                    else group_of(node.value)
+                )
                 if group:
                     yield group, node.attr
 
@@ -80,7 +98,11 @@ def pairs(assign: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 
 def group_of(node: ast.expr) -> str | None:
     """The group of `assumed().group`."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+    ):
         return node.attr if node.value.func.id == "assumed" else None
     return None
 
@@ -92,11 +114,19 @@ def test_the_page_shows_them() -> None:
 
 
 def test_an_answer_without_a_calibration_does_not_read_them() -> None:
-    query = {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}, "parallel": {"tensor_parallel_size": 8}}
+    query = {
+        "model": "gpt-22b",
+        "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8},
+        "parallel": {"tensor_parallel_size": 8},
+    }
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 8}}
     code = (
-        f"import hp_tool; from hp_tool.assumptions import assumed; assert hp_tool.recommend({json.dumps(query)}, top=1)"
-        ".recommendations; import hp_tool.calibration, hp_tool.tuning; print(assumed.cache_info().misses)"
+        "import hp_tool; from hp_tool.assumptions import assumed; assert "
+        f"hp_tool.recommend({json.dumps(query)}, top=1)"
+        ".recommendations; import hp_tool.calibration, hp_tool.tuning; "
+        "print(assumed.cache_info().misses)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert result.stdout.split() == ["0"]

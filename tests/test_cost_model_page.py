@@ -1,4 +1,6 @@
-"""The cost model's pages: every module has its section, formulas link their functions, and the example is what is computed."""
+"""The cost model's pages: every module has its section, formulas link their functions, and the
+example is what is computed.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,23 @@ def test_every_module_belongs_to_one_section() -> None:
 def documented(module: Path) -> set[str]:
     """What a module's page on the site has an entry for."""
     nodes = (
-        node for node in ast.parse(module.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        node
+        for node in ast.parse(module.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
     )
-    return {node.name for node in nodes if not node.name.startswith("_") and ast.get_docstring(node)}
+    return {
+        node.name for node in nodes if not node.name.startswith("_") and ast.get_docstring(node)
+    }
 
 
 def test_every_link_leads_to_a_function() -> None:
     links = list(linked_functions())
     assert len(links) > 100
-    assert [(module.name, name) for module, name in links if not module.is_file() or name not in documented(module)] == []
+    assert [
+        (module.name, name)
+        for module, name in links
+        if not module.is_file() or name not in documented(module)
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -52,12 +62,17 @@ def test_every_formula_names_its_functions(page: Path) -> None:
 
 def test_every_efficiency_file_is_written_as_its_row_says() -> None:
     rows = re.findall(r"^\| `(\S+)` \|.*\| (?:`(fit_\w+)`|By hand) \|$", TEXT, re.MULTILINE)
-    patterns = {re.sub(r"{(\S+)}", lambda m: f"({m[1].replace(',', '|')})", name).replace("*", ".*"): fit for name, fit in rows}
+    patterns = {
+        re.sub(r"{(\S+)}", lambda m: f"({m[1].replace(',', '|')})", name).replace("*", ".*"): fit
+        for name, fit in rows
+    }
     folder = ROOT / "hp_tool" / "catalog" / "data" / "efficiency"
     for file in folder.rglob("*.yaml"):
         name = str(file.relative_to(folder).with_suffix(""))
         (command,) = [fit for pattern, fit in patterns.items() if re.fullmatch(pattern, name)]
-        written = f"# Written by python -m benchmarks.accuracy.{command};" if command else "# By hand"
+        written = (
+            f"# Written by python -m benchmarks.accuracy.{command};" if command else "# By hand"
+        )
         assert file.read_text(encoding="utf-8").startswith(written), name
 
 
@@ -74,14 +89,20 @@ def test_the_example_is_what_an_estimate_says() -> None:
     assert estimate is not None and estimate.memory is not None and estimate.time is not None
     memory, seconds = computed()
     assert memory == pytest.approx(estimate.memory.parts_bytes, rel=1e-9)
-    assert seconds == pytest.approx({name: value for name, value in estimate.time.parts_s.items() if value}, rel=1e-9)
+    assert seconds == pytest.approx(
+        {name: value for name, value in estimate.time.parts_s.items() if value}, rel=1e-9
+    )
 
 
 def test_the_example_prints_its_own_numbers() -> None:
     memory, seconds = computed()
     expected = {**memory, **seconds}
-    rows = re.findall(r"^\| (?:`(\w+)` \| ([\d.e]+) |\| )\| \| `(\w+)` \| ([\d.e]+) \|$", TEXT, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:`(\w+)` \| ([\d.e]+) |\| )\| \| `(\w+)` \| ([\d.e]+) \|$", TEXT, re.MULTILINE
+    )
     printed = {name: float(number) for row in rows for name, number in (row[:2], row[2:]) if name}
     assert printed == pytest.approx(expected, rel=PRINTED)
     (sums,) = re.findall(r"^\| sum \| ([\d.e]+) \| \| sum \| ([\d.e]+) \|$", TEXT, re.MULTILINE)
-    assert [float(number) for number in sums] == pytest.approx([sum(memory.values()), sum(seconds.values())], rel=PRINTED)
+    assert [float(number) for number in sums] == pytest.approx(
+        [sum(memory.values()), sum(seconds.values())], rel=PRINTED
+    )

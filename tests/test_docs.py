@@ -47,20 +47,29 @@ COMMANDS = [page for page in PAGES if console.shown(page.read_text(encoding="utf
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     for shown, printed in console.run_page(page.read_text(encoding="utf-8"), tmp_path):
         for line in shown.lines:
-            assert console.is_among(line, printed), f"python -m tests.console writes it anew: {line}"
+            assert console.is_among(line, printed), (
+                f"python -m tests.console writes it anew: {line}"
+            )
 
 
 def test_a_number_that_moved_is_seen_and_written_anew(tmp_path: Path) -> None:
-    page = "```console\n$ echo 'GiB  1,022.5 fits ...' > answer.txt\nGiB    98.5 fits ...\nGiB 1,022.5 ...\n```\n"
+    page = (
+        "```console\n$ echo 'GiB  1,022.5 fits ...' > answer.txt\nGiB    98.5 fits ...\nGiB "
+        "1,022.5 ...\n```\n"
+    )
     for folder in ("seen", "written"):
         (tmp_path / folder).mkdir()
     ((shown, printed),) = console.run_page(page, tmp_path / "seen")
     assert [console.is_among(line, printed) for line in shown.lines] == [False, True]
-    assert console.refreshed(page, tmp_path / "written") == page.replace("   98.5", "1,022.5")  # the column stays
+    assert console.refreshed(page, tmp_path / "written") == page.replace(
+        "   98.5", "1,022.5"
+    )  # the column stays
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
-    (command,) = [line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line]
+    (command,) = [
+        line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line
+    ]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
@@ -83,8 +92,14 @@ def test_commands_of_the_documentation_exist_with_their_options(page: str, comma
     while hasattr(node, "commands") and words and words[0] in node.commands:
         node = node.commands[words.pop(0)]
     assert not hasattr(node, "commands"), f"{page}: no command {command}"
-    known = {option for parameter in node.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
-    assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known
+    known = {
+        option
+        for parameter in node.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    } | {"--help"}
+    assert {
+        word.partition("=")[0] for word in words if word.startswith("-") and word != "-"
+    } <= known
 
 
 ELSEWHERE = {"search.md", "service.md"}
@@ -98,19 +113,30 @@ PYTHON = [
 
 
 @pytest.mark.parametrize(("page", "block"), PYTHON, ids=[page for page, _ in PYTHON])
-def test_python_of_the_documentation_runs(page: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_the_documentation_runs(
+    page: str, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     exec(compile(block, page, "exec"), {"__name__": "documentation"})
 
 
 def test_the_grid_of_the_documentation_is_answered() -> None:
     (grid,) = blocks((ROOT / "docs" / "batch.md").read_text(encoding="utf-8"), "csv")
-    queries = [schema.parse_query(item) for item in sources.items(io.BytesIO(grid.encode()), format="csv", base={})]
+    queries = [
+        schema.parse_query(item)
+        for item in sources.items(io.BytesIO(grid.encode()), format="csv", base={})
+    ]
     assert [query.id for query in queries][:2] == ["dense tp=4 mbs=1", "dense tp=4 mbs=2"]
-    assert all(training.estimate(query=query, with_fixes=False).time is not None for query in queries)
+    assert all(
+        training.estimate(query=query, with_fixes=False).time is not None for query in queries
+    )
 
 
-QUERIES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "kind" in yaml.safe_load(path.read_bytes())]
+QUERIES = [
+    path
+    for path in sorted((ROOT / "examples").glob("*.yaml"))
+    if "kind" in yaml.safe_load(path.read_bytes())
+]
 
 
 @pytest.mark.parametrize("path", QUERIES, ids=lambda path: path.name)
@@ -126,11 +152,17 @@ def written(page: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_the_query_of_the_documentation_is_one() -> None:
-    (example,) = [block for block in blocks((ROOT / "docs/queries.md").read_text(), "yaml") if block.startswith("id:")]
+    (example,) = [
+        block
+        for block in blocks((ROOT / "docs/queries.md").read_text(), "yaml")
+        if block.startswith("id:")
+    ]
     assert training.recommend(query=schema.parse_query(example), top=1).recommendations
 
 
-def test_own_files_of_the_documentation_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_files_of_the_documentation_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for head, content in written("queries.md"):
         if match := re.match(r"# my-catalogue/(\S+\.yaml)", head):
             path = tmp_path / match[1]

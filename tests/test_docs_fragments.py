@@ -58,22 +58,37 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "sizing.md": lambda content, folder: parse_sizing(content),
     "clusters.md": launcher,
     "slurm.md": lambda content, folder: SlurmOptions.parse(content, origin="docs/slurm.md"),
-    "renting.md": lambda content, folder: records.build(Offer, {"name": "mine", **content}, field="price"),
-    "calibration.md": lambda content, folder: read_report(json.dumps(content).encode(), source="file"),
+    "renting.md": lambda content, folder: records.build(
+        Offer, {"name": "mine", **content}, field="price"
+    ),
+    "calibration.md": lambda content, folder: read_report(
+        json.dumps(content).encode(), source="file"
+    ),
 }
 """Where a page's blocks are not queries."""
 BLOCKS = [
     (page.name, block)
     for page in sorted(DOCS.glob("*.md"))
-    for block in re.findall(r"^```(?:yaml|json)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    # files, which test_docs.py puts in their folder, what a webhook is sent, what an agent's client reads, a site's own objects
+    for block in re.findall(
+        r"^```(?:yaml|json)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    # files, which test_docs.py puts in their folder, what a webhook is sent, what an agent's client
+    # reads, a site's own objects
     if not block.startswith(
-        ("# my-catalogue/", '{"type": "search.ended"', '{"type": "watch.changed"', '{"mcpServers"', "apiVersion:")
+        (
+            "# my-catalogue/",
+            '{"type": "search.ended"',
+            '{"type": "watch.changed"',
+            '{"mcpServers"',
+            "apiVersion:",
+        )
     )
 ]
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page} {block.split(':')[0]}" for page, block in BLOCKS])
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=[f"{page} {block.split(':')[0]}" for page, block in BLOCKS]
+)
 def test_a_block_is_accepted(page: str, block: str, tmp_path: Path) -> None:
     content = load_yaml(block)
     door = DOORS.get(page, lengths if content.keys() & {"counts", "log_normal"} else query)

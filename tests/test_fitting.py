@@ -1,4 +1,6 @@
-"""The harness of fits: constants that made the rows, priors where rows say nothing, rows left out, and written profiles."""
+"""The harness of fits: constants that made the rows, priors where rows say nothing, rows left out,
+and written profiles.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import change_constants, write_constants
 from benchmarks.accuracy.fit_frameworks import FIXED
 from benchmarks.accuracy.fit_intervals import likeliest
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, conformal_sd, left_out, linear_beyond, with_constants
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Floats,
+    Prior,
+    Values,
+    conformal_sd,
+    left_out,
+    linear_beyond,
+    with_constants,
+)
 from hp_tool import documents
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
@@ -34,9 +45,13 @@ ROWS = [(float(x), 3.0 * x + 0.4) for x in range(1, 9)]
 
 @pytest.mark.parametrize("in_deviations", [True, False])
 def test_constants_that_made_the_rows_are_found_with_four_digits(in_deviations: bool) -> None:
-    fit = Fit[Row, Values](priors=PRIORS, constants=dict, errors=errors, in_deviations=in_deviations)
+    fit = Fit[Row, Values](
+        priors=PRIORS, constants=dict, errors=errors, in_deviations=in_deviations
+    )
     values = fit(ROWS)
-    assert values["slope"] == pytest.approx(3.0, rel=1e-2) and values["offset"] == pytest.approx(0.4, abs=0.05)
+    assert values["slope"] == pytest.approx(3.0, rel=1e-2) and values["offset"] == pytest.approx(
+        0.4, abs=0.05
+    )
     assert all(value == float(f"{value:.4g}") for value in values.values())
 
 
@@ -51,9 +66,11 @@ def test_a_constant_that_no_row_tells_stays_at_its_prior() -> None:
 def test_of_several_starts_the_best_solution_is_kept() -> None:
     """cos has a worse minimum at 2 pi, where the prior weighs more."""
     wave = Fit[Row, Values](
-        priors={"x": Prior(1.0, 10.0, -1.0, 9.0)}, constants=dict, options={},
+        priors={"x": Prior(1.0, 10.0, -1.0, 9.0)},
+        constants=dict,
+        options={},
         errors=lambda rows: lambda values: np.array([10.0 * (1.0 - np.cos(values["x"]))]),
-    )  # fmt: skip
+    )
     (far,) = wave.values([], starts=[{"x": 7.0}]).values()
     (near,) = wave.values([], starts=[{"x": 7.0}, {"x": 0.5}]).values()
     assert far == pytest.approx(2.0 * np.pi, abs=0.3) and near == pytest.approx(0.0, abs=0.3)
@@ -82,17 +99,30 @@ def test_network_constants_go_into_the_link() -> None:
 def test_changed_fields_leave_the_others_and_the_command(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     part = {"a": 1.0}
-    write_constants(path, {"one": part, "other": part, "kept": 2e-6}, command="python -m benchmarks.fit")
+    write_constants(
+        path, {"one": part, "other": part, "kept": 2e-6}, command="python -m benchmarks.fit"
+    )
     change_constants(path, {"other": 3.0})
     assert documents.read(path) == {"one": part, "other": 3.0, "kept": 2e-6}
-    assert path.read_text().startswith("# Written by python -m benchmarks.fit; do not edit by hand.\n")
+    assert path.read_text().startswith(
+        "# Written by python -m benchmarks.fit; do not edit by hand.\n"
+    )
 
 
 def test_the_likeliest_scatter_counts_repeats_of_a_setting_once() -> None:
-    """Root mean square of ln(published / predicted): 0.1 of one setting, 0.2 of another that three rows repeat."""
+    """Root mean square of ln(published / predicted): 0.1 of one setting, 0.2 of another that three
+    rows repeat.
+    """
 
     def row(logarithm: float, setting: str) -> Comparison:
-        return Comparison(source="s", model="m", what="w", published=math.exp(logarithm), predicted=1.0, setting=setting)
+        return Comparison(
+            source="s",
+            model="m",
+            what="w",
+            published=math.exp(logarithm),
+            predicted=1.0,
+            setting=setting,
+        )
 
     rows = [row(0.1, "one"), *(row(-0.2, "other") for _ in range(3))]
     assert likeliest(rows) == pytest.approx(math.sqrt((0.1**2 + 0.2**2) / 2.0))

@@ -11,7 +11,11 @@ from packaging.version import Version
 from hp_tool.formats.registry import formats
 from scripts.formats_table import PAGE, RELEASES, releases, with_tables
 
-FACTS = [pytest.param(each, id=f"{name}: {each['what']}") for name, facts in releases().items() for each in facts]
+FACTS = [
+    pytest.param(each, id=f"{name}: {each['what']}")
+    for name, facts in releases().items()
+    for each in facts
+]
 
 
 def test_the_page_has_the_tables_of_the_registered_formats() -> None:
@@ -30,7 +34,9 @@ def test_a_release_is_one_that_a_test_runs_or_recorded(fact: dict[str, Any]) -> 
     test = (RELEASES.parent / fact["test"]).read_text(encoding="utf-8")
     if "recorded" in fact:
         recorded = RELEASES.parent / fact["recorded"]
-        assert version in recorded.read_text(encoding="utf-8")[:400], "the file is of another release"
+        assert version in recorded.read_text(encoding="utf-8")[:400], (
+            "the file is of another release"
+        )
         assert recorded.stem in test, "the test does not read it"
         return
     module = fact["installed"].replace("-core", "")

@@ -12,7 +12,11 @@ from tests.notebooks import NOTEBOOKS, executed, text
 
 ASKS_A_SERVER = {"report_from_training"}
 """Run where there is one: tests/service/test_async_client.py."""
-EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ASKS_A_SERVER)
+EXAMPLES = sorted(
+    path
+    for path in (Path(__file__).parents[1] / "examples").glob("*.py")
+    if path.stem not in ASKS_A_SERVER
+)
 
 
 def figures(name: str) -> Any:
@@ -27,7 +31,9 @@ def test_an_example_prints_its_figures(path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_prints_what_it_shows(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == text(executed(path)), "run: python -m tests.notebooks"
+    assert path.read_text(encoding="utf-8") == text(executed(path)), (
+        "run: python -m tests.notebooks"
+    )
 
 
 def test_there_is_a_notebook_for_each_question() -> None:
@@ -38,11 +44,15 @@ def test_headlines_of_sequence_parallelism_and_selective_recomputation() -> None
     rows = figures("headline_figures")
     plain, sharded, both, full = rows.values()
     assert not plain["fits"] and both["fits"]
-    assert plain["activations_gib"] / both["activations_gib"] == pytest.approx(5.0, rel=0.1)  # the paper's "5x"
+    assert plain["activations_gib"] / both["activations_gib"] == pytest.approx(
+        5.0, rel=0.1
+    )  # the paper's "5x"
     assert full["step_s"] / sharded["step_s"] - 1.0 > 0.3
     assert both["step_s"] / sharded["step_s"] - 1.0 < 0.05
     assert full["days"] - both["days"] > 6.0
-    assert full["gpu_hours"] - both["gpu_hours"] == pytest.approx(24.0 * 1024 * (full["days"] - both["days"]))
+    assert full["gpu_hours"] - both["gpu_hours"] == pytest.approx(
+        24.0 * 1024 * (full["days"] - both["days"])
+    )
     assert full["dollars"] > both["dollars"]
 
 
@@ -59,5 +69,7 @@ def test_dynamic_context_parallelism_helps_short_sequences_and_only_those() -> N
 
 def test_what_is_served_meets_its_targets() -> None:
     answer = figures("serving_under_targets")
-    assert all(row.estimate.ttft_s <= 1.0 and row.estimate.tpot_s <= 0.02 for row in answer.recommendations)
+    assert all(
+        row.estimate.ttft_s <= 1.0 and row.estimate.tpot_s <= 0.02 for row in answer.recommendations
+    )
     assert answer.rejections["target_missed"] > 0

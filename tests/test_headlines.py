@@ -9,9 +9,17 @@ from benchmarks.accuracy.published import KORTHIKANTI_2022, NARAYANAN_2021_TABLE
 
 
 def test_table_1_of_2021_once_the_release_is_known() -> None:
-    """The trend of today's releases, carried back to the paper's month, leaves little; its own factor leaves less."""
-    errors = [error for row in NARAYANAN_2021_TABLE_1 if (error := headlines.scaling_2021(row).error) is not None]
-    assert len(errors) == 10 and sum(map(abs, errors)) / 10 <= 0.04 and max(map(abs, errors)) <= 0.075
+    """The trend of today's releases, carried back to the paper's month, leaves little; its own
+    factor leaves less.
+    """
+    errors = [
+        error
+        for row in NARAYANAN_2021_TABLE_1
+        if (error := headlines.scaling_2021(row).error) is not None
+    ]
+    assert (
+        len(errors) == 10 and sum(map(abs, errors)) / 10 <= 0.04 and max(map(abs, errors)) <= 0.075
+    )
     left = [abs(error) for error in headlines.release_known(errors)]
     assert sum(left) / len(left) <= 0.05
     assert max(left) <= 0.08

@@ -1,4 +1,6 @@
-"""The house stands: imports go down only, rooms on one floor do not know each other, and a start loads nothing heavy."""
+"""The house stands: imports go down only, rooms on one floor do not know each other, and a start
+loads nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents", "reporter"},
+    {
+        "hp_tool",
+        "assumptions",
+        "bounds",
+        "domain",
+        "errors",
+        "extras",
+        "units",
+        "documents",
+        "reporter",
+    },
     {"cost", "space", "calibration", "sizing", "slowdowns", "timeline"},
     {"catalog", "search", "launchers", "formats", "store", "traces"},
     {
@@ -43,9 +55,13 @@ FLOORS = (
 LEAF = "profiler"
 """Started by torchrun as a program of its own: it may read F0, and nobody imports it."""
 DOOR = "hp_tool"
-"""The package itself names what `api` offers, and loads it on first use (test_a_start_loads_nothing_heavy)."""
+"""The package itself names what `api` offers, and loads it on first use
+(test_a_start_loads_nothing_heavy).
+"""
 ISOLATED = FLOORS[2]
-"""Rooms that `training`, `serving` and `tuning` wire together through ports; they do not import each other."""
+"""Rooms that `training`, `serving` and `tuning` wire together through ports; they do not import
+each other.
+"""
 
 PURE = {
     "domain": {"annotated_types"},
@@ -57,7 +73,19 @@ PURE = {
     "slowdowns": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
-IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}
+IMPURE_STDLIB = {
+    "asyncio",
+    "http",
+    "io",
+    "os",
+    "pathlib",
+    "random",
+    "socket",
+    "sqlite3",
+    "subprocess",
+    "time",
+    "urllib",
+}
 HOMES = {
     "torch": {LEAF},
     "megatron": {LEAF},
@@ -109,7 +137,9 @@ class Import:
 
 
 def room_of_module(dotted: str) -> str:
-    """The first name below hp_tool where it is a module, hp_tool itself where it is a name such as __version__."""
+    """The first name below hp_tool where it is a module, hp_tool itself where it is a name such as
+    __version__.
+    """
     name = dotted.split(".")[0]
     home = ROOT / "hp_tool"
     return name if (home / name).is_dir() or (home / f"{name}.py").is_file() else "hp_tool"
@@ -132,7 +162,9 @@ def imports() -> Iterator[Import]:
 
 
 def targets(node: ast.AST) -> list[str]:
-    """Dotted names an import statement brings in; `from package import name` may mean a module, so it names both."""
+    """Dotted names an import statement brings in; `from package import name` may mean a module, so
+    it names both.
+    """
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -147,14 +179,20 @@ def floor(room: str) -> int:
 
 @functools.cache
 def everything() -> tuple[Import, ...]:
-    """All imports; read at the first test, since every process of pytest-xdist collects this file."""
+    """All imports; read at the first test, since every process of pytest-xdist collects this
+    file.
+    """
     return tuple(imports())
 
 
 @functools.cache
 def ours() -> tuple[Import, ...]:
     """Imports of one room of ours by another."""
-    return tuple(each for each in everything() if each.target_room is not None and each.target_room != each.room)
+    return tuple(
+        each
+        for each in everything()
+        if each.target_room is not None and each.target_room != each.room
+    )
 
 
 def complaints(wrong: Iterator[Import]) -> str:
@@ -168,14 +206,22 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_imports_go_down_or_stay_on_the_floor() -> None:
-    climbing = (each for each in ours() if each.room != LEAF and each.target_room != LEAF and not allowed(each))
+    climbing = (
+        each
+        for each in ours()
+        if each.room != LEAF and each.target_room != LEAF and not allowed(each)
+    )
     assert not complaints(climbing)
 
 
 def allowed(each: Import) -> bool:
     assert each.target_room is not None
-    if each.target_room == "service":  # --server: the command line calls the service's client when asked to
-        return each.file == ROOT / "hp_tool/cli/server.py" and each.target == "service.client.Client"
+    if (
+        each.target_room == "service"
+    ):  # --server: the command line calls the service's client when asked to
+        return (
+            each.file == ROOT / "hp_tool/cli/server.py" and each.target == "service.client.Client"
+        )
     if each.room == DOOR:
         return True
     here, there = floor(each.room), floor(each.target_room)
@@ -192,7 +238,9 @@ def test_rooms_form_no_cycle() -> None:
 
 def test_the_profiler_is_a_leaf() -> None:
     assert not complaints(each for each in ours() if each.target_room == LEAF)
-    assert not complaints(each for each in ours() if each.room == LEAF and floor(str(each.target_room)) > 0)
+    assert not complaints(
+        each for each in ours() if each.room == LEAF and floor(str(each.target_room)) > 0
+    )
 
 
 def test_the_core_is_pure() -> None:
@@ -206,21 +254,39 @@ def test_the_core_is_pure() -> None:
 
 
 def test_libraries_stay_in_their_rooms() -> None:
-    assert not complaints(each for each in everything() if each.room not in HOMES.get(each.package, {each.room}))
+    assert not complaints(
+        each for each in everything() if each.room not in HOMES.get(each.package, {each.room})
+    )
 
 
-@pytest.mark.parametrize("statement", ["import hp_tool", "from hp_tool.cli import main; main.build()"])
+@pytest.mark.parametrize(
+    "statement", ["import hp_tool", "from hp_tool.cli import main; main.build()"]
+)
 def test_a_start_loads_nothing_heavy(statement: str) -> None:
-    code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}} & set({HEAVY!r})))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    code = (
+        f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}} "
+        f"& set({HEAVY!r})))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert result.stdout.split() == []
 
 
 def test_a_training_question_loads_nothing_of_others() -> None:
-    query = {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}, "parallel": {"tensor_parallel_size": 8}}
+    query = {
+        "model": "gpt-22b",
+        "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8},
+        "parallel": {"tensor_parallel_size": 8},
+    }
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 8}}
-    code = f"import hp_tool, sys; assert hp_tool.recommend({query!r}, top=1).recommendations; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    code = (
+        f"import hp_tool, sys; assert hp_tool.recommend({query!r}, top=1).recommendations; "
+        "print(*sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     loaded = result.stdout.split()
     assert "hp_tool.training" in loaded
     others = (
@@ -234,4 +300,6 @@ def test_a_training_question_loads_nothing_of_others() -> None:
         "domain.sizing",
         "domain.answer",
     )
-    assert not [name for name in loaded if name.startswith(tuple(f"hp_tool.{each}" for each in others))]
+    assert not [
+        name for name in loaded if name.startswith(tuple(f"hp_tool.{each}" for each in others))
+    ]

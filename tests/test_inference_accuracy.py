@@ -31,10 +31,14 @@ def test_groups_no_constant_saw(report: dict[str, Any]) -> None:
 def test_offline_throughput_of_groups_no_constant_saw(report: dict[str, Any]) -> None:
     offline = [row for name, row in report["unseen"].items() if name.startswith("trtllm 0.17")]
     runs = sum(row["runs"] for row in offline)
-    assert runs > 80 and sum(row["throughput_error"] * row["runs"] for row in offline) / runs <= 0.08
+    assert (
+        runs > 80 and sum(row["throughput_error"] * row["runs"] for row in offline) / runs <= 0.08
+    )
 
 
-def test_the_best_tensor_parallel_size_is_found_and_no_real_run_refused(report: dict[str, Any]) -> None:
+def test_the_best_tensor_parallel_size_is_found_and_no_real_run_refused(
+    report: dict[str, Any],
+) -> None:
     regret = report["regret"]["all"]
     assert regret["groups"] > 150 and regret["best_chosen"] >= 0.95 * regret["groups"]
     assert regret["mean"] <= 0.005 and regret["worst"] <= 0.20
@@ -42,7 +46,9 @@ def test_the_best_tensor_parallel_size_is_found_and_no_real_run_refused(report: 
 
 
 def test_series_that_must_have_cached_their_prompts_are_told_apart(report: dict[str, Any]) -> None:
-    """They are predicted as if computed, so the prediction must be slower than the run, and they are in no fit."""
+    """They are predicted as if computed, so the prediction must be slower than the run, and they
+    are in no fit.
+    """
     for name, figures in report["cached"].items():
         assert figures["throughput_bias"] < -0.3, name
         assert name == "all" or name not in report["seen"]

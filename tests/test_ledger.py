@@ -1,4 +1,6 @@
-"""The ledger fails when a recorded figure moves without a reason, and only for the groups that moved."""
+"""The ledger fails when a recorded figure moves without a reason, and only for the groups that
+moved.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,26 @@ def folder() -> Path:
 
 def rows(*predicted: float, part: str = "h100") -> list[Comparison]:
     return [
-        Comparison(source="s", model="m", what=f"row {i}", published=1.0, predicted=value, low=0.8, high=1.2, part=part)
+        Comparison(
+            source="s",
+            model="m",
+            what=f"row {i}",
+            published=1.0,
+            predicted=value,
+            low=0.8,
+            high=1.2,
+            part=part,
+        )
         for i, value in enumerate(predicted)
     ]
 
 
 def ledger_of(*groups: Group) -> ledger.Ledger:
-    return {"groups": {group.title: ledger.entry(group) for group in groups}, "headlines": {}, "laws": {}}
+    return {
+        "groups": {group.title: ledger.entry(group) for group in groups},
+        "headlines": {},
+        "laws": {},
+    }
 
 
 def group(title: str, *predicted: float) -> Group:
@@ -74,7 +89,10 @@ def test_a_part_that_moves_fails_though_its_group_does_not() -> None:
     """One GPU becomes better and another worse by the same amount."""
     parts = [*rows(1.1, part="h100"), *rows(1.2, part="b200")]
     swapped = [*rows(1.2, part="h100"), *rows(1.1, part="b200")]
-    recorded, now = (ledger_of(Group(title="A", left_out="model", saw="", rows=each)) for each in (parts, swapped))
+    recorded, now = (
+        ledger_of(Group(title="A", left_out="model", saw="", rows=each))
+        for each in (parts, swapped)
+    )
     assert {"A | h100", "A | b200"} <= ledger.moved(now, recorded).keys()
     assert "A" not in ledger.moved(now, recorded)
 
@@ -82,7 +100,9 @@ def test_a_part_that_moves_fails_though_its_group_does_not() -> None:
 def test_a_figure_may_move_within_its_band_in_both_directions() -> None:
     recorded = ledger_of(group("A", 1.10))
     assert not ledger.moved(ledger_of(group("A", 1.1015)), recorded)
-    assert ledger.moved(ledger_of(group("A", 1.08)), recorded)  # a better figure needs a reason, too
+    assert ledger.moved(
+        ledger_of(group("A", 1.08)), recorded
+    )  # a better figure needs a reason, too
 
 
 def test_a_group_that_disappears_or_a_row_that_is_refused_fails() -> None:
@@ -101,7 +121,10 @@ def test_quick_runs_do_not_miss_the_long_groups() -> None:
 def test_headlines_and_laws_need_a_reason() -> None:
     now = {
         "groups": {},
-        "headlines": {"far, paper": {"predicted": 1.1, "error": 0.1}, "near, paper": {"predicted": 1.0, "error": 0.01}},
+        "headlines": {
+            "far, paper": {"predicted": 1.1, "error": 0.1},
+            "near, paper": {"predicted": 1.0, "error": 0.01},
+        },
         "laws": {"law": {"checked": 2, "broken": ["a on b200"]}},
     }
     assert len(ledger.unexplained(now, {})) == 2
@@ -118,11 +141,19 @@ def test_headlines_and_laws_need_a_reason() -> None:
 
 
 def test_headlines_cannot_drift_again() -> None:
-    """MFU of 177B on 96 and 4,608 H100 before and after commits d339ca6a and 67d83eaf; 47 and 42 were published."""
+    """MFU of 177B on 96 and 4,608 H100 before and after commits d339ca6a and 67d83eaf; 47 and 42
+    were published.
+    """
     history = [(46.69, 40.40), (56.23, 49.43), (53.40, 47.02)]
     for before, after in pairwise(history):
         recorded, now = (
-            {"groups": {}, "laws": {}, "headlines": {f"177B on {gpus}": {"predicted": mfu, "error": 0.0} for gpus, mfu in one}}
+            {
+                "groups": {},
+                "laws": {},
+                "headlines": {
+                    f"177B on {gpus}": {"predicted": mfu, "error": 0.0} for gpus, mfu in one
+                },
+            }
             for one in (zip((96, 4608), before, strict=True), zip((96, 4608), after, strict=True))
         )
         assert len(ledger.failures(now, recorded, quick=True)) == 2
@@ -131,20 +162,32 @@ def test_headlines_cannot_drift_again() -> None:
 def test_figures_are_not_recorded_without_a_reason(tmp_path: Path) -> None:
     recorded = ledger_of(group("A", 1.1)) | {"report": {}, "points": {}}
     now = ledger_of(group("A", 1.2)) | {"report": {}, "points": {}}
-    saved = ledger.recorded_anew(now, recorded, ledger.moved(now, recorded), "kernels of B200 were timed again")
+    saved = ledger.recorded_anew(
+        now, recorded, ledger.moved(now, recorded), "kernels of B200 were timed again"
+    )
     ledger.save(saved, tmp_path / "ledger.json")
     read = ledger.load(tmp_path / "ledger.json")
     assert read == saved
     (move,) = read["moves"]
-    assert move["reason"] == "kernels of B200 were timed again" and move["figures"]["A"]["mean"] == [0.1, 0.2]
+    assert move["reason"] == "kernels of B200 were timed again" and move["figures"]["A"][
+        "mean"
+    ] == [0.1, 0.2]
     assert ledger.failures(now, read, quick=False) == []
 
 
 def test_a_changed_constant_of_a_die_fails_exactly_its_groups(folder: Path, tmp_path: Path) -> None:
-    """The clocks of B300 change in a copy of the catalogue: only groups and parts with runs on that die move."""
+    """The clocks of B300 change in a copy of the catalogue: only groups and parts with runs on that
+    die move.
+    """
 
     def computed(code: str, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+        )
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -154,7 +197,9 @@ def test_a_changed_constant_of_a_die_fails_exactly_its_groups(folder: Path, tmp_
         name
         for title, entry in now["groups"].items()
         for name in (title, *(f"{title} | {part}" for part in entry["parts"]))
-        if entry["unit"] == "s" and not title.startswith("Serving") and any(_is_b300(part) for part in _parts(name, entry))
+        if entry["unit"] == "s"
+        and not title.startswith("Serving")
+        and any(_is_b300(part) for part in _parts(name, entry))
     }
     assert on_die and moved.keys() == on_die
 
@@ -168,7 +213,9 @@ def _is_b300(part: str) -> bool:
 
 
 def test_what_is_recorded_holds_by_itself() -> None:
-    """Every headline outside the band and every broken law is known, with a reason, and no entry is out of date."""
+    """Every headline outside the band and every broken law is known, with a reason, and no entry is
+    out of date.
+    """
     recorded = ledger.load()
     assert ledger.unexplained(recorded, recorded["known"]) == []
     assert ledger.outgrown(recorded, recorded["known"]) == []
@@ -192,7 +239,9 @@ def test_recorded_figures_follow_from_the_recorded_moves() -> None:
 
 @pytest.mark.parametrize("name", laws.LAWS)
 def test_laws_compare_many_models(name: str) -> None:
-    """Each law is checked on most models of the catalogue; one that compares nothing cannot fail."""
+    """Each law is checked on most models of the catalogue; one that compares nothing cannot
+    fail.
+    """
     checked = ledger.load()["laws"][name]["checked"]
     assert checked >= len(laws.models())
 
@@ -200,14 +249,21 @@ def test_laws_compare_many_models(name: str) -> None:
 def test_the_ledger_without_data_checks_headlines_and_laws() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
     command = [sys.executable, "-m", "benchmarks.accuracy.ledger"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stderr and "the ledger holds" in done.stderr and "law: " in done.stdout
 
 
 def test_saving_needs_data_and_every_group() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
-    for arguments, words in ((["--save"], "--data DIR"), (["--save", "--quick"], "leave out --quick")):
+    for arguments, words in (
+        (["--save"], "--data DIR"),
+        (["--save", "--quick"], "leave out --quick"),
+    ):
         command = [sys.executable, "-m", "benchmarks.accuracy.ledger", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT
+        )
         assert done.returncode == 2 and words in done.stderr

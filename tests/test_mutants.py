@@ -1,4 +1,6 @@
-"""Mutants: what is drawn, and that a trial tells those that the tests see from those that they do not."""
+"""Mutants: what is drawn, and that a trial tells those that the tests see from those that they do
+not.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def faulty_line(mutant: Mutant) -> str:
 
 
 def test_operators_constants_and_conditions_are_mutated_and_nothing_else() -> None:
-    every = [mutant for mutant in mutants(SOURCE.encode(), path="area.py") if mutant.kind == "operator"]
+    every = [
+        mutant for mutant in mutants(SOURCE.encode(), path="area.py") if mutant.kind == "operator"
+    ]
     assert sorted(map(faulty_line, every)) == sorted(FAULTS.strip().splitlines())
 
 
@@ -67,7 +71,9 @@ with __import__("contextlib").nullcontext(), autocommit_block(): pass
 
 
 def test_a_factor_is_dropped_and_a_lock_is_lost() -> None:
-    lost = [mutant for mutant in mutants(LOCKED.encode(), path="move.py") if mutant.kind != "operator"]
+    lost = [
+        mutant for mutant in mutants(LOCKED.encode(), path="move.py") if mutant.kind != "operator"
+    ]
     faults = [mutant.diff(LOCKED.encode()).split("\n+ ")[1] for mutant in lost]
     assert sorted(faults) == sorted(LOST.strip().splitlines())
     assert [mutant.kind for mutant in lost].count("factor") == 2
@@ -91,7 +97,14 @@ def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> Non
     assert drawn == draw(ROOT, seed=3, count=40)
     assert len(set(drawn)) == 40
     assert set(drawn) != set(draw(ROOT, seed=4, count=40))
-    assert {mutant.path.split("/")[1] for mutant in drawn} <= {"cost", "calibration", "search", "store", "launchers", "tuning"}
+    assert {mutant.path.split("/")[1] for mutant in drawn} <= {
+        "cost",
+        "calibration",
+        "search",
+        "store",
+        "launchers",
+        "tuning",
+    }
     assert {mutant.kind for mutant in drawn} >= {"operator", "factor"}
     for mutant in drawn:
         source = (ROOT / mutant.path).read_bytes()
@@ -99,8 +112,12 @@ def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> Non
 
 
 @pytest.mark.long
-def test_a_trial_names_the_test_that_sees_a_fault_and_leaves_out_those_that_fail_anyway(tmp_path: Path) -> None:
-    source = "def area(width, height):\n    return width * height\n\ndef unseen(x):\n    return x + 1\n"
+def test_a_trial_names_the_test_that_sees_a_fault_and_leaves_out_those_that_fail_anyway(
+    tmp_path: Path,
+) -> None:
+    source = (
+        "def area(width, height):\n    return width * height\n\ndef unseen(x):\n    return x + 1\n"
+    )
     test = """
 from hp_tool.cost.area import area
 def test_that_fails_anyway():
@@ -126,8 +143,14 @@ def test_area():
     assert copy.judge(times, reached=reached).killed_by == "tests/cost/test_area.py::test_area"
     assert copy.unreliable == {"tests/cost/test_area.py::test_that_fails_anyway"}
     assert copy.killers == {"tests/cost/test_area.py": 1}
-    assert copy.judge(times, reached=reached, limit_s=0.0).killed_by is not None, "one file runs in any case"
+    assert copy.judge(times, reached=reached, limit_s=0.0).killed_by is not None, (
+        "one file runs in any case"
+    )
     unseen = copy.judge(plus, reached=reached)
-    assert (unseen.killed_by, unseen.reached, unseen.diff) == (None, False, "- return x + 1\n+ return x - 1")
+    assert (unseen.killed_by, unseen.reached, unseen.diff) == (
+        None,
+        False,
+        "- return x + 1\n+ return x - 1",
+    )
     assert copy.judge(replace(plus, function=times.function), reached=reached).killed_by is None
     assert {name: (copy.root / name).read_text() for name in files} == files

@@ -1,4 +1,6 @@
-"""The fit of nanotron's constants: what it finds in runs made from known ones, and its limits on the published grid."""
+"""The fit of nanotron's constants: what it finds in runs made from known ones, and its limits on
+the published grid.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,20 @@ from benchmarks.accuracy.fit_nanotron import FIXED, fit
 from benchmarks.accuracy.grid_rows import FILE, SEQUENCE, groups
 
 TRUE = dataclasses.replace(
-    FIXED, host_launch_s=2e-4, host_pipeline_stall_s=1.5e-3, matmul_slowdown=1.4, temporaries_fraction=0.3, workspace_bytes=5e8,
+    FIXED,
+    host_launch_s=2e-4,
+    host_pipeline_stall_s=1.5e-3,
+    matmul_slowdown=1.4,
+    temporaries_fraction=0.3,
+    workspace_bytes=5e8,
     queued_inputs=60.0,
-)  # fmt: skip
+)
 
 
 def made(*, slow: int = 0) -> list[Row]:
-    """Runs as TRUE predicts them with 3 % of scatter, and of each eight the first `slow` ten times slower."""
+    """Runs as TRUE predicts them with 3 % of scatter, and of each eight the first `slow` ten times
+    slower.
+    """
     sizes = [
         (nodes, tp, pp, mbs)
         for nodes in (1, 2, 8)
@@ -43,14 +52,18 @@ def made(*, slow: int = 0) -> list[Row]:
             "gbs": 256,
             "zero": 1,
         }
-        rows.append({"model": "1B", "variant": "mha", "status": "ok", "tok_s_gpu": "1", "mem_gb": "1"}
-                    | {name: str(value) for name, value in values.items()})  # fmt: skip
+        rows.append(
+            {"model": "1B", "variant": "mha", "status": "ok", "tok_s_gpu": "1", "mem_gb": "1"}
+            | {name: str(value) for name, value in values.items()}
+        )
     noise = np.random.default_rng(0)
     for group in groups(rows):
         found = group.predict(TRUE)
         for index, row in enumerate(group.rows):
             factor = float(np.exp(noise.normal(0.0, 0.03))) * (10.0 if index % 8 < slow else 1.0)
-            row["tok_s_gpu"] = str(256 * SEQUENCE / (found.step_s[index] * factor * group.cluster.num_gpus))
+            row["tok_s_gpu"] = str(
+                256 * SEQUENCE / (found.step_s[index] * factor * group.cluster.num_gpus)
+            )
             row["mem_gb"] = str(found.first_stage_bytes[index] / 2**30)
     return rows
 

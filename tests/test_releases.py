@@ -1,4 +1,6 @@
-"""A release is text: a number is taken where it is certain what was written, and refused where a zero may be lost."""
+"""A release is text: a number is taken where it is certain what was written, and refused where a
+zero may be lost.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def asked(query: dict[str, Any], section: str, key: str, value: str, *, as_json:
 
 @pytest.mark.parametrize(("query", "section", "key"), SECTIONS)
 @pytest.mark.parametrize("as_json", [True, False])
-@pytest.mark.parametrize(("value", "release"), [("26.06", "26.06"), ("0.16", "0.16"), ('"26.1"', "26.1"), ('"0.10"', "0.10")])
+@pytest.mark.parametrize(
+    ("value", "release"),
+    [("26.06", "26.06"), ("0.16", "0.16"), ('"26.1"', "26.1"), ('"0.10"', "0.10")],
+)
 def test_a_release_is_read_as_it_is_written(
     query: dict[str, Any], section: str, key: str, as_json: bool, value: str, release: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""The door: good queries come in whole, bad ones are told which field, what was wrong and what would mend it."""
+"""The door: good queries come in whole, bad ones are told which field, what was wrong and what
+would mend it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,26 @@ from hp_tool.queries import schema
 QUERY: dict[str, Any] = {
     "id": "row-17",
     "kind": "training",
-    "model": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192, "gated_mlp": False},
-    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16, "gpus_per_node": 8, "inter_node_bandwidth_bytes_per_second": 25e9},
-    "training": {"sequence_length": 1024, "global_batch_size": 64, "precision": "bf16", "total_tokens": 300e9, "dropout": 0.1},
+    "model": {
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 8192,
+        "gated_mlp": False,
+    },
+    "cluster": {
+        "gpu": "a100-sxm-80gb",
+        "num_gpus": 16,
+        "gpus_per_node": 8,
+        "inter_node_bandwidth_bytes_per_second": 25e9,
+    },
+    "training": {
+        "sequence_length": 1024,
+        "global_batch_size": 64,
+        "precision": "bf16",
+        "total_tokens": 300e9,
+        "dropout": 0.1,
+    },
     "parallel": {
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 2,
@@ -49,7 +68,11 @@ SERVING: dict[str, Any] = {
         "engine": "vllm",
         "engine_version": "0.10.0",
     },
-    "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "attention_data_parallel_size": 1},
+    "parallel": {
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 1,
+        "attention_data_parallel_size": 1,
+    },
     "targets": {"ttft_s": 1.0, "tpot_s": 0.03},
 }
 
@@ -76,7 +99,11 @@ def refused(data: Any, **expected: object) -> InputError:
 
 def test_mapping_json_and_yaml_mean_the_same() -> None:
     query = schema.parse_query(QUERY)
-    assert query == schema.parse_query(json.dumps(QUERY)) == schema.parse_query(json.dumps(QUERY).encode())
+    assert (
+        query
+        == schema.parse_query(json.dumps(QUERY))
+        == schema.parse_query(json.dumps(QUERY).encode())
+    )
     assert query == schema.parse_query(
         """
         id: row-17
@@ -94,7 +121,7 @@ def test_mapping_json_and_yaml_mean_the_same() -> None:
         constraints: {max_days: 30, memory_headroom_fraction: 0.05}
         search: {budget_runs: 4, run_timeout_s: 100.0, seed: 0}
         objective: throughput
-        """
+        """  # noqa: E501
     )
     assert query.training is not None and query.training.total_tokens == 300e9
     assert query.parallel.recompute == Recompute(granularity="full", method="block", num_layers=1)
@@ -102,7 +129,11 @@ def test_mapping_json_and_yaml_mean_the_same() -> None:
 
 def test_a_parsed_query_can_be_written_and_read_again() -> None:
     query = schema.parse_query(QUERY)
-    assert schema.parse_query(schema.to_dict(query)) == query == schema.parse_query(schema.to_json(query))
+    assert (
+        schema.parse_query(schema.to_dict(query))
+        == query
+        == schema.parse_query(schema.to_json(query))
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +142,16 @@ def test_a_parsed_query_can_be_written_and_read_again() -> None:
         ("sequense_length", "sequense_length", "known keys"),
         ("training.sequence_lenght", "training.sequence_lenght", "did you mean sequence_length?"),
         ("cluster.gpu_per_node", "cluster.gpu_per_node", "did you mean gpus_per_node?"),
-        ("parallel.tensor_model_parallel_size", "parallel.tensor_model_parallel_size", "did you mean tensor_parallel_size?"),
-        ("parallel.recompute.granularty", "parallel.recompute.granularty", "did you mean granularity?"),
+        (
+            "parallel.tensor_model_parallel_size",
+            "parallel.tensor_model_parallel_size",
+            "did you mean tensor_parallel_size?",
+        ),
+        (
+            "parallel.recompute.granularty",
+            "parallel.recompute.granularty",
+            "did you mean granularity?",
+        ),
         ("search.budget", "search.budget", "did you mean budget_runs?"),
         ("paralel", "paralel", "did you mean parallel?"),
         ("Model", "Model", "did you mean model?"),
@@ -160,14 +199,25 @@ def test_a_wrong_value_names_field_and_expectation(path: str, value: object, mes
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-@pytest.mark.parametrize("path", ["training.total_tokens", "training.dropout", "search.run_timeout_s", "constraints.max_days"])
+@pytest.mark.parametrize(
+    "path",
+    ["training.total_tokens", "training.dropout", "search.run_timeout_s", "constraints.max_days"],
+)
 def test_numbers_that_are_none_are_refused_in_json_too(path: str, number: str) -> None:
-    refused(json.dumps(changed(path, "NUMBER")).replace('"NUMBER"', number), field=path, code="invalid_value")
+    refused(
+        json.dumps(changed(path, "NUMBER")).replace('"NUMBER"', number),
+        field=path,
+        code="invalid_value",
+    )
 
 
 @pytest.mark.parametrize("missing", ["kind", "model", "cluster", "training"])
 def test_a_missing_section_is_named(missing: str) -> None:
-    error = refused({key: value for key, value in QUERY.items() if key != missing}, field=missing, code="missing_field")
+    error = refused(
+        {key: value for key, value in QUERY.items() if key != missing},
+        field=missing,
+        code="missing_field",
+    )
     assert missing in error.message
 
 
@@ -225,10 +275,16 @@ LEAVES = st.one_of(
     st.sampled_from([0, -1, 1, 2, 3, 7, 1 << 31, 1 << 63, 10**40, 1e-320, 1e308]),
     st.floats(),
     st.text(max_size=20),
-    st.sampled_from(["none", "full", "gpt-22b", "h100-sxm-80gb", "cpu", "/", "../x", "x.json", "a" * 400]),
+    st.sampled_from(
+        ["none", "full", "gpt-22b", "h100-sxm-80gb", "cpu", "/", "../x", "x.json", "a" * 400]
+    ),
 )
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=5
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=5,
 )
 
 
@@ -249,8 +305,12 @@ def mutated(query: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, 
     return query
 
 
-def answered(data: dict[str, Any], *, as_text: bool) -> tuple[answers.EstimateAnswer, answers.RecommendAnswer] | None:
-    """Both answers to a query, or None where it was refused with an error of ours; nothing else may come out."""
+def answered(
+    data: dict[str, Any], *, as_text: bool
+) -> tuple[answers.EstimateAnswer, answers.RecommendAnswer] | None:
+    """Both answers to a query, or None where it was refused with an error of ours; nothing else may
+    come out.
+    """
     try:
         query = schema.parse_query(json.dumps(data) if as_text else data)
         found = answers.estimate_answer(query), answers.recommend_answer(query, top=2)
@@ -268,7 +328,9 @@ def answered(data: dict[str, Any], *, as_text: bool) -> tuple[answers.EstimateAn
 @pytest.mark.filterwarnings("error")
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=mutations(QUERY), as_text=st.booleans())
-def test_any_training_query_is_answered_or_refused(changes: list[tuple[str, Any]], as_text: bool) -> None:
+def test_any_training_query_is_answered_or_refused(
+    changes: list[tuple[str, Any]], as_text: bool
+) -> None:
     found = answered(mutated(QUERY, changes), as_text=as_text)
     if found is not None and (time := found[0].estimate.time) is not None:
         assert 0.0 < time.step_s < math.inf
@@ -278,7 +340,9 @@ def test_any_training_query_is_answered_or_refused(changes: list[tuple[str, Any]
 @pytest.mark.filterwarnings("error")
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=mutations(SERVING), as_text=st.booleans())
-def test_any_serving_query_is_answered_or_refused(changes: list[tuple[str, Any]], as_text: bool) -> None:
+def test_any_serving_query_is_answered_or_refused(
+    changes: list[tuple[str, Any]], as_text: bool
+) -> None:
     answered(mutated(SERVING, changes), as_text=as_text)
 
 

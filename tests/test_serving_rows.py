@@ -1,4 +1,6 @@
-"""Readers of served runs: one replica, pools apart, queued requests; and the scatter that their fits leave."""
+"""Readers of served runs: one replica, pools apart, queued requests; and the scatter that their
+fits leave.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,65 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.fit_experts import fit, left_out, mixtures, plain, predicted, prepared, with_scatter
+from benchmarks.accuracy.fit_experts import (
+    fit,
+    left_out,
+    mixtures,
+    plain,
+    predicted,
+    prepared,
+    with_scatter,
+)
 from benchmarks.accuracy.serving_rows import later_runs, pool_runs, queued_runs
 from benchmarks.accuracy.serving_runs import ServingRun, log_ratios
 from hp_tool.domain.engines import ExpertEfficiency
 from hp_tool.domain.serving import ServingConfig
 
 SERVED = {
-    "engine": "sglang", "engine_version": "0.5.9", "model": "deepseek-ai/DeepSeek-R1", "system": "h200_sxm", "mode": "agg",
-    "isl": "1024", "osl": "1024", "concurrency": "16", "batch": "16", "tp": "8", "pp": "1", "moe_ep": "1",
-    "gemm_quant": "fp8", "moe_quant": "fp8_block", "ttft_ms": "285.9", "tpot_ms": "16.63",
-}  # fmt: skip
+    "engine": "sglang",
+    "engine_version": "0.5.9",
+    "model": "deepseek-ai/DeepSeek-R1",
+    "system": "h200_sxm",
+    "mode": "agg",
+    "isl": "1024",
+    "osl": "1024",
+    "concurrency": "16",
+    "batch": "16",
+    "tp": "8",
+    "pp": "1",
+    "moe_ep": "1",
+    "gemm_quant": "fp8",
+    "moe_quant": "fp8_block",
+    "ttft_ms": "285.9",
+    "tpot_ms": "16.63",
+}
 SIDES = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
 APART = SERVED | {"mode": "disagg", "tp": "", "pp": "", "moe_ep": ""}
 QUEUED = {
-    "engine": "trtllm", "version": "0.17", "gpu": "H200", "model": "mixtral-8x7b", "weights": "fp8", "kv_cache": "fp8",
-    "tp": "2", "pp": "1", "isl_tokens": "128", "osl_tokens": "2048", "num_requests": "3000", "runner": "trtllm-bench",
-    "output_tokens_s": "29584", "output_tokens_s_gpu": "14792",
-}  # fmt: skip
+    "engine": "trtllm",
+    "version": "0.17",
+    "gpu": "H200",
+    "model": "mixtral-8x7b",
+    "weights": "fp8",
+    "kv_cache": "fp8",
+    "tp": "2",
+    "pp": "1",
+    "isl_tokens": "128",
+    "osl_tokens": "2048",
+    "num_requests": "3000",
+    "runner": "trtllm-bench",
+    "output_tokens_s": "29584",
+    "output_tokens_s_gpu": "14792",
+}
 
 
 def apart(prefill: tuple[str, ...], decode: tuple[str, ...], **changes: str) -> dict[str, str]:
     sides = {"prefill": prefill, "decode": decode}
-    named = {f"{side}_{name}": value for side, values in sides.items() for name, value in zip(SIDES, values, strict=True)}
+    named = {
+        f"{side}_{name}": value
+        for side, values in sides.items()
+        for name, value in zip(SIDES, values, strict=True)
+    }
     return APART | named | changes
 
 
@@ -43,41 +81,77 @@ def write(folder: Path, name: str, rows: list[dict[str, str]]) -> None:
         writer.writerows(rows)
 
 
-def test_rows_become_runs_of_one_replica_and_pools_that_are_listed_twice_count_once(tmp_path: Path) -> None:
-    four_bits = SERVED | {"engine": "vllm", "model": "openai/gpt-oss-120b", "gemm_quant": "nvfp4", "concurrency": ""}
-    told = apart(("1", "8", "1", "1", "1"), ("1", "1", "1", "8", "8"), model="deepseek-ai/DeepSeek-V3", tpot_ms="42.734520")
+def test_rows_become_runs_of_one_replica_and_pools_that_are_listed_twice_count_once(
+    tmp_path: Path,
+) -> None:
+    four_bits = SERVED | {
+        "engine": "vllm",
+        "model": "openai/gpt-oss-120b",
+        "gemm_quant": "nvfp4",
+        "concurrency": "",
+    }
+    told = apart(
+        ("1", "8", "1", "1", "1"),
+        ("1", "1", "1", "8", "8"),
+        model="deepseek-ai/DeepSeek-V3",
+        tpot_ms="42.734520",
+    )
     untold = apart(("", "8", "1", "1", "1"), ("", "8", "1", "1", "8"), tpot_ms="42.73452")
     write(tmp_path, "inference_measured_2.csv", [SERVED, four_bits, untold, told])
     runs = later_runs(tmp_path)
     assert [run.precision for run in runs] == ["fp8", "mxfp4"] and runs[1].concurrency == 16
-    assert runs[0].config == ServingConfig(tensor_parallel_size=8) and runs[0].tpot_s == pytest.approx(0.01663)
+    assert runs[0].config == ServingConfig(tensor_parallel_size=8) and runs[
+        0
+    ].tpot_s == pytest.approx(0.01663)
     (pools,) = pool_runs(tmp_path)
-    assert pools.replicas == (1, 1) and pools.decode.attention_data_parallel_size == pools.decode.expert_parallel_size == 8
+    assert (
+        pools.replicas == (1, 1)
+        and pools.decode.attention_data_parallel_size == pools.decode.expert_parallel_size == 8
+    )
 
 
 def test_runs_of_a_public_script_have_what_it_sets(tmp_path: Path) -> None:
-    untold = SERVED | {"engine": "trtllm", "engine_version": "", "tp": "4", "system": "b200_sxm", "measured": "2025-10-29"}
+    untold = SERVED | {
+        "engine": "trtllm",
+        "engine_version": "",
+        "tp": "4",
+        "system": "b200_sxm",
+        "measured": "2025-10-29",
+    }
     others = [{"tp": "8"}, {"osl": "8192"}, {"engine_version": "1.0.0rc3"}]
     write(tmp_path, "inference_measured_2.csv", [untold, *(untold | other for other in others)])
     assert [run.batch_wait_iterations for run in later_runs(tmp_path)] == [20.0, 0.0, 0.0, 0.0]
     assert [run.version for run in later_runs(tmp_path)] == ["1.1", "1.1", "1.1", "1.0.0rc3"]
 
 
-def test_lengths_of_dated_rows_on_a_public_grid_are_the_means_that_its_client_draws(tmp_path: Path) -> None:
+def test_lengths_of_dated_rows_on_a_public_grid_are_the_means_that_its_client_draws(
+    tmp_path: Path,
+) -> None:
     dated = SERVED | {"measured": "2025-10-29"}
     write(
-        tmp_path, "inference_measured_3.csv", [dated, dated | {"isl": "1000"}, SERVED, dated | {"attention_dp": "8", "tp": "1"}]
+        tmp_path,
+        "inference_measured_3.csv",
+        [dated, dated | {"isl": "1000"}, SERVED, dated | {"attention_dp": "8", "tp": "1"}],
     )
     drawn, other, undated, groups = later_runs(tmp_path)
     assert (drawn.input_length, drawn.output_length, drawn.equal_lengths) == (922, 922, False)
-    assert other.input_length == 1000 and undated.input_length == 1024 and other.equal_lengths and undated.equal_lengths
+    assert (
+        other.input_length == 1000
+        and undated.input_length == 1024
+        and other.equal_lengths
+        and undated.equal_lengths
+    )
     assert groups.num_gpus == groups.config.attention_data_parallel_size == 8
 
 
 def test_runs_that_drafted_and_layouts_in_doubt_are_left_out() -> None:
     slow = synthetic(ExpertEfficiency())[0]
     doubtful = dataclasses.replace(
-        slow, engine="vllm", config=ServingConfig(attention_data_parallel_size=4, expert_parallel_size=4, data_parallel_size=4)
+        slow,
+        engine="vllm",
+        config=ServingConfig(
+            attention_data_parallel_size=4, expert_parallel_size=4, data_parallel_size=4
+        ),
     )
     drafted = dataclasses.replace(slow, tpot_s=slow.tpot_s / 1.5)
     assert plain([slow, drafted, doubtful]) == [slow]
@@ -86,25 +160,42 @@ def test_runs_that_drafted_and_layouts_in_doubt_are_left_out() -> None:
 def test_queued_rows_have_their_throughput_and_number_formats(tmp_path: Path) -> None:
     write(tmp_path, "inference_trtllm_throughput.csv", [QUEUED])
     (run,) = queued_runs(tmp_path)
-    assert (run.gpu, run.config.tensor_parallel_size, run.throughput) == ("h200-sxm-141gb", 2, 14792.0)
+    assert (run.gpu, run.config.tensor_parallel_size, run.throughput) == (
+        "h200-sxm-141gb",
+        2,
+        14792.0,
+    )
 
 
 def synthetic(truth: ExpertEfficiency) -> list[ServingRun]:
     """Runs of two mixtures as a model with these constants has them."""
     asked = [
         ServingRun(
-            engine="sglang", version="0.5.6.post2", model=model, gpu="h200-sxm-141gb", precision="fp8",
-            input_length=length, output_length=512, concurrency=load,
-            config=ServingConfig(tensor_parallel_size=8, expert_parallel_size=e), ttft_s=1.0, tpot_s=1.0,
+            engine="sglang",
+            version="0.5.6.post2",
+            model=model,
+            gpu="h200-sxm-141gb",
+            precision="fp8",
+            input_length=length,
+            output_length=512,
+            concurrency=load,
+            config=ServingConfig(tensor_parallel_size=8, expert_parallel_size=e),
+            ttft_s=1.0,
+            tpot_s=1.0,
         )
-        for model in ("deepseek-v3", "qwen3-235b-a22b") for length in (512, 4096) for load in (1, 8, 64) for e in (1, 8)
-    ]  # fmt: skip
+        for model in ("deepseek-v3", "qwen3-235b-a22b")
+        for length in (512, 4096)
+        for load in (1, 8, 64)
+        for e in (1, 8)
+    ]
     found = predicted(prepared(asked), truth)
     return [dataclasses.replace(pair.run, ttft_s=pair.ttft_s, tpot_s=pair.tpot_s) for pair in found]
 
 
 def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out() -> None:
-    truth = ExpertEfficiency(grouped_slowdown=1.5, popularity_variance=1.5, prompt_layer_overhead_s=1e-4)
+    truth = ExpertEfficiency(
+        grouped_slowdown=1.5, popularity_variance=1.5, prompt_layer_overhead_s=1e-4
+    )
     runs = synthetic(truth)
     found = fit(runs)
     # Few runs: priors pull at what they leave open.

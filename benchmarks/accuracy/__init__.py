@@ -1,1 +1,3 @@
-"""How true the predictions are, and the fits behind them: `python -m benchmarks.accuracy --data DIR`."""
+"""How true the predictions are, and the fits behind them: `python -m benchmarks.accuracy --data
+DIR`.
+"""

@@ -1,4 +1,6 @@
-"""Figures 1 and 7 of arXiv 2205.05198: activation memory of the first stage, with and without its two techniques."""
+"""Figures 1 and 7 of arXiv 2205.05198: activation memory of the first stage, with and without its
+two techniques.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +33,56 @@ VARIANTS = {
 
 
 def figures(folder: Path) -> list[Comparison]:
-    """Layers' activations in GiB (figure 1) and as a share of the tensor-parallel baseline's (figure 7)."""
+    """Layers' activations in GiB (figure 1) and as a share of the tensor-parallel baseline's
+    (figure 7).
+    """
     comparisons = []
     for row in read(folder, "korthikanti2022_fig1_fig7_memory.csv"):
         baseline = _layers(row["model"], recompute="none", sequence_parallel=False)
         reduced = _layers(row["model"], recompute="selective", sequence_parallel=True)
-        for column, size in (("fig1_act_gib_tp_baseline", baseline), ("fig1_act_gib_sp_selective", reduced)):
-            comparisons.append(_comparison("Figure 1 (GiB)", row["model"], column, float(row[column]), size / GIB))
+        for column, size in (
+            ("fig1_act_gib_tp_baseline", baseline),
+            ("fig1_act_gib_sp_selective", reduced),
+        ):
+            comparisons.append(
+                _comparison("Figure 1 (GiB)", row["model"], column, float(row[column]), size / GIB)
+            )
         for column, (recompute, sharded) in VARIANTS.items():
-            share = 100.0 * _layers(row["model"], recompute=recompute, sequence_parallel=sharded) / baseline
-            comparisons.append(_comparison("Figure 7 (%)", row["model"], column, float(row[column]), share))
+            share = (
+                100.0
+                * _layers(row["model"], recompute=recompute, sequence_parallel=sharded)
+                / baseline
+            )
+            comparisons.append(
+                _comparison("Figure 7 (%)", row["model"], column, float(row[column]), share)
+            )
     return comparisons
 
 
 def _layers(size: str, *, recompute: str, sequence_parallel: bool) -> float:
     pipeline, chunks, micro_batch, batch = SIZES[size]
     query = Query(
-        kind="training", model=MODELS[size], cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8 * pipeline),
+        kind="training",
+        model=MODELS[size],
+        cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8 * pipeline),
         training=workload(batch),
         parallel=ParallelQuery(
-            tensor_parallel_size=8, pipeline_parallel_size=pipeline, virtual_pipeline_parallel_size=chunks,
-            micro_batch_size=micro_batch, recompute=recompute, sequence_parallel=sequence_parallel,  # type: ignore[arg-type]
+            tensor_parallel_size=8,
+            pipeline_parallel_size=pipeline,
+            virtual_pipeline_parallel_size=chunks,
+            micro_batch_size=micro_batch,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel,  # type: ignore[arg-type]
         ),
-    )  # fmt: skip
+    )
     memory = estimate(query=query).memory
     assert memory is not None
     return memory.layer_activations_bytes
 
 
-def _comparison(source: str, size: str, what: str, published: float, predicted: float) -> Comparison:
-    return Comparison(source=source, model=MODELS[size], what=what, published=published, predicted=predicted)
+def _comparison(
+    source: str, size: str, what: str, published: float, predicted: float
+) -> Comparison:
+    return Comparison(
+        source=source, model=MODELS[size], what=what, published=published, predicted=predicted
+    )

@@ -1,4 +1,6 @@
-"""The one shape of evidence: a published figure beside its prediction, and the interval that was stated with it."""
+"""The one shape of evidence: a published figure beside its prediction, and the interval that was
+stated with it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Comparison:
     part: str = ""
     """The rows that a report shows together: a GPU, or a release."""
     setting: str = ""
-    """Rows of one setting (releases or submitters of one configuration) are one vote; empty: this row is a vote of its own."""
+    """Rows of one setting (releases or submitters of one configuration) are one vote; empty: this
+    row is a vote of its own.
+    """
     refused: str | None = None
     """The code under which this run, which was real, is called infeasible or is refused."""
 

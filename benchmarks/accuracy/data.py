@@ -23,20 +23,27 @@ def data_folder(arguments: argparse.Namespace) -> Path | None:
     named = arguments.data or os.environ.get("HP_REFERENCE_DATA")
     if named and Path(named).is_dir():
         return Path(named)
-    print(f"skipped: no folder of measured figures ({named or 'set --data or HP_REFERENCE_DATA'})", file=sys.stderr)
+    print(
+        f"skipped: no folder of measured figures ({named or 'set --data or HP_REFERENCE_DATA'})",
+        file=sys.stderr,
+    )
     return None
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="DIR", help="folder of measured figures (default: HP_REFERENCE_DATA)")
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of measured figures (default: HP_REFERENCE_DATA)"
+    )
 
 
 def write_constants(path: Path, constants: Mapping[str, object], *, command: str) -> None:
-    """Write a fitted profile as YAML, with the command that made it. Through JSON, so that a part used twice is written twice:
-    the catalogue accepts no aliases.
+    """Write a fitted profile as YAML, with the command that made it. Through JSON, so that a part
+    used twice is written twice: the catalogue accepts no aliases.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# Written by {command}; do not edit by hand.\n{_as_yaml(loads(dumps(constants)))}")
+    path.write_text(
+        f"# Written by {command}; do not edit by hand.\n{_as_yaml(loads(dumps(constants)))}"
+    )
 
 
 def change_constants(path: Path, changes: Mapping[str, object]) -> None:
@@ -51,11 +58,14 @@ def _as_yaml(fields: object) -> str:
 
 
 def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:
-    """Run the command line of a module over the folder of measured figures: `body(folder, switch=...)`.
+    """Run the command line of a module over the folder of measured figures: `body(folder,
+    switch=...)`.
 
     switches: help by name, all off unless given.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_data_argument(parser)
     for name, words in switches.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=words)
@@ -66,9 +76,14 @@ def command_line(description: str | None, body: Callable[..., None], **switches:
 
 
 def print_report(
-    *, description: str | None, evaluate: Callable[[Path], dict[str, Any]], as_text: Callable[[dict[str, Any]], str]
+    *,
+    description: str | None,
+    evaluate: Callable[[Path], dict[str, Any]],
+    as_text: Callable[[dict[str, Any]], str],
 ) -> None:
-    """Run the command line of a benchmark over the folder: its report as text, or with --json as an object."""
+    """Run the command line of a benchmark over the folder: its report as text, or with --json as an
+    object.
+    """
 
     def body(folder: Path, *, json: bool) -> None:
         report = evaluate(folder)

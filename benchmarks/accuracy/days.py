@@ -1,4 +1,6 @@
-"""Days to train GPT-3 175B on 300B tokens with 1,024 A100: today's stack with and without what arXiv 2205.05198 adds."""
+"""Days to train GPT-3 175B on 300B tokens with 1,024 A100: today's stack with and without what
+arXiv 2205.05198 adds.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,31 @@ PUBLISHED_FLOPS_PER_SECOND = 140e12
 
 
 def best(*, recompute: str, sequence_parallel: bool) -> Recommendation:
-    """Table 5's software and layout for 175B, sixteen replicas; ZeRO stage 0 or 1, whichever is faster and fits."""
+    """Table 5's software and layout for 175B, sixteen replicas; ZeRO stage 0 or 1, whichever is
+    faster and fits.
+    """
     query = Query(
-        kind="training", model="gpt3-175b", cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=GPUS),
+        kind="training",
+        model="gpt3-175b",
+        cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=GPUS),
         training=TrainingWorkload(
-            sequence_length=2048, global_batch_size=1536, precision="fp16", attention="unfused", dropout=0.1,
+            sequence_length=2048,
+            global_batch_size=1536,
+            precision="fp16",
+            attention="unfused",
+            dropout=0.1,
             total_tokens=TOKENS,
         ),
         parallel=ParallelQuery(
-            tensor_parallel_size=8, pipeline_parallel_size=8, virtual_pipeline_parallel_size=3, micro_batch_size=1,
-            recompute=recompute, sequence_parallel=sequence_parallel, zero_stage=(0, 1),  # type: ignore[arg-type]
+            tensor_parallel_size=8,
+            pipeline_parallel_size=8,
+            virtual_pipeline_parallel_size=3,
+            micro_batch_size=1,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel,
+            zero_stage=(0, 1),  # type: ignore[arg-type]
         ),
-    )  # fmt: skip
+    )
     recommendations = recommend(query=query, top=1).recommendations
     if not recommendations:
         raise RuntimeError("nothing fits")
@@ -60,9 +75,12 @@ def evaluate() -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     return (
         "GPT-3 175B, 300B tokens, 1,024 A100 80GB, batch 1,536  [headline]\n"
-        f"  sequence parallelism and selective recomputation {report['selective_sequence_parallel_days']:.2f} days\n"
-        f"  full recomputation, no sequence parallelism      {report['full_recompute_days']:.2f} days\n"
+        "  sequence parallelism and selective recomputation "
+        f"{report['selective_sequence_parallel_days']:.2f} days\n"
+        f"  full recomputation, no sequence parallelism      {report['full_recompute_days']:.2f} "
+        "days\n"
         f"  ratio                                            {report['ratio']:.3f}\n"
-        f"  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives {report['published_2021_days']:.1f} days "
+        "  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives "
+        f"{report['published_2021_days']:.1f} days "
         "(arXiv 2104.04473 prints 34)"
     )

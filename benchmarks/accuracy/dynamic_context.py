@@ -25,16 +25,26 @@ MODEL, GPU, GPUS = "llama-2-13b", "h100-sxm-80gb", 128
 WORKLOAD = TrainingWorkload(sequence_length=131_072, global_batch_size=64)
 SCENARIOS = {
     "CP groups over two servers": ParallelConfig(
-        tensor_parallel_size=2, pipeline_parallel_size=4, context_parallel_size=8, data_parallel_size=2,
-        sequence_parallel=True, recompute="full",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=4,
+        context_parallel_size=8,
+        data_parallel_size=2,
+        sequence_parallel=True,
+        recompute="full",
     ),
     "CP groups inside one server": ParallelConfig(
-        tensor_parallel_size=1, pipeline_parallel_size=8, context_parallel_size=8, data_parallel_size=2, recompute="full",
+        tensor_parallel_size=1,
+        pipeline_parallel_size=8,
+        context_parallel_size=8,
+        data_parallel_size=2,
+        recompute="full",
     ),
-}  # fmt: skip
+}
 PUBLISHED_BEST = 1.48
-"""NVIDIA's technical blog on dynamic context parallelism in Megatron Core, 2026: "up to", over packing alone, on data sets
-and clusters that it does not give in full. Not a target: nothing here is fitted to it."""
+"""NVIDIA's technical blog on dynamic context parallelism in Megatron Core, 2026: "up to", over
+packing alone, on data sets and clusters that it does not give in full. Not a target: nothing here
+is fitted to it.
+"""
 NO_GAIN = 1.01
 """Below this there is nothing to report."""
 
@@ -54,12 +64,17 @@ def clock(config: ParallelConfig) -> MicroBatchClock:
 
 
 def evaluate(names: list[str]) -> dict[str, Any]:
-    """{setting, published_best, scenarios: [{name, fits, rows}]}: seconds a step and gains for each distribution."""
+    """{setting, published_best, scenarios: [{name, fits, rows}]}: seconds a step and gains for each
+    distribution.
+    """
     scenarios = []
     for name, config in SCENARIOS.items():
         timer = clock(config)
         static = training_costs(case=timer.case, candidates=Candidates.alone(config))
-        sizes = f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP {config.context_parallel_size}, "
+        sizes = (
+            f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP "
+            f"{config.context_parallel_size}, "
+        )
         scenarios.append(
             {
                 "name": f"{name}: {sizes}DP {config.data_parallel_size}",
@@ -68,7 +83,8 @@ def evaluate(names: list[str]) -> dict[str, Any]:
             }
         )
     return {
-        "setting": f"{MODEL}, {GPUS} x {GPU}, {WORKLOAD.global_batch_size} rows of {WORKLOAD.sequence_length:,} tokens, "
+        "setting": f"{MODEL}, {GPUS} x {GPU}, {WORKLOAD.global_batch_size} rows of "
+        f"{WORKLOAD.sequence_length:,} tokens, "
         "full recomputation",
         "published_best": PUBLISHED_BEST,
         "scenarios": scenarios,
@@ -94,27 +110,37 @@ def as_text(report: dict[str, Any]) -> str:
     """One line a distribution and scenario."""
     lines = [f"Dynamic context parallelism, {report['setting']}  [predicted, an upper bound]"]
     for scenario in report["scenarios"]:
-        lines.append(f"  {scenario['name']}{'' if scenario['fits'] else '  (static rows DO NOT FIT in memory)'}")
         lines.append(
-            f"    {'lengths':20} {'mean':>8} {'packed':>8} {'balanced':>8} {'dynamic':>8} {'gain':>6} {'over packing':>12}  "
+            "  "
+            f"{scenario['name']}{'' if scenario['fits'] else '  (static rows DO NOT FIT in memory)'}"  # noqa: E501
+        )
+        lines.append(
+            f"    {'lengths':20} {'mean':>8} {'packed':>8} {'balanced':>8} {'dynamic':>8} "
+            f"{'gain':>6} {'over packing':>12}  "
             "tokens by CP size"
         )
         for row in scenario["rows"]:
             shares = ", ".join(f"{size}: {share:.0%}" for size, share in row["token_share"].items())
             none = "" if row["gain"] >= NO_GAIN else "  (no gain)"
             lines.append(
-                f"    {row['lengths']:20} {row['mean_tokens']:8,.0f} {row['packed_s']:6.2f} s {row['balanced_s']:6.2f} s "
-                f"{row['dynamic_s']:6.2f} s {row['gain']:5.2f}x {row['gain_over_packing']:11.2f}x  {shares}{none}"
+                f"    {row['lengths']:20} {row['mean_tokens']:8,.0f} {row['packed_s']:6.2f} s "
+                f"{row['balanced_s']:6.2f} s "
+                f"{row['dynamic_s']:6.2f} s {row['gain']:5.2f}x {row['gain_over_packing']:11.2f}x  "
+                f"{shares}{none}"
             )
     lines += [
-        "  packed: static size, rows in order of arrival; balanced: the same rows balanced over replicas; gain: over balanced",
-        f"  published best case, other data, model and cluster, over packing: up to {report['published_best']:.2f}x",
+        "  packed: static size, rows in order of arrival; balanced: the same rows balanced over "
+        "replicas; gain: over balanced",
+        "  published best case, other data, model and cluster, over packing: up to "
+        f"{report['published_best']:.2f}x",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.dynamic_context", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.dynamic_context", description=__doc__
+    )
     parser.add_argument("--lengths", nargs="+", default=names("lengths"), metavar="NAME_OR_FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()

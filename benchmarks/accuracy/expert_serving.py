@@ -1,8 +1,9 @@
-"""Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
+"""Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR]
+[--json]`.
 
-Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the
-model that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of
-experts at all.
+Constants of experts are fitted anew for every figure, without the load, the layout (a model's
+tensor parallel size) or the model that they are quoted on; engines' constants come from dense
+models. Pools apart and queued loads saw no constant of experts at all.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ KEYS = {
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return, by what was left out, errors of all runs and each series, intervals and the choice of a layout; pools apart."""
+    """Return, by what was left out, errors of all runs and each series, intervals and the choice of
+    a layout; pools apart.
+    """
     runs = mixtures(folder)
     report: dict[str, Any] = {}
     for name, key in KEYS.items():
         parts = left_out(runs, key)
         pairs = [pair for _, members in parts.values() for pair in members]
-        report[name] = {"all": figures(pairs)} | {series: figures(members) for series, members in _by_series(pairs).items()}
+        report[name] = {"all": figures(pairs)} | {
+            series: figures(members) for series, members in _by_series(pairs).items()
+        }
         report[name]["best layout"] = regret(pairs)
         if name == "model left out":
             report["intervals"] = _held(parts.values())
-    report["offline"] = _offline([run for run in queued_runs(folder) if catalogue_model(run.model).num_experts])
+    report["offline"] = _offline(
+        [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
+    )
     report["pools"] = _pool_figures(fit_pools.told(folder))
     report["pools of unknown size"] = sum(run.replicas is None for run in pool_runs(folder))
     return report
@@ -68,7 +75,9 @@ def _by_series(pairs: Iterable[Predicted]) -> dict[str, list[Predicted]]:
     grouped: dict[str, list[Predicted]] = {}
     for pair in pairs:
         run = pair.run
-        grouped.setdefault(f"{run.engine} {run.version or '?'}, {run.model} {run.precision}, {run.gpu}", []).append(pair)
+        grouped.setdefault(
+            f"{run.engine} {run.version or '?'}, {run.model} {run.precision}, {run.gpu}", []
+        ).append(pair)
     return grouped
 
 
@@ -80,12 +89,17 @@ def _held(parts: Iterable[tuple[ExpertEfficiency, list[Predicted]]]) -> dict[str
         others = [each for j, (_, each) in enumerate(members) if j != i]
         profile = with_scatter(constants, others)
         for what, kept in inside.items():
-            kept += (np.abs(log_ratios(pairs, what)) <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")).tolist()
+            kept += (
+                np.abs(log_ratios(pairs, what))
+                <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")
+            ).tolist()
     return {what: float(np.mean(kept)) for what, kept in inside.items()}
 
 
 def _offline(runs: Sequence[ServingRun]) -> dict[str, Any]:
-    """Errors of throughput with all requests queued at once, by the shipped constants, which saw none of these."""
+    """Errors of throughput with all requests queued at once, by the shipped constants, which saw
+    none of these.
+    """
     if not runs:
         return {}
     pairs = predicted(prepared(runs), expert_efficiency(engine=runs[0].engine))
@@ -101,8 +115,8 @@ def _offline(runs: Sequence[ServingRun]) -> dict[str, Any]:
 
 
 def _pool_figures(runs: Sequence[PoolRun]) -> dict[str, Any]:
-    """Errors of pools apart whose numbers of replicas are told, each by hops between pools that saw neither its engine nor its
-    lengths; and the share inside intervals.
+    """Errors of pools apart whose numbers of replicas are told, each by hops between pools that saw
+    neither its engine nor its lengths; and the share inside intervals.
     """
     pairs = [pair for members in fit_pools.left_out(runs).values() for pair in members]
     if not pairs:
@@ -110,7 +124,9 @@ def _pool_figures(runs: Sequence[PoolRun]) -> dict[str, Any]:
     tpot, ttft = (np.array([pair.log_ratio(what) for pair in pairs]) for what in ("tpot", "ttft"))
     profile = pool_efficiency()
     inside = {
-        f"{what}_inside": float(np.mean(np.abs(logs) <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")))
+        f"{what}_inside": float(
+            np.mean(np.abs(logs) <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd"))
+        )
         for what, logs in (("tpot", tpot), ("ttft", ttft))
     }
     return _errors(tpot, ttft) | inside
@@ -124,17 +140,35 @@ def as_text(report: dict[str, Any]) -> str:
         best = rows.pop("best layout")
         lines += [_line(series, row) for series, row in rows.items()]
         chosen = f"{best['best_chosen']} of {best['groups']}"
-        lines.append(f"  best TP by tokens/s/GPU chosen in {chosen} groups, worst loses {best['worst']:.1%}")
+        lines.append(
+            f"  best TP by tokens/s/GPU chosen in {chosen} groups, worst loses {best['worst']:.1%}"
+        )
     inside = report["intervals"]
-    lines.append(f"90 % intervals of a model left out hold {inside['tpot']:.0%} of TPOT, {inside['ttft']:.0%} of TTFT")
+    lines.append(
+        f"90 % intervals of a model left out hold {inside['tpot']:.0%} of TPOT, "
+        f"{inside['ttft']:.0%} of TTFT"
+    )
     if rows := dict(report["offline"]):
         best = rows.pop("best layout")
         lines.append("All requests queued at once: output tokens a second")
-        lines += [f"  {name:68} {row['runs']:4.0f} {row['error']:6.1%} {row['bias']:+.2f}" for name, row in rows.items()]
-        lines.append(f"  best TP chosen in {best['best_chosen']} of {best['groups']} groups, worst loses {best['worst']:.1%}")
+        lines += [
+            f"  {name:68} {row['runs']:4.0f} {row['error']:6.1%} {row['bias']:+.2f}"
+            for name, row in rows.items()
+        ]
+        lines.append(
+            f"  best TP chosen in {best['best_chosen']} of {best['groups']} groups, worst loses "
+            f"{best['worst']:.1%}"
+        )
     if report["pools"]:
-        lines += ["Prefill and decoding apart", _line("DeepSeek-V3, engine and length left out", report["pools"])]
-        lines.append("  90 % intervals hold {tpot_inside:.0%} of TPOT, {ttft_inside:.0%} of TTFT".format(**report["pools"]))
+        lines += [
+            "Prefill and decoding apart",
+            _line("DeepSeek-V3, engine and length left out", report["pools"]),
+        ]
+        lines.append(
+            "  90 % intervals hold {tpot_inside:.0%} of TPOT, {ttft_inside:.0%} of TTFT".format(
+                **report["pools"]
+            )
+        )
         lines.append(f"  (of {report['pools of unknown size']} more the replicas are not told)")
     return "\n".join(lines)
 

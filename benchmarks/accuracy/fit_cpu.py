@@ -1,7 +1,9 @@
-"""Measure this machine's `cpu` constants, one process with one thread: `python -m benchmarks.accuracy.fit_cpu` (needs torch).
+"""Measure this machine's `cpu` constants, one process with one thread: `python -m
+benchmarks.accuracy.fit_cpu` (needs torch).
 
-Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml: matmuls, an elementwise kernel, and gloo collectives between two
-processes over loopback. Fractions are of the catalogue's `cpu` entry. Searches correct what differs on another host.
+Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml: matmuls, an elementwise kernel, and gloo
+collectives between two processes over loopback. Fractions are of the catalogue's `cpu` entry.
+Searches correct what differs on another host.
 """
 
 from __future__ import annotations
@@ -61,12 +63,17 @@ def fit_matmul(precision: Precision) -> dict[str, float]:
     flops = 2 * m * n * k / device.peak_flops_per_second[precision]
     traffic = size * (m * k + n * k + m * n) / device.memory_bandwidth_bytes_per_second
     roofline, errors = fit_roofline(flops, traffic, seconds, bounds=CPU)
-    print(f"matmul {precision}: {roofline}, median error {np.median(errors):.1%} over {len(seconds)} shapes")
+    print(
+        f"matmul {precision}: {roofline}, median error {np.median(errors):.1%} over {len(seconds)} "
+        "shapes"
+    )
     return asdict(roofline)
 
 
 def fit_elementwise() -> tuple[float, float]:
-    """(fraction of memory bandwidth, seconds a kernel) of adding two tensors too large for the caches."""
+    """(fraction of memory bandwidth, seconds a kernel) of adding two tensors too large for the
+    caches.
+    """
     import torch
 
     counts = 2 ** np.arange(16, 25, 2)
@@ -76,7 +83,9 @@ def fit_elementwise() -> tuple[float, float]:
         out = torch.empty_like(a)
         seconds.append(seconds_of(lambda a=a, b=b, out=out: torch.add(a, b, out=out)))
     traffic = 12.0 * counts / gpu("cpu").memory_bandwidth_bytes_per_second
-    (fraction, overhead), _ = fit_memory(traffic, np.ones(len(counts)), np.array(seconds), bounds=CPU)
+    (fraction, overhead), _ = fit_memory(
+        traffic, np.ones(len(counts)), np.array(seconds), bounds=CPU
+    )
     print(f"elementwise: {fraction:.3f} of memory bandwidth, {overhead * 1e6:.1f} us a kernel")
     return fraction, overhead
 
@@ -86,7 +95,9 @@ def _rank(rank: int, port: int, results: object) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+    )
     for size in LINK_BYTES:
         tensor = torch.ones(size // 4)
         times = []
@@ -142,7 +153,8 @@ def main() -> None:
             "context_bytes": 0.0,
             "nvlink": link,
             "all_to_all": link,
-            "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, "
+            "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host "
+            f"with {os.cpu_count()} cores, "
             f"gloo over loopback, {datetime.datetime.now(datetime.UTC).date()}, by {COMMAND}",
         },
         command=COMMAND,

@@ -1,9 +1,12 @@
-"""Fit what an inference engine adds to isolated kernels: `python -m benchmarks.accuracy.fit_engines --data DIR`.
+"""Fit what an inference engine adds to isolated kernels: `python -m benchmarks.accuracy.fit_engines
+--data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough runs of dense models, from
-one half of the groups of inference_measured.csv, inference_measured_2.csv and inference_trtllm_throughput.csv (see
-ServingRun.fitted), with priors that keep every constant physical. Runs whose prompts were demonstrably cached are left out.
-The other half gives the intervals, and models and dies left out of fits of their own how much wider they are for others.
+Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough
+runs of dense models, from one half of the groups of inference_measured.csv,
+inference_measured_2.csv and inference_trtllm_throughput.csv (see ServingRun.fitted), with priors
+that keep every constant physical. Runs whose prompts were demonstrably cached are left out. The
+other half gives the intervals, and models and dies left out of fits of their own how much wider
+they are for others.
 """
 
 from __future__ import annotations
@@ -20,9 +23,24 @@ import numpy as np
 
 from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import command_line, write_constants
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, conformal_sd, linear_beyond, rounded
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Floats,
+    Prior,
+    Values,
+    conformal_sd,
+    linear_beyond,
+    rounded,
+)
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, log_ratios, predict
+from benchmarks.accuracy.serving_runs import (
+    Predicted,
+    ServingRun,
+    batches,
+    cached_series,
+    log_ratios,
+    predict,
+)
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
@@ -49,12 +67,18 @@ PRIORS = {
     "wave_share": Prior(0.2, 0.3, 0.0, 1.2),
 }
 BY_ENGINE = {"vllm": {"cast_share": Prior(0.25, 0.25, 0.0, 1.5)}}
-"""Priors of one engine. vLLM's compiled passes (fuse_norm_quant, fuse_act_quant) put the casts after norms and activations into
-these: of a layer's four matmuls only the one after attention has a cast of its own."""
+"""Priors of one engine. vLLM's compiled passes (fuse_norm_quant, fuse_act_quant) put the casts
+after norms and activations into these: of a layer's four matmuls only the one after attention has a
+cast of its own.
+"""
 STARTS = ({"request_overhead_s": 5e-3}, {"request_overhead_s": 2e-2})
-"""Front-end work a request to start from: where the front end bounds no run, its constants have no gradient."""
+"""Front-end work a request to start from: where the front end bounds no run, its constants have no
+gradient.
+"""
 NOISE = {"ttft": 0.5, "tpot": 0.06, "throughput": 0.06}
-"""Relative scatter taken for one measured figure; it sets the figures against each other and the priors."""
+"""Relative scatter taken for one measured figure; it sets the figures against each other and the
+priors.
+"""
 ROBUST = {"ttft": 0.25, "tpot": 0.06, "throughput": 0.06}
 """Log ratio from which a residual counts linearly, so that a capacity cliff bends no constant."""
 FEWEST_RUNS = 20
@@ -66,26 +90,54 @@ UNFAMILIAR_FACTOR = 2.0
 """Where one model on one die was measured: assumed."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-             "kv_reserved_output_fraction": 0.75, "fp8_cache_with": ()},
-    "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
-               "kv_reserved_output_fraction": 0.75, "fp8_cache_with": ()},
-    "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-               "kv_reserved_output_fraction": 1.0, "fp8_cache_with": ("fp8", "nvfp4")},
-}  # fmt: skip
-"""The engines' own defaults on 80 GB devices, from their documentation. vLLM and SGLang hand out cache blocks as tokens appear
-and admit a request when its prompt fits; TensorRT-LLM promises a request its whole output (GUARANTEED_NO_EVICT).
+    "vllm": {
+        "schedule": "mixed",
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 8192,
+        "memory_fraction": 0.9,
+        "kv_reserved_output_fraction": 0.75,
+        "fp8_cache_with": (),
+    },
+    "sglang": {
+        "schedule": "prefill_first",
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 8192,
+        "memory_fraction": 0.85,
+        "kv_reserved_output_fraction": 0.75,
+        "fp8_cache_with": (),
+    },
+    "trtllm": {
+        "schedule": "mixed",
+        "max_num_seqs": 2048,
+        "max_num_batched_tokens": 8192,
+        "memory_fraction": 0.9,
+        "kv_reserved_output_fraction": 1.0,
+        "fp8_cache_with": ("fp8", "nvfp4"),
+    },
+}
+"""The engines' own defaults on 80 GB devices, from their documentation. vLLM and SGLang hand out
+cache blocks as tokens appear and admit a request when its prompt fits; TensorRT-LLM promises a
+request its whole output (GUARANTEED_NO_EVICT).
 """
 BY_VERSION: dict[tuple[str, str], dict[str, Any]] = {
-    # As most runs of trtllm-bench were: 95 % of what is free; a C++ runtime without PyTorch's reserve.
-    ("trtllm", "0.17"): {"fp8_scales": "tensor", "memory_fraction": 0.95, "memory_fraction_of": "free", "reserve_bytes": 1e9},
+    # As most runs of trtllm-bench were: 95 % of what is free; a C++ runtime without PyTorch's
+    # reserve.
+    ("trtllm", "0.17"): {
+        "fp8_scales": "tensor",
+        "memory_fraction": 0.95,
+        "memory_fraction_of": "free",
+        "reserve_bytes": 1e9,
+    },
     # The default of KvCacheConfig.free_gpu_memory_fraction; the runs of 1.0.0rc3 had less.
     ("trtllm", "1.1"): {"memory_fraction_of": "free"},
 }
 NOTES = {
     ("trtllm", "1.1"): "; the rows tell no version, only October 2025",
     ("vllm", "0.12.0"): "; those in fp8 tell no version, only October 2025",
-    ("trtllm", "0.17"): "; of offline throughput alone: constants of the front end and of arrivals are assumed",
+    (
+        "trtllm",
+        "0.17",
+    ): "; of offline throughput alone: constants of the front end and of arrivals are assumed",
 }
 RESERVE_BYTES = 2e9
 """CUDA context, NCCL, CUDA graphs."""
@@ -99,9 +151,15 @@ def settings(name: str, version: str) -> dict[str, Any]:
 def engine(values: Values, *, name: str, version: str) -> EngineEfficiency:
     """Return the profile with the free constants."""
     return EngineEfficiency(
-        engine=name, version=version, ttft_log_sd=0.0, tpot_log_sd=0.0, throughput_log_sd=0.0,
-        fitted_on="", **settings(name, version), **values,
-    )  # fmt: skip
+        engine=name,
+        version=version,
+        ttft_log_sd=0.0,
+        tpot_log_sd=0.0,
+        throughput_log_sd=0.0,
+        fitted_on="",
+        **settings(name, version),
+        **values,
+    )
 
 
 def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficiency:
@@ -112,35 +170,57 @@ def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficie
 
     offline = all(run.queued_throughput is not None for run in seen)
     fit = Fit[ServingRun, EngineEfficiency](
-        priors=priors, constants=make, errors=functools.partial(errors, start=make(rounded(means))), in_deviations=False,
-        near=0.0, options={"x_scale": [prior.sd for prior in priors.values()], "diff_step": 1e-3, "ftol": 1e-5},
-    )  # fmt: skip
+        priors=priors,
+        constants=make,
+        errors=functools.partial(errors, start=make(rounded(means))),
+        in_deviations=False,
+        near=0.0,
+        options={
+            "x_scale": [prior.sd for prior in priors.values()],
+            "diff_step": 1e-3,
+            "ftol": 1e-5,
+        },
+    )
     profile = fit(seen, starts=({},) if offline else STARTS)
-    return dataclasses.replace(profile, assumed=assumed(profile, errors(seen, start=profile), priors))
+    return dataclasses.replace(
+        profile, assumed=assumed(profile, errors(seen, start=profile), priors)
+    )
 
 
-def errors(runs: Sequence[ServingRun], *, start: EngineEfficiency) -> Callable[[EngineEfficiency], Floats]:
+def errors(
+    runs: Sequence[ServingRun], *, start: EngineEfficiency
+) -> Callable[[EngineEfficiency], Floats]:
     """What constants give for the log ratios of these runs, over the noise taken for each."""
     prepared = batches(runs, start)
 
     def of(trial: EngineEfficiency) -> Floats:
         pairs = predict(prepared, trial)
         logs = {what: np.nan_to_num(log_ratios(pairs, what)) for what in NOISE}
-        return np.concatenate([linear_beyond(logs[what], ROBUST[what]) / NOISE[what] for what in NOISE])
+        return np.concatenate(
+            [linear_beyond(logs[what], ROBUST[what]) / NOISE[what] for what in NOISE]
+        )
 
     return of
 
 
 def assumed(
-    profile: EngineEfficiency, residuals: Callable[[EngineEfficiency], Floats], priors: Mapping[str, Prior]
+    profile: EngineEfficiency,
+    residuals: Callable[[EngineEfficiency], Floats],
+    priors: Mapping[str, Prior],
 ) -> tuple[str, ...]:
-    """Return the constants that are as unsure after the runs as before, to a half: 1 / sqrt of the diagonal of the inverse of
-    J^T J + prior, J by differences of a tenth of each prior's deviation.
+    """Return the constants that are as unsure after the runs as before, to a half: 1 / sqrt of the
+    diagonal of the inverse of J^T J + prior, J by differences of a tenth of each prior's deviation.
     """
     sds = np.array([prior.sd for prior in priors.values()])
     here = residuals(profile)
     columns = [
-        (residuals(dataclasses.replace(profile, **{name: getattr(profile, name) + 0.1 * prior.sd})) - here) / 0.1
+        (
+            residuals(
+                dataclasses.replace(profile, **{name: getattr(profile, name) + 0.1 * prior.sd})
+            )
+            - here
+        )
+        / 0.1
         for name, prior in priors.items()
     ]
     in_deviations = np.stack(columns, axis=1)
@@ -149,7 +229,9 @@ def assumed(
 
 
 def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
-    """The runs of each engine and version with enough of them, without series whose prompts were cached."""
+    """The runs of each engine and version with enough of them, without series whose prompts were
+    cached.
+    """
     cached = cached_series(runs)
     grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
     for run in runs:
@@ -166,18 +248,24 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
 
 
 def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
-    """Return the scatter of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
+    """Return the scatter of the ratio of two layouts' throughputs under one load; None where too
+    few loads had several.
+    """
     groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for pair, log_ratio in zip(pairs, log_ratios(pairs, "throughput"), strict=True):
         groups[pair.run.group].append(log_ratio)
-    ratios = [one - other for logs in groups.values() for one, other in itertools.combinations(logs, 2)]
+    ratios = [
+        one - other for logs in groups.values() for one, other in itertools.combinations(logs, 2)
+    ]
     return conformal_sd(np.array(ratios)) if len(ratios) >= FEWEST_RUNS else None
 
 
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
-    """The runs of each kind, predicted by constants that saw the others; none where there are too few of those."""
+    """The runs of each kind, predicted by constants that saw the others; none where there are too
+    few of those.
+    """
     predicted = {}
     for kind, runs, others in fitting.left_out(members, key):
         seen = [run for run in others if run.fitted]
@@ -203,7 +291,9 @@ LEFT_OUT = (by_model, by_gpu, by_precision)
 
 
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
-    """The profile with its scatter on groups it did not see, and how much more there is on models and GPUs left out."""
+    """The profile with its scatter on groups it did not see, and how much more there is on models
+    and GPUs left out.
+    """
     others = [run for run in members if not run.fitted]
     predicted = predict(batches(others, profile), profile)
     own, pair = scatter(predicted), pair_scatter(predicted)
@@ -211,7 +301,11 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     refits = [left_out(members, name=name, version=version, key=key) for key in LEFT_OUT]
     foreign = [pair for kinds in refits for pairs in kinds.values() for pair in pairs]
     wider = {what: value / own[what] for what, value in scatter(foreign).items()} if foreign else {}
-    later = max([1.0, *(value for what, value in wider.items() if what != "ttft")]) if wider else UNFAMILIAR_FACTOR
+    later = (
+        max([1.0, *(value for what, value in wider.items() if what != "ttft")])
+        if wider
+        else UNFAMILIAR_FACTOR
+    )
     assumed = {"ttft": ASSUMED_TTFT_LOG_SD, "tpot": own["throughput"]} | own
     return dataclasses.replace(
         profile,
@@ -221,22 +315,34 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
         unfamiliar_ttft_factor=float(f"{max(1.0, wider.get('ttft', UNFAMILIAR_FACTOR)):.3g}"),
         fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
         fitted_precisions=tuple(dict.fromkeys(run.precision for run in members)),
-        fitted_silicon=tuple(dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))),
+        fitted_silicon=tuple(
+            dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))
+        ),
     )
 
 
 def main(data: Path) -> None:
     for (name, version), members in by_version(dense_runs(data)).items():
         seen = [run for run in members if run.fitted]
-        models = ", ".join(dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members))
+        models = ", ".join(
+            dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members)
+        )
         profile = dataclasses.replace(
             with_scatter(fit(seen, name=name, version=version), members),
             fitted_on=f"{len(seen)} runs ({models}) by {COMMAND}; deviations from "
             f"{len(members) - len(seen)} runs of other groups" + NOTES.get((name, version), ""),
         )
-        write_constants(FOLDER / "engines" / f"{name}-{version}.yaml", dataclasses.asdict(profile), command=COMMAND)
-        print(f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within a TPOT deviation of "
-              f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that", flush=True)  # fmt: skip
+        write_constants(
+            FOLDER / "engines" / f"{name}-{version}.yaml",
+            dataclasses.asdict(profile),
+            command=COMMAND,
+        )
+        print(
+            f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within "
+            "a TPOT deviation of "
+            f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

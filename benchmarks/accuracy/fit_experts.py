@@ -1,8 +1,10 @@
-"""Fit what layers with experts add to isolated kernels while serving: `python -m benchmarks.accuracy.fit_experts --data DIR`.
+"""Fit what layers with experts add to isolated kernels while serving: `python -m
+benchmarks.accuracy.fit_experts --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/experts.yaml, one profile for all engines, from the served mixtures of
-inference_measured_2.csv and _3, on top of the engines' constants, which come from dense models (`fit_engines` runs first).
-Priors keep every constant physical. Deviations are those of whole groups (engine, version, model) left out of a fit.
+Writes hp_tool/catalog/data/efficiency/experts.yaml, one profile for all engines, from the served
+mixtures of inference_measured_2.csv and _3, on top of the engines' constants, which come from dense
+models (`fit_engines` runs first). Priors keep every constant physical. Deviations are those of
+whole groups (engine, version, model) left out of a fit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import command_line, write_constants
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, linear_beyond
 from benchmarks.accuracy.serving_rows import later_runs
-from benchmarks.accuracy.serving_runs import FIGURES, Batch, Predicted, ServingRun, batches, by_constants, log_ratios, predict
+from benchmarks.accuracy.serving_runs import (
+    FIGURES,
+    Batch,
+    Predicted,
+    ServingRun,
+    batches,
+    by_constants,
+    log_ratios,
+    predict,
+)
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
@@ -29,26 +40,35 @@ COMMAND = "python -m benchmarks.accuracy.fit_experts"
 PRIORS = {
     "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
     "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
-    # An engine's own work on prompts is in its constants of dense models: a mixture adds none unless its rows say so.
+    # An engine's own work on prompts is in its constants of dense models: a mixture adds none
+    # unless its rows say so.
     "prompt_layer_overhead_s": Prior(0.0, 2e-5, 0.0, 2e-3),
     "eager_layer_s": Prior(5e-4, 5e-4, 0.0, 5e-3),
     "first_token_s": Prior(0.0, 3e-2, 0.0, 0.5),
     "popularity_variance": Prior(1.0, 1.0, 0.0, 10.0),
-    "load_variance": Prior(0.25, 0.15, 0.0, 10.0),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
+    "load_variance": Prior(
+        0.25, 0.15, 0.0, 10.0
+    ),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }
 NOISE = {"ttft": 0.5, "tpot": 0.06}
 """Relative scatter taken for one measured figure."""
 ROBUST = {"ttft": 0.25, "tpot": 0.06}
 """Log ratio from which a residual counts linearly."""
 STRANGE = ("trtllm", "1.2.0rc6.post1")
-"""One run alone, whose requests wait 29 s for a first token that their prompts need 2 s for: no setting told explains it."""
+"""One run alone, whose requests wait 29 s for a first token that their prompts need 2 s for: no
+setting told explains it.
+"""
 DRAFTS_FROM = 1.25
-"""Ratio of two TPOTs of one layout and load from which the faster run must have drafted tokens, which no column tells."""
+"""Ratio of two TPOTs of one layout and load from which the faster run must have drafted tokens,
+which no column tells.
+"""
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
 def mixtures(folder: Path) -> list[ServingRun]:
-    """Served mixtures on one replica, without runs that must have drafted tokens or whose layout is in doubt."""
+    """Served mixtures on one replica, without runs that must have drafted tokens or whose layout is
+    in doubt.
+    """
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
     return plain([run for run in runs if (run.engine, run.version) != STRANGE])
 
@@ -59,11 +79,13 @@ def plain(runs: Sequence[ServingRun]) -> list[ServingRun]:
     for run in runs:
         slowest[_layout(run)] = max(slowest[_layout(run)], run.tpot_s)
     return [
-        run for run in runs
+        run
+        for run in runs
         if slowest[_layout(run)] <= DRAFTS_FROM * run.tpot_s
-        # MiniMax's repaired rows have attention in parallel over data, and the latencies of the rows with TP 4 to 1 %.
+        # MiniMax's repaired rows have attention in parallel over data, and the latencies of the
+        # rows with TP 4 to 1 %.
         and not (run.engine == "vllm" and run.config.attention_data_parallel_size > 1)
-    ]  # fmt: skip
+    ]
 
 
 def _layout(run: ServingRun) -> tuple[object, ...]:
@@ -116,13 +138,22 @@ fit = Fit[ServingRun, ExpertEfficiency](
 def left_out(
     runs: Sequence[ServingRun], key: Callable[[ServingRun], Hashable]
 ) -> dict[Hashable, tuple[ExpertEfficiency, list[Predicted]]]:
-    """Return, by the value of `key`, the constants of all other runs and what they predict of these."""
+    """Return, by the value of `key`, the constants of all other runs and what they predict of
+    these.
+    """
     fits = {value: (members, fit(others)) for value, members, others in fitting.left_out(runs, key)}
-    return {value: (constants, predicted(prepared(members), constants)) for value, (members, constants) in fits.items()}
+    return {
+        value: (constants, predicted(prepared(members), constants))
+        for value, (members, constants) in fits.items()
+    }
 
 
-def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]) -> ExpertEfficiency:
-    """The constants with the deviations whose 90 % interval holds 90 % of the groups left out, each group weighing alike."""
+def with_scatter(
+    constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]
+) -> ExpertEfficiency:
+    """The constants with the deviations whose 90 % interval holds 90 % of the groups left out, each
+    group weighing alike.
+    """
 
     def scatter(what: str) -> float:
         logs = [np.abs(log_ratios(group, what)) for group in unseen]
@@ -132,16 +163,23 @@ def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicte
         place = int(np.searchsorted(np.cumsum(weights[order]), CONFIDENCE))
         return float(off[order][min(place, len(off) - 1)]) / NORMAL_QUANTILE
 
-    return dataclasses.replace(constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in FIGURES})
+    return dataclasses.replace(
+        constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in FIGURES}
+    )
 
 
 def main(folder: Path) -> None:
     runs = mixtures(folder)
     groups = left_out(runs, lambda run: catalogue_model(run.model).name)
-    models = ", ".join(dict.fromkeys(f"{catalogue_model(run.model).name} on {run.gpu} ({run.engine})" for run in runs))
+    models = ", ".join(
+        dict.fromkeys(
+            f"{catalogue_model(run.model).name} on {run.gpu} ({run.engine})" for run in runs
+        )
+    )
     profile = dataclasses.replace(
         with_scatter(fit(runs), [pairs for _, pairs in groups.values()]),
-        fitted_on=f"{len(runs)} runs of inference_measured_2.csv and _3 ({models}) by {COMMAND}; deviations of models left out",
+        fitted_on=f"{len(runs)} runs of inference_measured_2.csv and _3 ({models}) by {COMMAND}; "
+        "deviations of models left out",
     )
     path = FOLDER / "experts.yaml"
     write_constants(path, dataclasses.asdict(profile), command=COMMAND)

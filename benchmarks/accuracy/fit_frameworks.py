@@ -1,11 +1,14 @@
-"""Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks --data DIR`.
+"""Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks
+--data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
-of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense recipes,
-DGX Cloud's benchmarks and MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them
-come the clocks that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
-that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on these clocks: run them after.
-Priors keep them physical; the functions named left_out fit without a model's, a layout's or a card's rows.
+Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100
+and older) from the 19 figures of arXiv 2205.05198's Tables 4 and 5, which wait for most of their
+communication; today's from NVIDIA's dense recipes, DGX Cloud's benchmarks and MLPerf pre-training
+on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks
+that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs
+on B200: rows that say it of H100 are missing, where half of it is assumed. fit_fsdp and
+fit_nanotron stand on these clocks: run them after. Priors keep them physical; the functions named
+left_out fit without a model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
@@ -24,12 +27,30 @@ from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, left_out, print_errors, with_constants, write_framework
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Floats,
+    Prior,
+    Values,
+    left_out,
+    print_errors,
+    with_constants,
+    write_framework,
+)
 from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
-from benchmarks.accuracy.prepared import Constants, Prepared, Shares, clocks, compare_all, newest_release, seen, write_clocks
+from benchmarks.accuracy.prepared import (
+    Constants,
+    Prepared,
+    Shares,
+    clocks,
+    compare_all,
+    newest_release,
+    seen,
+    write_clocks,
+)
 from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
@@ -42,10 +63,12 @@ NOISE_2022 = 0.03
 FIXED = FrameworkEfficiency(
     framework="megatron-core",
     elementwise_traffic_factor=1.0,
-    attention_backward_slowdown=1.25,  # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
+    # FlashAttention-2 and -3 reach 1.2 to 1.3 times their backward FLOP/s forward
+    attention_backward_slowdown=1.25,
     tensor_parallel_overlap=0.0,
     tensor_parallel_forward_overlap=0.0,  # these runs wait for their forward collectives
-    context_parallel_overlap=0.9,  # ring attention: the transfer runs beside the attention of the step before
+    # ring attention: the transfer runs beside the attention of the step before
+    context_parallel_overlap=0.9,
     expert_parallel_overlap=0.0,  # Megatron Core's default dispatcher waits for its all-to-all
     data_parallel_overlap=0.0,  # these runs reduce gradients after the backward pass
     pipeline_overlap=0.0,
@@ -66,17 +89,24 @@ FIXED = FrameworkEfficiency(
 def constants_2022(values: Values) -> Constants:
     """Return the software of 2022 with the free constants."""
     values = dict(values)
-    return Constants(shares={("a100", "bf16"): values.pop("clocks")}, framework=with_constants(FIXED, values))
+    return Constants(
+        shares={("a100", "bf16"): values.pop("clocks")}, framework=with_constants(FIXED, values)
+    )
 
 
 def errors_2022(rows: Sequence[Row]) -> Callable[[Constants], Floats]:
-    layers, steps = ([row for row in rows if ("experiment" in row) == layer] for layer in (True, False))
+    layers, steps = (
+        [row for row in rows if ("experiment" in row) == layer] for layer in (True, False)
+    )
     card = gpu(GPU)
 
     def errors(trial: Constants) -> Floats:
         kernels = sustained(gpu_efficiency(card), gpu=card, clocks=clocks("a100", trial.shares))
         profile = EfficiencyProfile(gpu=kernels, framework=trial.framework)
-        return np.log1p([row.error for row in table4(layers, profile) + table5(steps, profile)]) / NOISE_2022
+        return (
+            np.log1p([row.error for row in table4(layers, profile) + table5(steps, profile)])
+            / NOISE_2022
+        )
 
     return errors
 
@@ -99,8 +129,14 @@ FIT_2022 = Fit[Row, Constants](
 
 @functools.cache
 def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
-    """Return the constants of 2022; `leave_out` names a model of Table 5 whose rows are not seen."""
-    steps = [row for row in read(folder, "korthikanti2022_table5.csv") if row["model"].split()[0] != leave_out]
+    """Return the constants of 2022; `leave_out` names a model of Table 5 whose rows are not
+    seen.
+    """
+    steps = [
+        row
+        for row in read(folder, "korthikanti2022_table5.csv")
+        if row["model"].split()[0] != leave_out
+    ]
     return FIT_2022([*read(folder, "korthikanti2022_table4.csv"), *steps])
 
 
@@ -109,11 +145,18 @@ def table5_left_out(folder: Path) -> list[Comparison]:
     cases = table5_cases(read(folder, "korthikanti2022_table5.csv"))
     rows = []
     for size in MODELS if cases else ():
-        rows += compare_all([case for case in cases if case.name == size], fit_2022(folder, leave_out=size).compare)
+        rows += compare_all(
+            [case for case in cases if case.name == size], fit_2022(folder, leave_out=size).compare
+        )
     return rows
 
 
-OVERLAPS = ("tensor_parallel_overlap", "tensor_parallel_forward_overlap", "pipeline_overlap", "data_parallel_overlap")
+OVERLAPS = (
+    "tensor_parallel_overlap",
+    "tensor_parallel_forward_overlap",
+    "pipeline_overlap",
+    "data_parallel_overlap",
+)
 CLOCKS = {
     ("h100", "bf16"): Prior(0.85, 0.1, 0.4, 1.0),
     ("h100", "fp8"): Prior(0.85, 0.1, 0.4, 1.0),
@@ -127,34 +170,52 @@ TODAY = {
     "host_launch_s": Prior(1e-4, 1e-4, 0.0, 5e-4),
     "yearly_gain": Prior(0.0, 0.05, -0.2, 0.3),
     **CLOCKS,
-    "b200 accumulation": Prior(1.3, 0.5, 1.0, 4.0),  # only the cut models on B200 keep their gradients in fp32
+    "b200 accumulation": Prior(
+        1.3, 0.5, 1.0, 4.0
+    ),  # only the cut models on B200 keep their gradients in fp32
 }
 NOISE = 0.04
 REPEATED = ("MLPerf Training", DGXC)
 REPEATED_WEIGHT = 0.5
-"""Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many times."""
+"""Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many
+times.
+"""
 
 
 def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
-    weights = np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in runs]) / NOISE
+    weights = (
+        np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in runs]) / NOISE
+    )
     return lambda trial: np.log([trial.ratio(run) for run in runs]) * weights
 
 
 @functools.cache
 def today_runs(folder: Path) -> tuple[Prepared, ...]:
     """Every row that today's constants may be fitted on."""
-    audited = [case for case in mlperf_cases(folder) if "lora" not in case.name and " v3.0" not in case.what]
+    audited = [
+        case
+        for case in mlperf_cases(folder)
+        if "lora" not in case.name and " v3.0" not in case.what
+    ]
     experts = newest([case for case in recipe_cases(folder) if case.has_experts])
-    return tuple(map(Prepared.of, [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts]))
+    return tuple(
+        map(
+            Prepared.of,
+            [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts],
+        )
+    )
 
 
 @functools.cache
 def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
-    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all dense rows at once,
-    then what experts add, on theirs. Groups of evidence leave the same rows out again and again: a fit is computed once.
+    """Software that hides most of its communication: its constants, its hosts' and its dies'
+    clocks, on all dense rows at once, then what experts add, on theirs. Groups of evidence leave
+    the same rows out again and again: a fit is computed once.
     """
     # Of a card that only experts ran on little is known; a release is known by any.
-    dense = _fit_dense(tuple(run for run in runs if not run.has_experts), start, newest_release(runs))
+    dense = _fit_dense(
+        tuple(run for run in runs if not run.has_experts), start, newest_release(runs)
+    )
     return dataclasses.replace(dense, framework=with_experts(runs, dense.framework, dense.shares))
 
 
@@ -171,7 +232,9 @@ def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None)
 
 
 def today_left_out(folder: Path, cases: Iterable[Case], key: str) -> list[Comparison]:
-    """These cases, each predicted by today's constants that saw no row of its `key`, a property of Case."""
+    """These cases, each predicted by today's constants that saw no row of its `key`, a property of
+    Case.
+    """
     rows: list[Comparison] = []
     for value, members, _ in left_out(cases, lambda case: getattr(case, key)):
         kept = tuple(run for run in today_runs(folder) if getattr(run.case, key) != value)
@@ -185,17 +248,23 @@ def amd_runs(folder: Path) -> list[Prepared]:
 
 
 def v100_runs(folder: Path) -> list[Prepared]:
-    """Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a layout."""
+    """Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a
+    layout.
+    """
     return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
 
 
 def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
-    """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
+    """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as
+    nobody timed them apart.
+    """
 
     def residuals(x: Floats) -> Floats:
         return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / NOISE
 
-    return {(die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+    return {
+        (die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])
+    }
 
 
 def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
@@ -214,8 +283,14 @@ def amd_left_out(folder: Path) -> list[Comparison]:
 
 
 def megatron_2020_left_out(folder: Path) -> list[Comparison]:
-    """Every row of 2020: on V100 by what the other models' rows say of the die; no constant saw those on A100."""
-    others = [Prepared.of(case).shipped() for case in megatron_2020_cases(folder) if "V100" not in case.what]
+    """Every row of 2020: on V100 by what the other models' rows say of the die; no constant saw
+    those on A100.
+    """
+    others = [
+        Prepared.of(case).shipped()
+        for case in megatron_2020_cases(folder)
+        if "V100" not in case.what
+    ]
     return [*die_left_out(v100_runs(folder), lambda run: run.case.name), *others] if others else []
 
 
@@ -224,7 +299,8 @@ def main(folder: Path) -> None:
     untold = "see FIXED there for what those rows do not tell"
     tables = "Tables 4 and 5 of arXiv 2205.05198"
     rows = (
-        "dense recipes of Megatron Bridge and NeMo, DGX Cloud's benchmarks of Llama 3 in bf16 and fp8 and MLPerf pre-training "
+        "dense recipes of Megatron Bridge and NeMo, DGX Cloud's benchmarks of Llama 3 in bf16 and "
+        "fp8 and MLPerf pre-training "
         "from v3.1 on, on H100; dense models and "
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
@@ -232,16 +308,25 @@ def main(folder: Path) -> None:
     today = fit_today(today_runs(folder), earlier)
     old = dataclasses.replace(
         earlier.framework,
-        **{name: getattr(today.framework, name) for name in ("host_launch_s", "yearly_gain", *EXPERT_PRIORS)},
+        **{
+            name: getattr(today.framework, name)
+            for name in ("host_launch_s", "yearly_gain", *EXPERT_PRIORS)
+        },
         attention_kernel="fa2",  # Transformer Engine's choice before Hopper
-        fitted_on=f"{tables} (A100, 19 figures, software of 2022); host and trend of releases as today's {by}; {untold}",
+        fitted_on=f"{tables} (A100, 19 figures, software of 2022); host and trend of releases as "
+        f"today's {by}; {untold}",
     )
     added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
         today.framework,
-        # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
+        # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between
+        # nothing and B200's.
         attention_kernel="cudnn",  # Transformer Engine's choice from Hopper on
-        fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
+        fp32_accumulation={
+            "h100": float(f"{added['b200'] ** 0.5:.4g}"),
+            **added,
+            "b300": added["b200"],
+        },
         fitted_on=f"{rows}; {by}; {untold}",
     )
     v100, amd = v100_runs(folder), amd_runs(folder)
@@ -250,19 +335,34 @@ def main(folder: Path) -> None:
     profiles = {
         "a100": old,
         # Its rows are of 2020's software, and tell nothing of other releases.
-        "v100": dataclasses.replace(seen(old, v100), newest_release=old.newest_release, yearly_gain=0.0, attention_kernel=None),
+        "v100": dataclasses.replace(
+            seen(old, v100),
+            newest_release=old.newest_release,
+            yearly_gain=0.0,
+            attention_kernel=None,
+        ),
         "default": dataclasses.replace(saw_all, newest_release=modern.newest_release),
-        "cpu": dataclasses.replace(FIXED, fitted_gpus=(), fitted_silicon=(), newest_release=None, fitted_on=nothing),
+        "cpu": dataclasses.replace(
+            FIXED, fitted_gpus=(), fitted_silicon=(), newest_release=None, fitted_on=nothing
+        ),
     }
     for name, profile in profiles.items():
         write_framework(name, profile, command=COMMAND)
     write_clocks(earlier.shares, fitted_on=f"{tables} {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
     at_once = "kernels and clocks in one"
-    write_clocks(fit_die("v100", v100, old), fitted_on=f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}")
-    write_clocks(fit_die("mi300x", amd, modern), fitted_on=f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}")
+    write_clocks(
+        fit_die("v100", v100, old),
+        fitted_on=f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}",
+    )
+    write_clocks(
+        fit_die("mi300x", amd, modern),
+        fitted_on=f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}",
+    )
     print_errors("Table 5, one model", table5_left_out(folder))
-    h100 = [run.case for run in today_runs(folder) if run.gpu.silicon == "h100" and not run.has_experts]
+    h100 = [
+        run.case for run in today_runs(folder) if run.gpu.silicon == "h100" and not run.has_experts
+    ]
     print_errors("H100 recipes, one model", today_left_out(folder, h100, "name"))
 
 

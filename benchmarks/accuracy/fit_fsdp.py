@@ -1,10 +1,12 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs on A100 of 40 and 80 GB and
-43 on H100. The attention kernel of these runs, in Triton, was written for A100: H100 runs it by the instruction of A100, at
-some two thirds of its peak. It is theirs alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer
-Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from fit_frameworks: run it first.
-`leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or its GPU.
+Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs
+on A100 of 40 and 80 GB and 43 on H100. The attention kernel of these runs, in Triton, was written
+for A100: H100 runs it by the instruction of A100, at some two thirds of its peak. It is theirs
+alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer Engine's fused
+modules stand in for eager ones. Kernels come from ops/, clocks from fit_frameworks: run it first.
+`leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or
+its GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ import numpy as np
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import command_line
 from benchmarks.accuracy.fit_frameworks import FIXED
-from benchmarks.accuracy.fitting import Fit, Prior, Values, left_out, print_errors, rounded, with_constants, write_framework
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Prior,
+    Values,
+    left_out,
+    print_errors,
+    rounded,
+    with_constants,
+    write_framework,
+)
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
 from hp_tool.calibration.microbenchmarks import short
@@ -41,12 +52,17 @@ class Fitted:
     by_die: dict[str, FrameworkEfficiency]
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
-        """Return the constants as profiles state them: four digits each, and the cards of the runs they were fitted on."""
+        """Return the constants as profiles state them: four digits each, and the cards of the runs
+        they were fitted on.
+        """
         return Fitted(
             {
                 die: dataclasses.replace(
                     seen(framework, runs),
-                    attention_kernels={name: short(seconds) for name, seconds in framework.attention_kernels.items()},
+                    attention_kernels={
+                        name: short(seconds)
+                        for name, seconds in framework.attention_kernels.items()
+                    },
                 )
                 for die, framework in self.by_die.items()
             }
@@ -63,33 +79,49 @@ def constants(values: Values) -> Fitted:
     """Return the profiles with the free constants."""
     values = dict(values)
     a100, h100, slow, reached = (
-        values.pop(name) for name in ("a100 matmuls", "h100 matmuls", "attention_slowdown", "without wgmma")
+        values.pop(name)
+        for name in ("a100 matmuls", "h100 matmuls", "attention_slowdown", "without wgmma")
     )
     shared = with_constants(START, values)
     by_die = {
-        "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_kernels={"triton": slow}),
+        "a100": dataclasses.replace(
+            shared, matmul_slowdown=a100, attention_kernels={"triton": slow}
+        ),
         "h100": dataclasses.replace(
-            shared, matmul_slowdown=h100, attention_kernels={"triton": slow * best_of_hopper() / reached}
+            shared,
+            matmul_slowdown=h100,
+            attention_kernels={"triton": slow * best_of_hopper() / reached},
         ),
     }
-    return Fitted({die: _with_own_kernel(framework, "fa2", die) for die, framework in by_die.items()})
+    return Fitted(
+        {die: _with_own_kernel(framework, "fa2", die) for die, framework in by_die.items()}
+    )
 
 
 def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> FrameworkEfficiency:
-    """Return the constants with the kernel that torch's attention calls there: FlashAttention 2, on Blackwell cuDNN's."""
-    return dataclasses.replace(framework, attention_kernel=name, attention_slowdown=published(die)[name])
+    """Return the constants with the kernel that torch's attention calls there: FlashAttention 2, on
+    Blackwell cuDNN's.
+    """
+    return dataclasses.replace(
+        framework, attention_kernel=name, attention_slowdown=published(die)[name]
+    )
 
 
 @functools.cache
 def published(die: str) -> dict[str, float]:
-    """Return the seconds of named attention kernels on the die over those of the one timed alone."""
+    """Return the seconds of named attention kernels on the die over those of the one timed
+    alone.
+    """
     return gpu_efficiency(gpu(CARDS[die])).attention_kernels
 
 
 @functools.cache
 def best_of_hopper() -> float:
     """Share of the peak that the best attention kernels reach on H100, against A100."""
-    h100, a100 = (gpu_efficiency(gpu(name)).attention.peak_fraction for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
+    h100, a100 = (
+        gpu_efficiency(gpu(name)).attention.peak_fraction
+        for name in ("h100-sxm-80gb", "a100-sxm-80gb")
+    )
     return h100 / a100
 
 
@@ -104,7 +136,9 @@ FIT = Fit[Prepared, Fitted](
         "attention_slowdown": Prior(1.2, 0.4, 0.7, 5.0),  # of the Triton kernel on A100
         "a100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
         "h100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
-        "without wgmma": Prior(0.63, 0.05, 0.4, 0.9),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
+        "without wgmma": Prior(
+            0.63, 0.05, 0.4, 0.9
+        ),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
     },
     constants=constants,
     errors=lambda runs: lambda trial: np.log([trial.ratio(run) for run in runs]) / NOISE,

@@ -1,8 +1,10 @@
-"""Fit each die's kernel and collective constants on isolated measurements: `python -m benchmarks.accuracy.fit_gpus --data DIR`.
+"""Fit each die's kernel and collective constants on isolated measurements: `python -m
+benchmarks.accuracy.fit_gpus --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each over all measured cards of a die: a roofline of three constants per
-matmul precision for training shapes and one for all shapes, one each for fused attention and for decoding, and four constants
-each for ring collectives, all-to-all and small all-reduces. Nothing of a whole training or serving run is read here.
+Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each over all measured cards of a die: a
+roofline of three constants per matmul precision for training shapes and one for all shapes, one
+each for fused attention and for decoding, and four constants each for ring collectives, all-to-all
+and small all-reduces. Nothing of a whole training or serving run is read here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import numpy as np
 from benchmarks.accuracy.data import Row, command_line, write_constants
 from benchmarks.accuracy.expert_kernels import fit_experts
 from benchmarks.accuracy.fitting import Floats, rounded
-from benchmarks.accuracy.timed_kernels import PRECISIONS, SYSTEMS, fit_times, medians, memory_bandwidth, peak, timed
+from benchmarks.accuracy.timed_kernels import (
+    PRECISIONS,
+    SYSTEMS,
+    fit_times,
+    medians,
+    memory_bandwidth,
+    peak,
+    timed,
+)
 from hp_tool import documents
 from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
 from hp_tool.catalog import gpu
@@ -31,7 +41,9 @@ TYPICAL = ("a100", "h100", "b200")
 """Dies that typical constants are means over, one a generation."""
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 CONTEXT_BYTES = float(2**30)
-"""Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
+"""Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context
+alone; not fitted.
+"""
 SILICON = FOLDER / "silicon"
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
 KERNELS = {
@@ -43,9 +55,11 @@ KERNELS = {
     "mi355x": {"fa2": 1.0},
     "generic": {"fa2": 1.0},
 }
-"""By die: seconds of named attention kernels over those of the one in ops/. H100: TFLOP/s of arXiv 2407.08608, figure 5
-(causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in ops/. A100: vLLM's is FlashAttention 2;
-Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and others: the only one there is."""
+"""By die: seconds of named attention kernels over those of the one in ops/. H100: TFLOP/s of arXiv
+2407.08608, figure 5 (causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in
+ops/. A100: vLLM's is FlashAttention 2; Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and
+others: the only one there is.
+"""
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
 
 
@@ -53,13 +67,16 @@ def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
     return np.array([local_bandwidth(card) for card in cards])
 
 
-def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[str, float], dict[str, float]]:
+def fit_matmul(
+    rows: list[Row], die: str, precision: Precision
+) -> tuple[dict[str, float], dict[str, float]]:
     """(constants of a training run's matmuls, the same over all shapes).
 
-    Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m >= 1024, so that the
-    overhead holds what a large kernel pays once: launch, prologue and an incomplete last wave. Narrow matmuls were timed
-    together with the quantisation of x, m k elements in passes over memory; their number is fitted and left out here,
-    because training's cost model counts casts apart.
+    Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m
+    >= 1024, so that the overhead holds what a large kernel pays once: launch, prologue and an
+    incomplete last wave. Narrow matmuls were timed together with the quantisation of x, m k
+    elements in passes over memory; their number is fitted and left out here, because training's
+    cost model counts casts apart.
     """
     (m, n, k), seconds, cards = medians(rows, ("m", "n", "k"))
     flops, bandwidth = 2 * m * n * k / peak(cards, precision), memory_bandwidth(cards)
@@ -67,42 +84,76 @@ def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[st
     quantised = 0.0 if precision == "bf16" else 3.0 * m * k / bandwidth
 
     def predicted_s(peak: float, bandwidth: float, overhead: float, passes: float = 0.0) -> Floats:
-        return np.asarray(overhead + np.maximum(flops / peak, traffic / bandwidth) + passes * quantised)
+        return np.asarray(
+            overhead + np.maximum(flops / peak, traffic / bandwidth) + passes * quantised
+        )
 
     title = f"{die:10} matmul {precision:6}"
     share, launch, passes = (0.7, 0.05, 1.2), (5e-6, 1e-7, 1e-4), (1.0, 0.0, 10.0)
-    everywhere = fit_times(f"{title} all", predicted_s, seconds, peak=share, bandwidth=share, overhead=launch, passes=passes)
+    everywhere = fit_times(
+        f"{title} all",
+        predicted_s,
+        seconds,
+        peak=share,
+        bandwidth=share,
+        overhead=launch,
+        passes=passes,
+    )
     large, reach = m >= 1024, everywhere["bandwidth"]
     training = fit_times(
-        f"{title} large", lambda **x: predicted_s(bandwidth=reach, **x)[large], seconds[large],
-        peak=share, overhead=launch, passes=passes,
-    )  # fmt: skip
-    every = fit_times(f"{title} as timed", predicted_s, seconds, peak=share, bandwidth=share, overhead=launch)
+        f"{title} large",
+        lambda **x: predicted_s(bandwidth=reach, **x)[large],
+        seconds[large],
+        peak=share,
+        overhead=launch,
+        passes=passes,
+    )
+    every = fit_times(
+        f"{title} as timed", predicted_s, seconds, peak=share, bandwidth=share, overhead=launch
+    )
     return roofline(training["peak"], reach, training["overhead"]), roofline(**every)
 
 
-THIN = {"bandwidth_fraction": (0.7, 0.05, 1.2), "overhead_s": (4e-6, 1e-7, 1e-4), "depth_s": (1e-10, 0.0, 1e-8),
-        "sharpness": (3.0, 1.0, 20.0), "cast_s": (4e-6, 0.0, 1e-4), "cast_passes": (1.0, 0.0, 10.0)}  # fmt: skip
+THIN = {
+    "bandwidth_fraction": (0.7, 0.05, 1.2),
+    "overhead_s": (4e-6, 1e-7, 1e-4),
+    "depth_s": (1e-10, 0.0, 1e-8),
+    "sharpness": (3.0, 1.0, 20.0),
+    "cast_s": (4e-6, 0.0, 1e-4),
+    "cast_passes": (1.0, 0.0, 10.0),
+}
 """Start and bounds of a ThinRoofline's constants that a die's precisions share."""
 
 
 def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, dict[str, float]]:
-    """Constants of serving's matmuls, of all shapes: one bandwidth, one launch and one cast for all precisions of a die, and
-    each precision's peak.
+    """Constants of serving's matmuls, of all shapes: one bandwidth, one launch and one cast for all
+    precisions of a die, and each precision's peak.
 
-    A call takes at most as long as the same one with more rows, to which it could be padded: some libraries' kernels of one
-    row, and single timings that were disturbed, take several times as long.
+    A call takes at most as long as the same one with more rows, to which it could be padded: some
+    libraries' kernels of one row, and single timings that were disturbed, take several times as
+    long.
     """
     data = {precision: _shortest(rows) for precision, rows in by_precision.items()}
 
-    def predicted_s(bandwidth_fraction: float, overhead_s: float, depth_s: float, sharpness: float, cast_s: float,
-                    cast_passes: float, **peaks: float) -> Floats:  # fmt: skip
+    def predicted_s(
+        bandwidth_fraction: float,
+        overhead_s: float,
+        depth_s: float,
+        sharpness: float,
+        cast_s: float,
+        cast_passes: float,
+        **peaks: float,
+    ) -> Floats:
         times = []
         for precision, ((m, n, k), _, cards) in data.items():
             element, memory = INPUT_BYTES[precision], bandwidth_fraction * memory_bandwidth(cards)
             compute = 2 * m * n * k / peak(cards, precision) / peaks[precision]
             traffic = (element * (m * k + n * k) + 2 * m * n) / memory
-            time = overhead_s + depth_s * k + (compute**sharpness + traffic**sharpness) ** (1 / sharpness)
+            time = (
+                overhead_s
+                + depth_s * k
+                + (compute**sharpness + traffic**sharpness) ** (1 / sharpness)
+            )
             if element < 2.0:
                 time = time + cast_s + cast_passes * (2.0 + element) * m * k / memory
             times.append(time)
@@ -113,7 +164,10 @@ def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, di
     values = rounded(fit_times(f"{die:10} thin matmuls", predicted_s, seconds, **THIN, **peaks))
     shared = {name: values[name] for name in THIN}
     uncast = {name: value for name, value in shared.items() if not name.startswith("cast_")}
-    return {each: {"peak_fraction": values[each]} | (shared if INPUT_BYTES[each] < 2.0 else uncast) for each in data}
+    return {
+        each: {"peak_fraction": values[each]} | (shared if INPUT_BYTES[each] < 2.0 else uncast)
+        for each in data
+    }
 
 
 def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
@@ -129,19 +183,26 @@ def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
 
 def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
     """Causal prefill: half of the full attention's FLOPs; memory traffic and arithmetic add up."""
-    (b, s, a, k, d), seconds, cards = medians(rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"))
+    (b, s, a, k, d), seconds, cards = medians(
+        rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
+    )
     flops = 2 * b * a * s**2 * d / peak(cards, "bf16")
     traffic = 2 * b * s * d * (2 * a + 2 * k) / memory_bandwidth(cards)
     kernel, errors = fit_additive_roofline(flops, traffic, seconds, bounds=ATTENTION)
-    print(f"{die:10} attention: {kernel}; {len(errors)} shapes, median error {np.median(errors):.1%}")
+    print(
+        f"{die:10} attention: {kernel}; {len(errors)} shapes, median error {np.median(errors):.1%}"
+    )
     return asdict(kernel)
 
 
 def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
-    """One new token over step + 1 cached ones: the bytes of keys and values, and a fixed cost. Every query head of a group
-    reads the same keys, so arithmetic stays far below the peak; the peak is the prefill kernel's.
+    """One new token over step + 1 cached ones: the bytes of keys and values, and a fixed cost.
+    Every query head of a group reads the same keys, so arithmetic stays far below the peak; the
+    peak is the prefill kernel's.
     """
-    (b, step, _, k, d), seconds, cards = medians(rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim"))
+    (b, step, _, k, d), seconds, cards = medians(
+        rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim")
+    )
     traffic = 4 * b * (step + 1) * k * d / memory_bandwidth(cards)
 
     def predicted_s(bandwidth_fraction: float, overhead_s: float) -> Floats:
@@ -152,60 +213,104 @@ def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
 
 
 def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
-    """The one-kernel all-reduces that engines capture in CUDA graphs, up to 8 MiB; medians over the libraries."""
-    kernels = [r for r in rows if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22]
+    """The one-kernel all-reduces that engines capture in CUDA graphs, up to 8 MiB; medians over the
+    libraries.
+    """
+    kernels = [
+        r
+        for r in rows
+        if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22
+    ]
     (n, elements), seconds, cards = medians(kernels, ("num_gpus", "message_size"))
     wire = 2 * 2 * elements * (n - 1) / n / peer_bandwidth(cards)
 
-    def predicted_s(bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float) -> Floats:
+    def predicted_s(
+        bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float
+    ) -> Floats:
         return np.asarray(latency_s + latency_per_peer_s * (n - 1) + wire / bandwidth_fraction)
 
     link = fit_times(
-        f"{die:10} small all-reduce", predicted_s, seconds,
-        bandwidth_fraction=(0.5, 0.05, 1.5), latency_s=(4e-6, 1e-7, 1e-4), latency_per_peer_s=(2e-7, 0, 1e-4),
-    )  # fmt: skip
+        f"{die:10} small all-reduce",
+        predicted_s,
+        seconds,
+        bandwidth_fraction=(0.5, 0.05, 1.5),
+        latency_s=(4e-6, 1e-7, 1e-4),
+        latency_per_peer_s=(2e-7, 0, 1e-4),
+    )
     return rounded(link) | {"ramp_bytes": 0.0}
 
 
 def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str, float]:
-    """Collectives of 256 KiB and more inside one NVLink domain; message_size counts elements of 2 bytes."""
-    chosen = [r for r in rows if r["op_name"] in operations and float(r["message_size"]) >= 2**17 and float(r["num_gpus"]) <= 8]
+    """Collectives of 256 KiB and more inside one NVLink domain; message_size counts elements of 2
+    bytes.
+    """
+    chosen = [
+        r
+        for r in rows
+        if r["op_name"] in operations
+        and float(r["message_size"]) >= 2**17
+        and float(r["num_gpus"]) <= 8
+    ]
     n = np.array([float(r["num_gpus"]) for r in chosen])
     size = np.array([2 * float(r["message_size"]) for r in chosen])
     wire = size * (n - 1) / n * np.array([RING_SHARE[r["op_name"]] for r in chosen])
     seconds = np.array([float(r["latency_ms"]) * 1e-3 for r in chosen])
     bandwidth = peer_bandwidth([gpu(SYSTEMS[r["system"]]) for r in chosen])
 
-    def predicted_s(bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float, ramp_bytes: float) -> Floats:
+    def predicted_s(
+        bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float, ramp_bytes: float
+    ) -> Floats:
         moved = (wire + np.sqrt(wire * ramp_bytes)) / (bandwidth_fraction * bandwidth)
         return np.asarray(latency_s + latency_per_peer_s * (n - 1) + moved)
 
     link = fit_times(
-        f"{die:10} {'+'.join(operations)}", predicted_s, seconds,
-        bandwidth_fraction=(0.8, 0.1, 1.5), latency_s=(5e-6, 0, 1e-4), latency_per_peer_s=(1e-6, 0, 1e-4),
+        f"{die:10} {'+'.join(operations)}",
+        predicted_s,
+        seconds,
+        bandwidth_fraction=(0.8, 0.1, 1.5),
+        latency_s=(5e-6, 0, 1e-4),
+        latency_per_peer_s=(1e-6, 0, 1e-4),
         ramp_bytes=(1e6, 0, 1e9),
-    )  # fmt: skip
+    )
     return rounded(link)
 
 
 def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]:
-    return {"peak_fraction": short(peak), "bandwidth_fraction": short(bandwidth), "overhead_s": short(overhead)}
+    return {
+        "peak_fraction": short(peak),
+        "bandwidth_fraction": short(bandwidth),
+        "overhead_s": short(overhead),
+    }
 
 
 def fit_die(folder: Path, die: str) -> dict[str, object]:
     """All constants of one die."""
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
-    of_die = {name: [row for row in timed(folder, name) if row["system"] in systems]
-              for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce", "moe")}  # fmt: skip
+    of_die = {
+        name: [row for row in timed(folder, name) if row["system"] in systems]
+        for name in (
+            "gemm",
+            "context_attention",
+            "nccl",
+            "generation_attention",
+            "custom_allreduce",
+            "moe",
+        )
+    }
     wide = [row for row in of_die["gemm"] if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
     matmuls = {
-        PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind] for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)
+        PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind]
+        for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)
     }
     fits = {precision: fit_matmul(rows, die, precision) for precision, rows in matmuls.items()}
     elementwise = fits["bf16"][1]
     attention = fit_attention(of_die["context_attention"], die)
     decode = fit_decode_attention(of_die["generation_attention"], die)
-    small = {"small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die)} if of_die["custom_allreduce"] else {}
+    small = (
+        {"small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die)}
+        if of_die["custom_allreduce"]
+        else {}
+    )
     return {
         "gpu": die,
         "matmul": {precision: fit[0] for precision, fit in fits.items()},
@@ -227,9 +332,9 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
 def with_b200(later: dict[str, object], earlier: dict[str, object]) -> dict[str, object]:
     """B300's constants with B200's where nobody timed B300's own.
 
-    Nobody timed small all-reduces, and their links are the same. vLLM's nvfp4 matmuls are B200's on both dies: 4.9 and 4.5
-    PFLOP/s, where B300's tensor cores do half as many again. Serving runs these; training calls cuBLAS, whose share of the
-    peak is taken to be B200's.
+    Nobody timed small all-reduces, and their links are the same. vLLM's nvfp4 matmuls are B200's on
+    both dies: 4.9 and 4.5 PFLOP/s, where B300's tensor cores do half as many again. Serving runs
+    these; training calls cuBLAS, whose share of the peak is taken to be B200's.
     """
     matmul = {**later["matmul"], "nvfp4": earlier["matmul"]["nvfp4"]}  # type: ignore[dict-item, index]
     return {
@@ -246,12 +351,22 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
     def mean(values: list[object]) -> object:
         if isinstance(values[0], dict):
             shared = set.intersection(*(set(value) for value in values))
-            return {key: mean([value[key] for value in values]) for key in values[0] if key in shared}
+            return {
+                key: mean([value[key] for value in values]) for key in values[0] if key in shared
+            }
         return short(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
 
-    numbers = [{key: value for key, value in one.items() if key not in ("gpu", "fitted_on")} for one in fitted]
+    numbers = [
+        {key: value for key, value in one.items() if key not in ("gpu", "fitted_on")}
+        for one in fitted
+    ]
     names = ", ".join(str(one["gpu"]) for one in fitted)
-    return {"gpu": "generic", **mean(numbers), "measured": False, "fitted_on": f"geometric means over {names}"}
+    return {
+        "gpu": "generic",
+        **mean(numbers),
+        "measured": False,
+        "fitted_on": f"geometric means over {names}",
+    }
 
 
 def main(folder: Path) -> None:
@@ -260,11 +375,17 @@ def main(folder: Path) -> None:
     fitted["b300"] = with_b200(fitted["b300"], fitted["b200"])
     fitted["generic"] = generic([fitted[die] for die in TYPICAL])
     for die, origin in BORROWED.items():
-        fitted[die] = fitted[origin] | {"gpu": die, "measured": False, "fitted_on": f"nobody measured it: as {origin}"}
+        fitted[die] = fitted[origin] | {
+            "gpu": die,
+            "measured": False,
+            "fitted_on": f"nobody measured it: as {origin}",
+        }
     for name, constants in fitted.items():
         kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
         path = SILICON / f"{name}.yaml"
-        others = {key: value for key, value in documents.read(path).items() if key == "mixers"}  # fit_mixers runs after
+        others = {
+            key: value for key, value in documents.read(path).items() if key == "mixers"
+        }  # fit_mixers runs after
         write_constants(path, constants | {"attention_kernels": kernels} | others, command=COMMAND)
 
 

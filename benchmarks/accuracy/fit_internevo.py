@@ -1,8 +1,10 @@
-"""Fit what InternEvo adds to isolated kernels: `python -m benchmarks.accuracy.fit_internevo --data DIR`.
+"""Fit what InternEvo adds to isolated kernels: `python -m benchmarks.accuracy.fit_internevo --data
+DIR`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/internevo/default.yaml from 26 step times of InternLM-7B on 8 to 128 A100 and
-16 figures of memory on A800. One model tells few constants apart: priors hold those that it does not. `leave_one_out` predicts
-every run by constants that never saw its number of GPUs, or its layout.
+Writes hp_tool/catalog/data/efficiency/frameworks/internevo/default.yaml from 26 step times of
+InternLM-7B on 8 to 128 A100 and 16 figures of memory on A800. One model tells few constants apart:
+priors hold those that it does not. `leave_one_out` predicts every run by constants that never saw
+its number of GPUs, or its layout.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import numpy as np
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import command_line
 from benchmarks.accuracy.fit_frameworks import FIXED
-from benchmarks.accuracy.fitting import Fit, Prior, Values, left_out, print_errors, with_constants, write_framework
+from benchmarks.accuracy.fitting import (
+    Fit,
+    Prior,
+    Values,
+    left_out,
+    print_errors,
+    with_constants,
+    write_framework,
+)
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 from benchmarks.accuracy.prepared import Prepared, seen
@@ -27,8 +37,12 @@ from hp_tool.units import GIB
 
 COMMAND = "python -m benchmarks.accuracy.fit_internevo"
 NOISE = 0.03
-"""Relative scatter taken for one published run: the same step stands twice in the table, 1.6 % apart."""
-START = dataclasses.replace(FIXED, framework="internevo", attention_kernel="fa2", context_parallel_overlap=0.0)
+"""Relative scatter taken for one published run: the same step stands twice in the table, 1.6 %
+apart.
+"""
+START = dataclasses.replace(
+    FIXED, framework="internevo", attention_kernel="fa2", context_parallel_overlap=0.0
+)
 """What the runs do not tell: pipelines and links inside a node are as elsewhere."""
 
 
@@ -63,10 +77,14 @@ def by_gpus(run: Prepared) -> str:
 
 
 def by_layout(run: Prepared) -> str:
-    """Return tensor parallelism, micro-batch, recomputation and what the optimizer is sharded over, in words."""
+    """Return tensor parallelism, micro-batch, recomputation and what the optimizer is sharded over,
+    in words.
+    """
     parallel = run.case.query.parallel
     shard = "all" if parallel.data_parallel_shard_size == 0 else "node"
-    return f"{parallel.tensor_parallel_size} {parallel.micro_batch_size} {parallel.recompute} {shard}"
+    return (
+        f"{parallel.tensor_parallel_size} {parallel.micro_batch_size} {parallel.recompute} {shard}"
+    )
 
 
 LEFT_OUT: dict[str, Callable[[Prepared], str]] = {"number of GPUs": by_gpus, "layout": by_layout}
@@ -90,10 +108,15 @@ def used_memory(cases: Sequence[Case]) -> list[Comparison]:
         assert memory is not None and case.used_bytes is not None
         rows.append(
             Comparison(
-                source="InternEvo", model=case.name, what=case.what, gpu=case.card, part=case.card,
-                published=case.used_bytes / GIB, predicted=memory.allocated_bytes / GIB,
+                source="InternEvo",
+                model=case.name,
+                what=case.what,
+                gpu=case.card,
+                part=case.card,
+                published=case.used_bytes / GIB,
+                predicted=memory.allocated_bytes / GIB,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -106,7 +129,11 @@ def memory_left_out(folder: Path) -> list[Comparison]:
     """Memory that the allocator holds, by what the other rows say of how much it caches."""
     rows = used_memory(memory_cases(folder))
     return [
-        dataclasses.replace(row, predicted=row.predicted * (1.0 + cached_share([other for other in rows if other is not row])))
+        dataclasses.replace(
+            row,
+            predicted=row.predicted
+            * (1.0 + cached_share([other for other in rows if other is not row])),
+        )
         for row in rows
     ]
 
@@ -124,11 +151,15 @@ def main(folder: Path) -> None:
         memory_log_sd=log_sd(cached),
         reserved_log_sd=log_sd(used),
         fragmentation_fraction=float(f"{cached_share(used):.2g}"),
-        fitted_on=f"{len(runs)} step times of InternLM-7B on 8 to 128 A100 and {len(used)} figures of memory on A800, by "
+        fitted_on=f"{len(runs)} step times of InternLM-7B on 8 to 128 A100 and {len(used)} figures "
+        "of memory on A800, by "
         f"{COMMAND}; see START there for what those rows do not tell",
     )
     write_framework("default", profile, command=COMMAND)
-    for name, rows in [*((name, leave_one_out(runs, key)) for name, key in LEFT_OUT.items()), ("row of memory", cached)]:
+    for name, rows in [
+        *((name, leave_one_out(runs, key)) for name, key in LEFT_OUT.items()),
+        ("row of memory", cached),
+    ]:
         print_errors(f"InternEvo, one {name}", rows)
 
 

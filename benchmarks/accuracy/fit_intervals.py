@@ -1,8 +1,10 @@
-"""Fit how wide intervals are: `python -m benchmarks.accuracy.fit_intervals --data DIR`, after all other fits.
+"""Fit how wide intervals are: `python -m benchmarks.accuracy.fit_intervals --data DIR`, after all
+other fits.
 
-Everything comes from rows that constants did not see. A group's scatter is that for which the central 90 % of a normal
-distribution would have held nine in ten of its configurations, with one more to come (split conformal prediction, Lei et al.,
-arXiv 1604.04173, section 2.2). What a group lacks beside the variance that is known of it is that of what it left out:
+Everything comes from rows that constants did not see. A group's scatter is that for which the
+central 90 % of a normal distribution would have held nine in ten of its configurations, with one
+more to come (split conformal prediction, Lei et al., arXiv 1604.04173, section 2.2). What a group
+lacks beside the variance that is known of it is that of what it left out:
 `catalog/data/efficiency/doubts.yaml`; the framework's own goes into its profiles.
 """
 
@@ -44,8 +46,9 @@ Known = tuple[Sequence[Comparison], float]
 
 
 def scatter(*kinds: Known) -> float:
-    """Standard deviation of what adds to the known variances so that the central 90 % of normal distributions hold nine in ten
-    of the rows: repeats of a configuration counted once, each kind with the same weight.
+    """Standard deviation of what adds to the known variances so that the central 90 % of normal
+    distributions hold nine in ten of the rows: repeats of a configuration counted once, each kind
+    with the same weight.
     """
     lacking, weights = [], []
     for rows, known in kinds:
@@ -55,7 +58,9 @@ def scatter(*kinds: Known) -> float:
     if not lacking:
         return 0.0
     order = np.argsort(lacking)
-    share = np.cumsum(np.array(weights)[order]) / (sum(weights) + max(weights))  # one more is to come
+    share = np.cumsum(np.array(weights)[order]) / (
+        sum(weights) + max(weights)
+    )  # one more is to come
     place = min(int(np.searchsorted(share, CONFIDENCE)), len(lacking) - 1)
     return math.sqrt(max(lacking[order[place]], 0.0))
 
@@ -66,8 +71,8 @@ def together(*deviations: float) -> float:
 
 
 def likeliest(rows: Sequence[Comparison]) -> float:
-    """Return the standard deviation of the most likely normal distribution of ln(published / predicted) around 0: the root mean
-    square, repeats of a setting counted once.
+    """Return the standard deviation of the most likely normal distribution of ln(published /
+    predicted) around 0: the root mean square, repeats of a setting counted once.
     """
     counted = votes(rows)
     return math.sqrt(sum(row.log_ratio**2 for row in counted) / len(counted)) if counted else 0.0
@@ -78,14 +83,32 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     groups = {group.title: group.rows for group in evidence.groups(folder)}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
     own = scatter(([*groups["Dense pre-training on H100 in fp8"], *cut], 0.0)) ** 2
-    early = scatter(([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]], 0.0)) ** 2
+    early = (
+        scatter(
+            (
+                [*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]],
+                0.0,
+            )
+        )
+        ** 2
+    )
     fsdp = scatter((groups["MPT under FSDP"], 0.0)) ** 2
-    internevo = max(scatter((rows, 0.0)) for title, rows in groups.items() if title.startswith("InternEvo, a ")) ** 2
+    internevo = (
+        max(
+            scatter((rows, 0.0))
+            for title, rows in groups.items()
+            if title.startswith("InternEvo, a ")
+        )
+        ** 2
+    )
 
     def on(title: str, *cards: str) -> list[Comparison]:
         return [row for row in groups[title] if row.gpu.startswith(cards)]
 
-    adapters, mixtures = on("LoRA of MLPerf", "h100-sxm", "b200"), groups["Mixtures of experts, releases from 26.02.01 on"]
+    adapters, mixtures = (
+        on("LoRA of MLPerf", "h100-sxm", "b200"),
+        groups["Mixtures of experts, releases from 26.02.01 on"],
+    )
     lora, experts = scatter((adapters, own)) ** 2, scatter((mixtures, own)) ** 2
     card = (
         scatter(
@@ -100,21 +123,37 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
     never_timed = own + lora + card + kernels**2
     silicon = together(
-        scatter((on(die, "h100"), own + card)), scatter((on(die, "b200"), own + card)),
-        scatter((on(across, "h100"), fsdp + card)), scatter((on(across, "a100"), fsdp + card)),
-        scatter((on("LoRA of MLPerf", "l40s"), never_timed)), scatter((groups["LoRA of MLPerf on AMD"], never_timed)),
-    )  # fmt: skip
+        scatter((on(die, "h100"), own + card)),
+        scatter((on(die, "b200"), own + card)),
+        scatter((on(across, "h100"), fsdp + card)),
+        scatter((on(across, "a100"), fsdp + card)),
+        scatter((on("LoRA of MLPerf", "l40s"), never_timed)),
+        scatter((groups["LoRA of MLPerf on AMD"], never_timed)),
+    )
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
-    ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
+    ahead = [
+        *groups["The next round: MLPerf's pre-training"],
+        *groups["The next release: dense recipes"],
+    ]
     peaks = groups["MLPerf, peak of allocated memory"]
     of_adapters = [row for row in peaks if row.model.endswith(" lora")]
-    allocated = scatter((groups["Models cut to fit 8 B200, allocated"], 0.0), ([r for r in peaks if r not in of_adapters], 0.0))
+    allocated = scatter(
+        (groups["Models cut to fit 8 B200, allocated"], 0.0),
+        ([r for r in peaks if r not in of_adapters], 0.0),
+    )
     reserved = scatter(*((above_allocated(groups[title]), 0.0) for title in RESERVED))
     of_memory = {"memory_log_sd": allocated, "reserved_log_sd": reserved}
-    pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
-    pairs["nanotron"] = regular_scatter(log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part)))
+    pairs = {
+        name: scatter((groups[f"Two runs of a cell: {title}"], 0.0))
+        for name, title in PAIRS.items()
+    }
+    pairs["nanotron"] = regular_scatter(
+        log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part))
+    )
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
-    of_experts["expert_pair_log_sd"] = scatter((groups["Two runs of a cell: mixtures of experts"], 0.0))
+    of_experts["expert_pair_log_sd"] = scatter(
+        (groups["Two runs of a cell: mixtures of experts"], 0.0)
+    )
     profiles: dict[str, dict[str, float]] = {
         "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts, **of_memory},
         "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
@@ -129,26 +168,39 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
     profiles["megatron-core/cpu"] = of_memory  # the same code counts it
     doubts = {
-        "card_log_sd": (math.sqrt(card), "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out"),
+        "card_log_sd": (
+            math.sqrt(card),
+            "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out",
+        ),
         "silicon_log_sd": (
             silicon,
-            "dense runs on H100 and B200, MPT on A100 and H100, each die left out; LoRA of MLPerf on L40S and AMD",
+            "dense runs on H100 and B200, MPT on A100 and H100, each die left out; LoRA of MLPerf "
+            "on L40S and AMD",
         ),
-        "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
+        "kernels_log_sd": (
+            kernels,
+            "dense runs and MPT by typical kernels in place of their die's",
+        ),
         "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
         "lora_pair_log_sd": (
             scatter((groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)),
             "two settings of MLPerf's LoRA on the same devices",
         ),
-        "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
+        "release_log_sd": (
+            scatter((ahead, own)),
+            "rounds of MLPerf and releases of dense recipes, by those before",
+        ),
         "unsaid_release_log_sd": (
             likeliest([row for cases in dense_cases(folder) for row in across_releases(cases)]),
-            "dense pre-training beside the newest release of its model, GPUs, batch and precision: MLPerf's rounds, DGX Cloud's"
-            " benchmarks, recipes of Megatron Bridge and NeMo; two releases of a model on a card in a precision count once",
+            "dense pre-training beside the newest release of its model, GPUs, batch and precision: "
+            "MLPerf's rounds, DGX Cloud's"
+            " benchmarks, recipes of Megatron Bridge and NeMo; two releases of a model on a card "
+            "in a precision count once",
         ),
         "feature_log_sd": (
             together(math.sqrt(lora), math.sqrt(experts)),
-            "as adapters and mixtures of experts by constants that saw neither them nor their model",
+            "as adapters and mixtures of experts by constants that saw neither them nor their "
+            "model",
         ),
         "memory_feature_log_sd": (
             scatter((of_adapters, allocated**2)),
@@ -162,12 +214,20 @@ def dense_cases(folder: Path) -> list[list[Case]]:
     """Return pre-training of dense models by publisher: MLPerf, DGX Cloud, recipes."""
     recipes = [*release_cases(folder), *gb300_cases(folder)]
     publishers = (mlperf_cases(folder), dgxc_cases(folder), recipes)
-    return [[case for case in cases if case.task == "pretrain" and not case.has_experts] for cases in publishers]
+    return [
+        [case for case in cases if case.task == "pretrain" and not case.has_experts]
+        for cases in publishers
+    ]
 
 
 def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
-    """Rows of reserved memory beside what is predicted to be allocated, from which intervals of both start."""
-    typical = 1.0 + documents.read(FRAMEWORKS / "megatron-core" / "default.yaml")["fragmentation_fraction"]
+    """Rows of reserved memory beside what is predicted to be allocated, from which intervals of
+    both start.
+    """
+    typical = (
+        1.0
+        + documents.read(FRAMEWORKS / "megatron-core" / "default.yaml")["fragmentation_fraction"]
+    )
     return [dataclasses.replace(row, predicted=row.predicted / typical) for row in rows]
 
 
@@ -177,8 +237,12 @@ def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
     for run in runs:
         if not run.has_experts:
             gpu = dataclasses.replace(run.gpu, silicon=None)
-            problem = dataclasses.replace(run.problem, cluster=dataclasses.replace(run.problem.cluster, gpu=gpu))
-            rows.append(dataclasses.replace(run, problem=problem).compare(run.problem.profile.framework))
+            problem = dataclasses.replace(
+                run.problem, cluster=dataclasses.replace(run.problem.cluster, gpu=gpu)
+            )
+            rows.append(
+                dataclasses.replace(run, problem=problem).compare(run.problem.profile.framework)
+            )
     return rows
 
 

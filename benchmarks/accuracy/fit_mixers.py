@@ -1,13 +1,16 @@
-"""Fit kernels of recurrent mixers and of sparse attention: `python -m benchmarks.accuracy.fit_mixers --data DIR`.
+"""Fit kernels of recurrent mixers and of sparse attention: `python -m
+benchmarks.accuracy.fit_mixers --data DIR`.
 
-Writes `mixers` into hp_tool/catalog/data/efficiency/silicon/*.yaml from kernels timed alone (ops/gdn.csv, kda.csv, mamba2.csv)
-and from whole modules of sparse attention (ops/dsa.csv), and prints how far the constants of another card are off: H100 and
-H200 for each other, B200 and B300. That scatter is each kernel's `log_sd`; of a die that nobody timed it is that of the other
+Writes `mixers` into hp_tool/catalog/data/efficiency/silicon/*.yaml from kernels timed alone
+(ops/gdn.csv, kda.csv, mamba2.csv) and from whole modules of sparse attention (ops/dsa.csv), and
+prints how far the constants of another card are off: H100 and H200 for each other, B200 and B300.
+That scatter is each kernel's `log_sd`; of a die that nobody timed it is that of the other
 generation's constants.
 
-Mamba 2's scan and update were not timed, its convolution alone: they have the gated delta rule's constants, with the scatter of
-one delta rule's constants on the other. Modules of sparse attention hold projections, which `matmuls_seconds` gives, and
-were timed outside an engine. Their fixed time (`module_s`) is fitted but not stored: see SPARSE_KERNELS.
+Mamba 2's scan and update were not timed, its convolution alone: they have the gated delta rule's
+constants, with the scatter of one delta rule's constants on the other. Modules of sparse attention
+hold projections, which `matmuls_seconds` gives, and were timed outside an engine. Their fixed time
+(`module_s`) is fitted but not stored: see SPARSE_KERNELS.
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ import numpy as np
 from benchmarks.accuracy.data import change_constants, command_line
 from benchmarks.accuracy.fit_gpus import SILICON, SYSTEMS
 from benchmarks.accuracy.fitting import Floats, Values, conformal_sd
-from benchmarks.accuracy.mixer_rows import FIRST_CALLS, Batch, Batches, Modules, recurrent_rows, sparse_rows
+from benchmarks.accuracy.mixer_rows import (
+    FIRST_CALLS,
+    Batch,
+    Batches,
+    Modules,
+    recurrent_rows,
+    sparse_rows,
+)
 from hp_tool import documents
 from hp_tool.calibration.microbenchmarks import robust_fit, short
 from hp_tool.catalog import gpu
@@ -35,8 +45,16 @@ from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
 
-FITTED_ON = "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m benchmarks.accuracy.fit_mixers"
-NEIGHBOUR = {"h100_sxm": "h200_sxm", "h200_sxm": "h100_sxm", "b200_sxm": "b300_sxm", "b300_sxm": "b200_sxm"}
+FITTED_ON = (
+    "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m "
+    "benchmarks.accuracy.fit_mixers"
+)
+NEIGHBOUR = {
+    "h100_sxm": "h200_sxm",
+    "h200_sxm": "h100_sxm",
+    "b200_sxm": "b300_sxm",
+    "b300_sxm": "b200_sxm",
+}
 """The nearest card to one that is left out."""
 OTHER_GENERATION = {"h100": "b200", "b200": "h100", "b300": "h100"}
 BORROWED = {
@@ -48,36 +66,53 @@ BORROWED = {
 }
 """Dies that nobody timed: the nearest one timed, and a card of theirs. A CPU has none."""
 STATE_SPACE_LAUNCHES = 5.0
-"""Kernels of Mamba 2's scan: steps, scores within chunks, states of chunks, their passing on, outputs."""
+"""Kernels of Mamba 2's scan: steps, scores within chunks, states of chunks, their passing on,
+outputs.
+"""
 SPARSE_KERNELS = {"index": 7, "attention": 3}
-"""Device kernels of one layer's sparse attention beside its projections. In vLLM's `Indexer` and `sparse_attn_indexer`: norm of
-the key, rotary positions, quantised queries, scaled weights, quantised key into the cache, scores, top-k. In sparse backends:
-places of the chosen keys, attention, sum of its splits. An engine pays the fixed device time of each.
+"""Device kernels of one layer's sparse attention beside its projections. In vLLM's `Indexer` and
+`sparse_attn_indexer`: norm of the key, rotary positions, quantised queries, scaled weights,
+quantised key into the cache, scores, top-k. In sparse backends: places of the chosen keys,
+attention, sum of its splits. An engine pays the fixed device time of each.
 
-The timed module has the fixed time of about 35 such kernels, because its norms and casts are not compiled into fewer and each
-launch covers one layer. An engine compiles them, replays all layers in one CUDA graph, and pays norms and cache writes in
-`layer_overhead_s`."""
+The timed module has the fixed time of about 35 such kernels, because its norms and casts are not
+compiled into fewer and each launch covers one layer. An engine compiles them, replays all layers in
+one CUDA graph, and pays norms and cache writes in `layer_overhead_s`.
+"""
 Free = dict[str, tuple[float, float, float]]
 """(start, least, most) of constants."""
 UPDATE: Free = {"bandwidth_fraction": (0.8, 0.02, 1.5), "overhead_s": (4e-6, 1e-7, 1e-4)}
 WINDOW: Free = {"peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4)}
 CONVOLUTION: Free = {
-    "peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4), "prompt_rows": (100.0, 1.0, 4000.0),
+    "peak_fraction": (4e-3, 1e-4, 0.1),
+    "overhead_s": (3e-6, 1e-7, 1e-4),
+    "prompt_rows": (100.0, 1.0, 4000.0),
     "sharpness": (3.0, 1.0, 6.0),
-}  # fmt: skip
+}
 SCAN: Free = {
-    "peak_fraction": (0.3, 0.01, 1.2), "overhead_s": (1e-5, 1e-7, 1e-4), "prompt_rows": (100.0, 1.0, 2000.0),
-    "sharpness": (2.0, 1.0, 6.0), "step_s": (5e-8, 1e-9, 1e-6),
-}  # fmt: skip
+    "peak_fraction": (0.3, 0.01, 1.2),
+    "overhead_s": (1e-5, 1e-7, 1e-4),
+    "prompt_rows": (100.0, 1.0, 2000.0),
+    "sharpness": (2.0, 1.0, 6.0),
+    "step_s": (5e-8, 1e-9, 1e-6),
+}
 TOKEN = (1e-8, 1e-10, 1e-7)
-"""`token_s` of kimi_delta's convolutions: 16 ns whatever the heads, beside the gated delta rule's time for the channels."""
+"""`token_s` of kimi_delta's convolutions: 16 ns whatever the heads, beside the gated delta rule's
+time for the channels.
+"""
 FREE = {"update": UPDATE, "convolution_update": WINDOW, "convolution": CONVOLUTION, "scan": SCAN}
 SPARSE: Free = {
-    "index_peak": (0.4, 0.02, 1.0), "index_scores": (0.5, 0.02, 1.0), "index_keys": (0.7, 0.05, 1.0),
-    "peak": (0.6, 0.05, 1.0), "token_s": (5e-7, 1e-9, 1e-5), "decode_token_s": (1e-6, 1e-9, 1e-5),
+    "index_peak": (0.4, 0.02, 1.0),
+    "index_scores": (0.5, 0.02, 1.0),
+    "index_keys": (0.7, 0.05, 1.0),
+    "peak": (0.6, 0.05, 1.0),
+    "token_s": (5e-7, 1e-9, 1e-5),
+    "decode_token_s": (1e-6, 1e-9, 1e-5),
     "module_s": (1e-4, 1e-6, 1e-3),
-}  # fmt: skip
-"""Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the fixed time of a timed module."""
+}
+"""Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the fixed
+time of a timed module.
+"""
 
 
 def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
@@ -85,45 +120,76 @@ def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
     card, model, sequences, lengths, _ = batch
     peak = peak_flops(card, precision="bf16")
     if kernel in ("convolution", "scan"):
-        work = scans.convolution_work(model, 1) if kernel == "convolution" else scans.scan_work(model, 1)
-        return np.asarray(scans.chunked_seconds(roof, work, tokens=sequences * lengths, prompts=sequences, gpu=card, peak=peak))
+        work = (
+            scans.convolution_work(model, 1)
+            if kernel == "convolution"
+            else scans.scan_work(model, 1)
+        )
+        return np.asarray(
+            scans.chunked_seconds(
+                roof, work, tokens=sequences * lengths, prompts=sequences, gpu=card, peak=peak
+            )
+        )
     drafted = lengths.astype(np.int64) - 1
     window = mixers.window_work(model, 1, drafted)
-    work = window if kernel == "convolution_update" else scans.Work(0.0, mixers.state_traffic(model, 1, drafted))
-    return np.asarray(roofline_seconds(sequences * work.flops, sequences * work.traffic, roof, gpu=card, peak=peak))
+    work = (
+        window
+        if kernel == "convolution_update"
+        else scans.Work(0.0, mixers.state_traffic(model, 1, drafted))
+    )
+    return np.asarray(
+        roofline_seconds(
+            sequences * work.flops, sequences * work.traffic, roof, gpu=card, peak=peak
+        )
+    )
 
 
 def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Floats:
     """Logarithms of predicted over measured seconds."""
-    return np.concatenate([np.log(predicted(kernel, roof, batch) / batch.seconds) for batch in batches])
+    return np.concatenate(
+        [np.log(predicted(kernel, roof, batch) / batch.seconds) for batch in batches]
+    )
 
 
 def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRoofline:
     """Constants of one recurrent kernel on one die; `fixed` ones are not fitted.
 
-    Updates are bound by memory; the others nowhere here, so the share of it that elementwise kernels reach is their bound.
+    Updates are bound by memory; the others nowhere here, so the share of it that elementwise
+    kernels reach is their bound.
     """
     free = {name: bounds for name, bounds in FREE[kernel].items() if name not in fixed}
     if "overhead_s" in fixed:
         free["token_s"] = TOKEN
-    start = dataclasses.replace(MixerRoofline(peak_fraction=1.0, bandwidth_fraction=math.inf, overhead_s=0.0), **fixed)
+    start = dataclasses.replace(
+        MixerRoofline(peak_fraction=1.0, bandwidth_fraction=math.inf, overhead_s=0.0), **fixed
+    )
     roof = dataclasses.replace(
-        start, **solve(lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free)
+        start,
+        **solve(
+            lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free
+        ),
     )
     if math.isinf(roof.bandwidth_fraction):
-        return dataclasses.replace(roof, bandwidth_fraction=gpu_efficiency(batches[0].card).memory_fraction)
+        return dataclasses.replace(
+            roof, bandwidth_fraction=gpu_efficiency(batches[0].card).memory_fraction
+        )
     return roof
 
 
 def solve(residuals: Callable[[Values], Floats], free: Free) -> Values:
-    """Return the free constants, of four digits, that make log ratios least; the search steps in their logarithms."""
+    """Return the free constants, of four digits, that make log ratios least; the search steps in
+    their logarithms.
+    """
     start, low, high = (np.array(column) for column in zip(*free.values(), strict=True))
 
     def named(x: Floats) -> Values:
         return dict(zip(free, map(float, start * np.exp(x - 1.0)), strict=True))
 
     ones, bounds = [1.0] * len(free), [list(1.0 + np.log(bound / start)) for bound in (low, high)]
-    return {name: short(value) for name, value in named(robust_fit(lambda x: residuals(named(x)), ones, *bounds)).items()}
+    return {
+        name: short(value)
+        for name, value in named(robust_fit(lambda x: residuals(named(x)), ones, *bounds)).items()
+    }
 
 
 Kernels = dict[str, MixerRoofline]
@@ -132,11 +198,18 @@ Sparse = dict[str, Modules]
 
 
 def sparse_kernels(values: Values) -> Kernels:
-    """Return the fitted constants by kernel; the indexer and the attention get half of a module's fixed time each."""
+    """Return the fitted constants by kernel; the indexer and the attention get half of a module's
+    fixed time each.
+    """
     half = 0.5 * values["module_s"]
 
     def roof(peak: str, bandwidth: float = 1.0, token_s: float = 0.0) -> MixerRoofline:
-        return MixerRoofline(peak_fraction=values[peak], bandwidth_fraction=bandwidth, overhead_s=half, token_s=token_s)
+        return MixerRoofline(
+            peak_fraction=values[peak],
+            bandwidth_fraction=bandwidth,
+            overhead_s=half,
+            token_s=token_s,
+        )
 
     return {
         "index": roof("index_peak", values["index_scores"]),
@@ -149,10 +222,21 @@ def sparse_kernels(values: Values) -> Kernels:
 def sparse_log_ratios(kernels: Kernels, phase: str, rows: Modules) -> Floats:
     """Logarithms of predicted over measured seconds of whole modules, projections included."""
     decoding = phase == "generation"
-    index, attention = (kernels[f"{name}_decode" if decoding else name] for name in ("index", "attention"))
+    index, attention = (
+        kernels[f"{name}_decode" if decoding else name] for name in ("index", "attention")
+    )
     arithmetic, moved = rows.scores / index.peak_fraction, rows.index / index.bandwidth_fraction
-    seconds = rows.projections + index.overhead_s + (np.maximum(arithmetic, moved) if decoding else arithmetic + moved)
-    seconds = seconds + attention.overhead_s + rows.products / attention.peak_fraction + rows.tokens * attention.token_s
+    seconds = (
+        rows.projections
+        + index.overhead_s
+        + (np.maximum(arithmetic, moved) if decoding else arithmetic + moved)
+    )
+    seconds = (
+        seconds
+        + attention.overhead_s
+        + rows.products / attention.peak_fraction
+        + rows.tokens * attention.token_s
+    )
     return np.asarray(np.log(seconds / rows.seconds))
 
 
@@ -161,13 +245,21 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
 
     def residuals(values: Values) -> Floats:
         kernels = sparse_kernels(values)
-        return np.concatenate([sparse_log_ratios(kernels, phase, rows) for card in cards for phase, rows in card.items()])
+        return np.concatenate(
+            [
+                sparse_log_ratios(kernels, phase, rows)
+                for card in cards
+                for phase, rows in card.items()
+            ]
+        )
 
     return sparse_kernels(solve(residuals, SPARSE))
 
 
 class Error(NamedTuple):
-    """How far constants are off one card's rows: medians of their own, and of those of the nearest other card."""
+    """How far constants are off one card's rows: medians of their own, and of those of the nearest
+    other card.
+    """
 
     mixer: str
     kernel: str
@@ -190,10 +282,16 @@ class Fitted:
     errors: list[Error]
 
     def judge(
-        self, mixer: str, title: str, names: Sequence[str], fits: Mapping[str, Kernels], alone: Mapping[str, Kernels],
+        self,
+        mixer: str,
+        title: str,
+        names: Sequence[str],
+        fits: Mapping[str, Kernels],
+        alone: Mapping[str, Kernels],
         logs: Callable[[Kernels, str], Floats],
-    ) -> None:  # fmt: skip
-        """Store the kernels `names` of the dies' `fits`, with their scatter on cards that did not give them.
+    ) -> None:
+        """Store the kernels `names` of the dies' `fits`, with their scatter on cards that did not
+        give them.
 
         alone: constants of each card's rows alone; logs: log ratios of a card's rows by constants.
         """
@@ -203,18 +301,30 @@ class Fitted:
             for system, ratios in unseen.items():
                 own, off = (np.abs(np.expm1(each)) for each in (logs(fits[die], system), ratios))
                 middle = float(np.median(own)), float(np.median(off))
-                self.errors.append(Error(mixer, title, system, len(off), *middle, float(np.quantile(off, 0.9))))
+                self.errors.append(
+                    Error(mixer, title, system, len(off), *middle, float(np.quantile(off, 0.9)))
+                )
                 other = OTHER_GENERATION[die]
-                borrowed = {name: scaled(roof, dies()[other][0], SYSTEMS[system]) for name, roof in fits[other].items()}
+                borrowed = {
+                    name: scaled(roof, dies()[other][0], SYSTEMS[system])
+                    for name, roof in fits[other].items()
+                }
                 elsewhere.append(logs(borrowed, system))
             log_sd = short(conformal_sd(np.concatenate(list(unseen.values()))))
-            self.kernels[die][mixer] |= {name: dataclasses.replace(fits[die][name], log_sd=log_sd) for name in names}
+            self.kernels[die][mixer] |= {
+                name: dataclasses.replace(fits[die][name], log_sd=log_sd) for name in names
+            }
         self.elsewhere |= {(mixer, name): np.concatenate(elsewhere) for name in names}
 
 
 def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
-    """A card's constants for another: what is not a share of its datasheet goes by the ratio of their arithmetic."""
-    theirs, own = (peak_flops(each, precision=scans.wide_precision(each)) for each in (gpu(SYSTEMS[system]), gpu(card)))
+    """A card's constants for another: what is not a share of its datasheet goes by the ratio of
+    their arithmetic.
+    """
+    theirs, own = (
+        peak_flops(each, precision=scans.wide_precision(each))
+        for each in (gpu(SYSTEMS[system]), gpu(card))
+    )
     return dataclasses.replace(roof, token_s=short(roof.token_s * theirs / own))
 
 
@@ -234,8 +344,14 @@ def fit_all(folder: Path) -> Fitted:
         fits, alone = {}, {}
         for die, systems in dies().items():
             fixed = _fixed(fitted.kernels[die], mixer, kernel)
-            fits[die] = {kernel: fit_kernel(kernel, [batch for system in systems for batch in cards[system]], **fixed)}
-            alone |= {system: {kernel: fit_kernel(kernel, cards[system], **fixed)} for system in systems}
+            fits[die] = {
+                kernel: fit_kernel(
+                    kernel, [batch for system in systems for batch in cards[system]], **fixed
+                )
+            }
+            alone |= {
+                system: {kernel: fit_kernel(kernel, cards[system], **fixed)} for system in systems
+            }
         ratios = functools.partial(_kernel_logs, kernel, cards)
         fitted.judge(mixer, kernel, (kernel,), fits, alone, ratios)
     _borrow_for_mamba(rows, fitted)
@@ -243,40 +359,64 @@ def fit_all(folder: Path) -> Fitted:
     return fitted
 
 
-def _kernel_logs(kernel: str, cards: Mapping[str, Sequence[Batch]], kernels: Kernels, system: str) -> Floats:
+def _kernel_logs(
+    kernel: str, cards: Mapping[str, Sequence[Batch]], kernels: Kernels, system: str
+) -> Floats:
     return log_ratios(kernel, kernels[kernel], cards[system])
 
 
 def _fixed(known: dict[str, Kernels], mixer: str, kernel: str) -> Values:
-    """A delta rule's three convolutions launch as three of the one that was timed without first calls."""
-    return {"overhead_s": short(3.0 * known["gated_delta"]["convolution"].overhead_s)} if (mixer, kernel) == FIRST_CALLS else {}
+    """A delta rule's three convolutions launch as three of the one that was timed without first
+    calls.
+    """
+    return (
+        {"overhead_s": short(3.0 * known["gated_delta"]["convolution"].overhead_s)}
+        if (mixer, kernel) == FIRST_CALLS
+        else {}
+    )
 
 
 def _borrow_for_mamba(rows: Batches, fitted: Fitted) -> None:
-    """Give Mamba 2 the gated delta rule's update, and its scan with all chunks at once, with the scatter of one delta rule's
-    rows by the other's constants.
+    """Give Mamba 2 the gated delta rule's update, and its scan with all chunks at once, with the
+    scatter of one delta rule's rows by the other's constants.
     """
     rules = ("gated_delta", "kimi_delta")
     for kernel in ("update", "scan"):
-        logs = np.concatenate([
-            log_ratios(kernel, fitted.kernels[die][theirs][kernel], rows[mine, kernel][system])
-            for die, systems in dies().items() for system in systems for mine, theirs in (rules, rules[::-1])
-        ])  # fmt: skip
+        logs = np.concatenate(
+            [
+                log_ratios(kernel, fitted.kernels[die][theirs][kernel], rows[mine, kernel][system])
+                for die, systems in dies().items()
+                for system in systems
+                for mine, theirs in (rules, rules[::-1])
+            ]
+        )
         fitted.elsewhere["mamba2", kernel] = logs
         for die, systems in dies().items():
             known = fitted.kernels[die]["gated_delta"][kernel]
             if kernel == "scan":
-                launches = short(STATE_SPACE_LAUNCHES * gpu_efficiency(gpu(SYSTEMS[systems[0]])).kernel_overhead_s)
+                launches = short(
+                    STATE_SPACE_LAUNCHES
+                    * gpu_efficiency(gpu(SYSTEMS[systems[0]])).kernel_overhead_s
+                )
                 known = dataclasses.replace(known, step_s=0.0, overhead_s=launches)
-            fitted.kernels[die]["mamba2"][kernel] = dataclasses.replace(known, log_sd=short(conformal_sd(logs)))
+            fitted.kernels[die]["mamba2"][kernel] = dataclasses.replace(
+                known, log_sd=short(conformal_sd(logs))
+            )
 
 
 def _fit_sparse(folder: Path, fitted: Fitted) -> None:
     rows = {phase: sparse_rows(folder, phase) for phase in ("context", "generation")}
-    cards: dict[str, Sparse] = {system: {phase: each[system] for phase, each in rows.items()} for system in NEIGHBOUR}
-    fits = {die: fit_sparse([cards[system] for system in systems]) for die, systems in dies().items()}
+    cards: dict[str, Sparse] = {
+        system: {phase: each[system] for phase, each in rows.items()} for system in NEIGHBOUR
+    }
+    fits = {
+        die: fit_sparse([cards[system] for system in systems]) for die, systems in dies().items()
+    }
     alone = {system: fit_sparse([card]) for system, card in cards.items()}
-    for phase, names in (("context", ("index", "attention")), ("generation", ("index_decode", "attention_decode"))):
+    for phase, names in (
+        ("context", ("index", "attention")),
+        ("generation", ("index_decode", "attention_decode")),
+    ):
 
         def ratios(kernels: Kernels, system: str, phase: str = phase) -> Floats:
             return sparse_log_ratios(kernels, phase, cards[system][phase])
@@ -290,8 +430,12 @@ def _fit_sparse(folder: Path, fitted: Fitted) -> None:
 
 
 def sparse_overhead(name: str, card: str) -> float:
-    """Return the fixed seconds of the indexer's or the attention's kernels when an engine replays them on a card."""
-    return short(SPARSE_KERNELS[name.removesuffix("_decode")] * gpu_efficiency(gpu(card)).kernel_overhead_s)
+    """Return the fixed seconds of the indexer's or the attention's kernels when an engine replays
+    them on a card.
+    """
+    return short(
+        SPARSE_KERNELS[name.removesuffix("_decode")] * gpu_efficiency(gpu(card)).kernel_overhead_s
+    )
 
 
 def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
@@ -300,7 +444,8 @@ def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
     return {
         mixer: {
             name: dataclasses.replace(
-                roof if card is None else scaled(roof, system, card), log_sd=short(conformal_sd(fitted.elsewhere[mixer, name]))
+                roof if card is None else scaled(roof, system, card),
+                log_sd=short(conformal_sd(fitted.elsewhere[mixer, name])),
             )
             for name, roof in kernels.items()
         }
@@ -311,13 +456,22 @@ def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
 def main(folder: Path) -> None:
     fitted = fit_all(folder)
     for error in fitted.errors:
-        print(f"{error.mixer:12} {error.kernel:19} {error.system:9} {error.rows:4} rows: median error {error.own:6.1%}; "
-              f"card left out {error.left_out:6.1%}, nine tenths within {error.nine_tenths:6.1%}")  # fmt: skip
+        print(
+            f"{error.mixer:12} {error.kernel:19} {error.system:9} {error.rows:4} rows: median "
+            f"error {error.own:6.1%}; "
+            f"card left out {error.left_out:6.1%}, nine tenths within {error.nine_tenths:6.1%}"
+        )
     for (mixer, kernel), logs in fitted.elsewhere.items():
-        print(f"{mixer:12} {kernel:19} by constants from elsewhere: median error {np.median(np.abs(np.expm1(logs))):.1%}")
+        print(
+            f"{mixer:12} {kernel:19} by constants from elsewhere: median error "
+            f"{np.median(np.abs(np.expm1(logs))):.1%}"
+        )
     others = {name: borrowed(fitted, die, card) for name, (die, card) in BORROWED.items()}
     for name, kernels in (fitted.kernels | others).items():
-        fields = {mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()} for mixer, each in kernels.items()}
+        fields = {
+            mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()}
+            for mixer, each in kernels.items()
+        }
         path = SILICON / f"{name}.yaml"
         rows, _, _ = str(documents.read(path)["fitted_on"]).partition(FITTED_ON)
         change_constants(path, {"fitted_on": rows + FITTED_ON, "mixers": fields})

@@ -1,8 +1,10 @@
-"""Fit what separate pools for prefill and decoding add: `python -m benchmarks.accuracy.fit_pools --data DIR`.
+"""Fit what separate pools for prefill and decoding add: `python -m benchmarks.accuracy.fit_pools
+--data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/pools.yaml: one constant, from the first tokens of the pools of inference_measured_2.csv
-and _3 whose numbers of replicas are told, on top of the engines' and experts' constants, which saw none of them. Deviations are
-those of lengths and engines left out of the fit.
+Writes hp_tool/catalog/data/efficiency/pools.yaml: one constant, from the first tokens of the pools
+of inference_measured_2.csv and _3 whose numbers of replicas are told, on top of the engines' and
+experts' constants, which saw none of them. Deviations are those of lengths and engines left out of
+the fit.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class PredictedPool:
     def log_ratio(self, what: str) -> float:
         """Return ln(predicted / measured) of ttft, tpot, or throughput."""
         if what == "throughput":
-            rate = self.run.concurrency / (self.run.ttft_s + (self.run.output_length - 1) * self.run.tpot_s)
+            rate = self.run.concurrency / (
+                self.run.ttft_s + (self.run.output_length - 1) * self.run.tpot_s
+            )
             return float(np.log(self.costs.request_rate_per_second[0] / rate))
         return float(np.log(getattr(self, f"{what}_s") / getattr(self.run, f"{what}_s")))
 
@@ -69,26 +73,40 @@ def predicted(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPo
 def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
     engine = engine_efficiency(engine=run.engine, version=run.version, silicon=gpu(run.gpu).silicon)
     load = InferenceWorkload(
-        input_length=run.input_length, output_length=run.output_length, concurrency=run.concurrency,
-        precision=run.precision, engine=run.engine,  # type: ignore[arg-type]
-    )  # fmt: skip
+        input_length=run.input_length,
+        output_length=run.output_length,
+        concurrency=run.concurrency,
+        precision=run.precision,
+        engine=run.engine,  # type: ignore[arg-type]
+    )
     machine = cluster(ClusterQuery(gpu=run.gpu, num_gpus=16))
-    case: ServingCase = serving_case(model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine)
+    case: ServingCase = serving_case(
+        model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine
+    )
     case = dataclasses.replace(case, **arrivals("inferencemax", engine=engine))
     pools = []
     for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
         size = config.attention_data_parallel_size * replicas
-        limits = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
+        limits = {
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+        }
         placed = dataclasses.replace(config, data_parallel_size=size, **limits)
         pools.append(ServingCandidates.from_configs([placed], concurrency=[run.concurrency]))
-    return pool_costs(prefill=case, decode=case, prefillers=pools[0], decoders=pools[1], handover_s=handover_s)
+    return pool_costs(
+        prefill=case, decode=case, prefillers=pools[0], decoders=pools[1], handover_s=handover_s
+    )
 
 
 def fit(runs: Sequence[PoolRun]) -> float:
-    """Return the hops' seconds that these runs give, by robust least squares on their first tokens."""
+    """Return the hops' seconds that these runs give, by robust least squares on their first
+    tokens.
+    """
 
     def residuals(x: Floats) -> Floats:
-        return np.array([pair.log_ratio("ttft") for pair in predicted(runs, handover_s=float(x[0]))])
+        return np.array(
+            [pair.log_ratio("ttft") for pair in predicted(runs, handover_s=float(x[0]))]
+        )
 
     return short(float(robust_fit(residuals, [USUAL_S], [LOWEST_S], [HIGHEST_S])[0]))
 
@@ -108,9 +126,11 @@ def main(folder: Path) -> None:
     }
     names = ", ".join(dict.fromkeys(f"{run.model} on {run.gpu} ({run.engine})" for run in runs))
     profile = PoolEfficiency(
-        handover_s=fit(runs), **sds,
-        fitted_on=f"{len(runs)} pairs of pools ({names}) by {COMMAND}; deviations of engines and lengths left out",
-    )  # fmt: skip
+        handover_s=fit(runs),
+        **sds,
+        fitted_on=f"{len(runs)} pairs of pools ({names}) by {COMMAND}; deviations of engines and "
+        "lengths left out",
+    )
     path = FOLDER / "pools.yaml"
     write_constants(path, dataclasses.asdict(profile), command=COMMAND)
     print(path.read_text())

@@ -1,8 +1,10 @@
-"""Profiles of unmeasured engine releases, of timed kernels alone: `python -m benchmarks.accuracy.fit_releases --data DIR`.
+"""Profiles of unmeasured engine releases, of timed kernels alone: `python -m
+benchmarks.accuracy.fit_releases --data DIR`.
 
-Writes hp_tool/catalog/data/efficiency/engines/*.yaml for RELEASES. What kernels tell is the median of their seconds over those
-of the die's constants: matmuls and one-kernel all-reduces as ops/ has them of the engine (SGLang's were not timed). All else is
-the mean of `fit_engines`'s priors. The doubt is that which a release with measured rows shows such a profile to have.
+Writes hp_tool/catalog/data/efficiency/engines/*.yaml for RELEASES. What kernels tell is the median
+of their seconds over those of the die's constants: matmuls and one-kernel all-reduces as ops/ has
+them of the engine (SGLang's were not timed). All else is the mean of `fit_engines`'s priors. The
+doubt is that which a release with measured rows shows such a profile to have.
 """
 
 from __future__ import annotations
@@ -47,12 +49,24 @@ class Release:
 
 
 MODELOPT = {"fp8_cache_with": ("fp8", "nvfp4")}
-"""A cache without a type of its own has the checkpoint's, and ModelOpt's say fp8: vLLM's resolve_kv_cache_dtype_string
-(vllm/utils/torch_utils.py), SGLang's configure_kv_cache_dtype (sglang/srt/model_executor)."""
+"""A cache without a type of its own has the checkpoint's, and ModelOpt's say fp8: vLLM's
+resolve_kv_cache_dtype_string (vllm/utils/torch_utils.py), SGLang's configure_kv_cache_dtype
+(sglang/srt/model_executor).
+"""
 RELEASES = (
-    Release(engine="vllm", version="0.24.0", kernels="0.24.0", doubted_by="0.12.0", settings=MODELOPT),
-    Release(engine="sglang", version="0.5.16", kernels=None, doubted_by="0.5.6.post2", settings=MODELOPT),
-    Release(engine="trtllm", version="1.3", kernels="1.3.0rc20", doubted_by="1.1", settings={"memory_fraction_of": "free"}),
+    Release(
+        engine="vllm", version="0.24.0", kernels="0.24.0", doubted_by="0.12.0", settings=MODELOPT
+    ),
+    Release(
+        engine="sglang", version="0.5.16", kernels=None, doubted_by="0.5.6.post2", settings=MODELOPT
+    ),
+    Release(
+        engine="trtllm",
+        version="1.3",
+        kernels="1.3.0rc20",
+        doubted_by="1.1",
+        settings={"memory_fraction_of": "free"},
+    ),
 )
 LEAST_WIDTH = 1024
 """Inner and outer dimensions from which matmuls are those of a layer."""
@@ -61,12 +75,21 @@ LEAST_WIDTH = 1024
 def profile(release: Release, folder: Path) -> EngineEfficiency:
     """The release's constants, without its doubt."""
     priors = PRIORS | BY_ENGINE.get(release.engine, {})
-    values = {name: prior.mean for name, prior in priors.items()} | {"matmul_slowdown": 1.0, "attention_slowdown": 1.0}
+    values = {name: prior.mean for name, prior in priors.items()} | {
+        "matmul_slowdown": 1.0,
+        "attention_slowdown": 1.0,
+    }
     if release.kernels is not None:
-        isolated = engine(rounded(values | {"communication_slowdown": 1.0, "cast_share": 1.0}), name=release.engine, version="")
+        isolated = engine(
+            rounded(values | {"communication_slowdown": 1.0, "cast_share": 1.0}),
+            name=release.engine,
+            version="",
+        )
         rows = {name: _of(release, timed(folder, name)) for name in ("gemm", "custom_allreduce")}
-        values |= {"matmul_slowdown": _median(_matmuls(rows["gemm"], isolated)),
-                   "communication_slowdown": _median(_all_reduces(rows["custom_allreduce"], isolated))}  # fmt: skip
+        values |= {
+            "matmul_slowdown": _median(_matmuls(rows["gemm"], isolated)),
+            "communication_slowdown": _median(_all_reduces(rows["custom_allreduce"], isolated)),
+        }
     made = engine(rounded(values), name=release.engine, version=release.version)
     return dataclasses.replace(made, **release.settings, kernels_alone=True)
 
@@ -74,13 +97,21 @@ def profile(release: Release, folder: Path) -> EngineEfficiency:
 def _of(release: Release, rows: Iterable[Row]) -> list[Row]:
     source = f"/{release.engine}/{release.kernels}"
     # vLLM's one-kernel all-reduce runs in CUDA graphs.
-    return [row for row in rows if row["source"].endswith(source) and not row.get("kernel_source", "").endswith("_eager")]
+    return [
+        row
+        for row in rows
+        if row["source"].endswith(source) and not row.get("kernel_source", "").endswith("_eager")
+    ]
 
 
 def _case(system: str, constants: EngineEfficiency, precision: Precision = "bf16") -> ServingCase:
     machine = cluster(ClusterQuery(gpu=SYSTEMS[system], num_gpus=8))
-    load = InferenceWorkload(input_length=1, output_length=1, concurrency=1, precision=precision, engine=constants.engine)
-    return serving_case(model=catalogue_model("qwen3-32b"), cluster=machine, workload=load, engine=constants)
+    load = InferenceWorkload(
+        input_length=1, output_length=1, concurrency=1, precision=precision, engine=constants.engine
+    )
+    return serving_case(
+        model=catalogue_model("qwen3-32b"), cluster=machine, workload=load, engine=constants
+    )
 
 
 def _matmuls(rows: Iterable[Row], constants: EngineEfficiency) -> list[float]:
@@ -90,7 +121,11 @@ def _matmuls(rows: Iterable[Row], constants: EngineEfficiency) -> list[float]:
     for row in rows:
         m, n, k = (int(row[name]) for name in ("m", "n", "k"))
         precision = PRECISIONS.get(row["gemm_dtype"])
-        if precision is None or min(n, k) < LEAST_WIDTH or precision not in gpu(SYSTEMS[row["system"]]).peak_flops_per_second:
+        if (
+            precision is None
+            or min(n, k) < LEAST_WIDTH
+            or precision not in gpu(SYSTEMS[row["system"]]).peak_flops_per_second
+        ):
             continue
         key = row["system"], precision
         cases[key] = cases.get(key) or _case(*key[:1], constants, precision)
@@ -103,7 +138,9 @@ def _all_reduces(rows: Iterable[Row], constants: EngineEfficiency) -> list[float
     ratios = []
     for row in rows:
         size = np.array([2.0 * float(row["message_size"])])
-        expected = all_reduce_seconds(_case(row["system"], constants), size, group_size=np.array([int(row["num_gpus"])]))
+        expected = all_reduce_seconds(
+            _case(row["system"], constants), size, group_size=np.array([int(row["num_gpus"])])
+        )
         ratios.append(float(row["latency_ms"]) * 1e-3 / float(expected[0]))
     return ratios
 
@@ -121,9 +158,13 @@ def doubt(release: Release, constants: EngineEfficiency, runs: list[ServingRun])
 
 
 def dies(release: Release, folder: Path) -> tuple[str, ...]:
-    """Those that the release's kernels were timed on; of an engine whose were not, those of all kernels."""
+    """Those that the release's kernels were timed on; of an engine whose were not, those of all
+    kernels.
+    """
     systems = {
-        row["system"] for row in timed(folder, "gemm") if release.kernels is None or row["source"].endswith(release.kernels)
+        row["system"]
+        for row in timed(folder, "gemm")
+        if release.kernels is None or row["source"].endswith(release.kernels)
     }
     return tuple(sorted({die for system in systems if (die := gpu(SYSTEMS[system]).silicon)}))
 
@@ -137,15 +178,23 @@ def main(folder: Path) -> None:
         sds = {f"{what}_log_sd": float(f"{value:.3g}") for what, value in scatter(pairs).items()}
         kernels = f"kernels of {release.kernels}" if release.kernels else "kernels of other engines"
         constants = dataclasses.replace(
-            constants, **sds, unfamiliar_factor=1.0, unfamiliar_ttft_factor=1.0, fitted_silicon=dies(release, folder),
-            fitted_on=f"timed {kernels} alone by {COMMAND}; deviations: {len(pairs)} runs of {release.doubted_by} by the like",
-        )  # fmt: skip
+            constants,
+            **sds,
+            unfamiliar_factor=1.0,
+            unfamiliar_ttft_factor=1.0,
+            fitted_silicon=dies(release, folder),
+            fitted_on=f"timed {kernels} alone by {COMMAND}; deviations: {len(pairs)} runs of "
+            f"{release.doubted_by} by the like",
+        )
         path = FOLDER / "engines" / f"{release.engine}-{release.version}.yaml"
         write_constants(path, dataclasses.asdict(constants), command=COMMAND)
         print(
-            f"{release.engine} {release.version}: matmuls {constants.matmul_slowdown:.2f}, all-reduces "
-            f"{constants.communication_slowdown:.2f} times the die's; {len(pairs)} runs of {release.doubted_by}: TPOT off by "
-            f"{np.abs(np.expm1(logs['tpot'])).mean():.1%} (bias {np.nanmean(logs['tpot']):+.2f}), TTFT by "
+            f"{release.engine} {release.version}: matmuls {constants.matmul_slowdown:.2f}, "
+            "all-reduces "
+            f"{constants.communication_slowdown:.2f} times the die's; {len(pairs)} runs of "
+            f"{release.doubted_by}: TPOT off by "
+            f"{np.abs(np.expm1(logs['tpot'])).mean():.1%} (bias {np.nanmean(logs['tpot']):+.2f}), "
+            "TTFT by "
             f"{np.nanmedian(np.abs(np.expm1(logs['ttft']))):.1%} in the median",
             flush=True,
         )

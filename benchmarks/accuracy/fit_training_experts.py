@@ -1,7 +1,9 @@
-"""Fit what experts add to a training step: `python -m benchmarks.accuracy.fit_training_experts --data DIR`.
+"""Fit what experts add to a training step: `python -m benchmarks.accuracy.fit_training_experts
+--data DIR`.
 
-Three constants of today's Megatron Core, on top of those that dense runs gave (fit_frameworks, which runs this too): on recipes
-with experts and their knobs from the first release with today's dispatchers on, and DeepSeek-V2 cut to fit 8 B200.
+Three constants of today's Megatron Core, on top of those that dense runs gave (fit_frameworks,
+which runs this too): on recipes with experts and their knobs from the first release with today's
+dispatchers on, and DeepSeek-V2 cut to fit 8 B200.
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ PROFILES = ("default", "a100", "v100")
 """Megatron Core's: what hosts take for experts does not depend on the card."""
 
 
-def with_experts(runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None) -> FrameworkEfficiency:
-    """The constants with those of experts fitted on these runs; the means of the priors without any run of experts.
+def with_experts(
+    runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None
+) -> FrameworkEfficiency:
+    """The constants with those of experts fitted on these runs; the means of the priors without any
+    run of experts.
 
     Where there are runs of today's releases, earlier ones do not count.
     """
     experts = [run for run in runs if run.has_experts]
-    chosen = [run for run in experts if (run.problem.workload.framework_version or NEWEST) >= NEWEST] or experts
+    chosen = [
+        run for run in experts if (run.problem.workload.framework_version or NEWEST) >= NEWEST
+    ] or experts
     if not chosen:
         return with_constants(framework, {name: prior.mean for name, prior in PRIORS.items()})
 

@@ -1,7 +1,9 @@
-"""Fit what state spaces take in training: `python -m benchmarks.accuracy.fit_training_mixers --data DIR`.
+"""Fit what state spaces take in training: `python -m benchmarks.accuracy.fit_training_mixers --data
+DIR`.
 
-One constant of today's Megatron Core, on top of all others: the rate of the scan that it trains Mamba 2 with, which nobody
-timed alone, on recipes of Nemotron 3 Nano. Its prior, a tenth of H100's peak, is judged.
+One constant of today's Megatron Core, on top of all others: the rate of the scan that it trains
+Mamba 2 with, which nobody timed alone, on recipes of Nemotron 3 Nano. Its prior, a tenth of H100's
+peak, is judged.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ import numpy as np
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import change_constants, command_line
 from benchmarks.accuracy.fit_training_experts import NOISE
-from benchmarks.accuracy.fitting import FRAMEWORKS, Fit, Floats, Prior, left_out, print_errors, with_constants
+from benchmarks.accuracy.fitting import (
+    FRAMEWORKS,
+    Fit,
+    Floats,
+    Prior,
+    left_out,
+    print_errors,
+    with_constants,
+)
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import hybrid_cases
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -26,7 +36,9 @@ PRIORS = {CONSTANT: Prior(100e12, 100e12, 5e12, 500e12)}
 
 
 def with_scan(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """The constants with the scan's rate fitted on these runs; releases of one configuration share its vote."""
+    """The constants with the scan's rate fitted on these runs; releases of one configuration share
+    its vote.
+    """
 
     def errors(runs: Sequence[Prepared]) -> Callable[[FrameworkEfficiency], Floats]:
         repeats = Counter(run.case.setting for run in runs)
@@ -63,7 +75,9 @@ def main(folder: Path) -> None:
     """Write the constant into the profile of today's Megatron Core, whose others stay."""
     print_errors("GPU", hybrids_left_out(folder))
     framework = with_scan(hybrid_runs(folder), _framework())
-    change_constants(FRAMEWORKS / "megatron-core" / "default.yaml", {CONSTANT: getattr(framework, CONSTANT)})
+    change_constants(
+        FRAMEWORKS / "megatron-core" / "default.yaml", {CONSTANT: getattr(framework, CONSTANT)}
+    )
     print(getattr(framework, CONSTANT))
 
 

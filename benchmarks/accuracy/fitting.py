@@ -1,7 +1,8 @@
 """One harness for the fits of frameworks and engines.
 
-A fit declares what is free and how far, what constants these values make, and how far rows are from them; the harness has the
-least squares, the rows left out, the scatter, the printed errors and the written profile.
+A fit declares what is free and how far, what constants these values make, and how far rows are from
+them; the harness has the least squares, the rows left out, the scatter, the printed errors and the
+written profile.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ Values = dict[Any, float]
 """Free constants by name, or by die and precision."""
 
 FRAMEWORKS = FOLDER / "frameworks"
-SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd", "expert_pair_log_sd")
+SCATTER = (
+    "time_log_sd",
+    "expert_time_log_sd",
+    "earlier_expert_time_log_sd",
+    "pair_log_sd",
+    "expert_pair_log_sd",
+)
 """Fields of a framework's profile that fit_intervals writes."""
 KEPT = (*SCATTER, "state_scan_flops_per_second")
 """Those that other fits leave as they are: also what fit_training_mixers writes."""
@@ -56,9 +63,13 @@ class Fit(Generic[Row, Constants]):
     priors: Mapping[Any, Prior]
     constants: Callable[[Values], Constants]
     errors: Callable[[Sequence[Row]], Callable[[Constants], Floats]]
-    """Of these rows: what constants give for log ratios of predicted to published, over the noise taken for a row."""
+    """Of these rows: what constants give for log ratios of predicted to published, over the noise
+    taken for a row.
+    """
     in_deviations: bool = True
-    """The search steps in standard deviations from the means; False: in the constants themselves, of four digits each."""
+    """The search steps in standard deviations from the means; False: in the constants themselves,
+    of four digits each.
+    """
     near: float = 0.01
     """Where it starts, in standard deviations from the means."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: ROBUST)
@@ -69,8 +80,12 @@ class Fit(Generic[Row, Constants]):
         return self.constants(rounded(self.values(rows, starts=starts)))
 
     def values(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Values:
-        """Return what these rows give before it is rounded, from the best of the starts; what one leaves out starts `near`."""
-        mean, sd, low, high = (np.array(column) for column in zip(*self.priors.values(), strict=True))
+        """Return what these rows give before it is rounded, from the best of the starts; what one
+        leaves out starts `near`.
+        """
+        mean, sd, low, high = (
+            np.array(column) for column in zip(*self.priors.values(), strict=True)
+        )
         zero, unit = (mean, sd) if self.in_deviations else (np.zeros(len(mean)), np.ones(len(mean)))
         errors = self.errors(rows)
 
@@ -79,7 +94,9 @@ class Fit(Generic[Row, Constants]):
 
         def residuals(x: Floats) -> Floats:
             trial = named(x) if self.in_deviations else rounded(named(x))
-            return np.concatenate([errors(self.constants(trial)), x if self.in_deviations else (x - mean) / sd])
+            return np.concatenate(
+                [errors(self.constants(trial)), x if self.in_deviations else (x - mean) / sd]
+            )
 
         near = dict(zip(self.priors, mean + self.near * sd, strict=True))
         first = [(np.array(list((near | start).values())) - zero) / unit for start in starts]
@@ -93,30 +110,46 @@ def rounded(values: Values) -> Values:
     return {name: short(value) for name, value in values.items()}
 
 
-def left_out(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
+def left_out(
+    rows: Iterable[Row], key: Callable[[Row], Hashable]
+) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
     """Yield each value of `key`, the rows with it, and those without it."""
     rows = list(rows)
     for value in dict.fromkeys(map(key, rows)):
-        yield value, [row for row in rows if key(row) == value], [row for row in rows if key(row) != value]
+        yield (
+            value,
+            [row for row in rows if key(row) == value],
+            [row for row in rows if key(row) != value],
+        )
 
 
 def linear_beyond(logs: Floats, scale: float) -> Floats:
-    """Return residuals whose square is the pseudo-Huber loss: log ratios beyond `scale` count linearly."""
+    """Return residuals whose square is the pseudo-Huber loss: log ratios beyond `scale` count
+    linearly.
+    """
     bent: Floats = np.sign(logs) * np.sqrt(2.0 * (np.sqrt(1.0 + (logs / scale) ** 2) - 1.0))
     return bent * scale
 
 
 def conformal_sd(logs: Floats) -> float:
-    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, and one more to come."""
+    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, and one
+    more to come.
+    """
     off = np.sort(np.abs(logs))
     return float(off[min(math.ceil(CONFIDENCE * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
 
 
 def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> FrameworkEfficiency:
     """Return `start` with these fields; those named network_... are the network's."""
-    of_network = {name.removeprefix("network_"): value for name, value in values.items() if name.startswith("network_")}
+    of_network = {
+        name.removeprefix("network_"): value
+        for name, value in values.items()
+        if name.startswith("network_")
+    }
     own = {name: value for name, value in values.items() if not name.startswith("network_")}
-    return dataclasses.replace(start, network=dataclasses.replace(start.network, **of_network), **own)
+    return dataclasses.replace(
+        start, network=dataclasses.replace(start.network, **of_network), **own
+    )
 
 
 def write_framework(name: str, constants: FrameworkEfficiency, *, command: str) -> None:
@@ -130,4 +163,7 @@ def write_framework(name: str, constants: FrameworkEfficiency, *, command: str) 
 def print_errors(title: str, rows: Sequence[Comparison]) -> None:
     """Print how far predictions of rows left out were from them."""
     errors = np.array([abs(row.error) for row in rows])
-    print(f"{title} left out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}")
+    print(
+        f"{title} left out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst "
+        f"{errors.max():.2%}"
+    )

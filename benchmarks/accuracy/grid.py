@@ -1,7 +1,8 @@
-"""A real grid on 1 to 64 nodes of 8 H100: which configurations fail, how fast the others are, and their order in a cell.
+"""A real grid on 1 to 64 nodes of 8 H100: which configurations fail, how fast the others are, and
+their order in a cell.
 
-The runs are nanotron's. By the shipped constants, which saw them; and by constants that did not see the row's model, or its
-number of nodes.
+The runs are nanotron's. By the shipped constants, which saw them; and by constants that did not see
+the row's model, or its number of nodes.
 """
 
 from __future__ import annotations
@@ -55,13 +56,17 @@ class Cell:
     @property
     def time_within(self) -> Bools:
         """Which rows that ran did so within the stated 90 % interval of step time."""
-        within: Bools = np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
+        within: Bools = (
+            np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
+        )
         return within
 
     @property
     def memory_within(self) -> Bools:
         """Return which rows' measured memory lies within the stated interval."""
-        within: Bools = np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
+        within: Bools = (
+            np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
+        )
         return within
 
 
@@ -70,7 +75,11 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
     costs = group.predict(constants)
     ran, legal, step_s = group.ran, group.legal, np.asarray(costs.step_s)
     room = np.log(group.cluster.gpu.memory_bytes / costs.memory_total_bytes)
-    rank = float(spearmanr(-step_s[ran], -group.step_s[ran]).statistic) if ran.sum() >= MIN_CELL else None
+    rank = (
+        float(spearmanr(-step_s[ran], -group.step_s[ran]).statistic)
+        if ran.sum() >= MIN_CELL
+        else None
+    )
     return Cell(
         group=group,
         ran=ran,
@@ -86,7 +95,11 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
 
 def steps(cells: Iterable[Cell]) -> list[Comparison]:
     """Seconds of every run that did not fail."""
-    return [row for cell in cells for row in _rows(cell, cell.group.step_s, cell.time_ratio, cell.constants.time_log_sd)]
+    return [
+        row
+        for cell in cells
+        for row in _rows(cell, cell.group.step_s, cell.time_ratio, cell.constants.time_log_sd)
+    ]
 
 
 def memory(cells: Iterable[Cell]) -> list[Comparison]:
@@ -94,7 +107,9 @@ def memory(cells: Iterable[Cell]) -> list[Comparison]:
     rows = []
     for cell in cells:
         used = cell.group.used_bytes / GIB
-        rows += _rows(cell, used, 1.0 / (1.0 + cell.memory_ratio) - 1.0, cell.constants.memory_log_sd)
+        rows += _rows(
+            cell, used, 1.0 / (1.0 + cell.memory_ratio) - 1.0, cell.constants.memory_log_sd
+        )
     return rows
 
 
@@ -103,16 +118,27 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
     spread = float(np.exp(NORMAL_QUANTILE * log_sd))
     comparisons = []
     fine = (cell.legal & cell.fits)[cell.ran]
-    for row, value, ratio, fits in zip(np.array(cell.group.rows)[cell.ran], published[cell.ran], over, fine, strict=True):
+    for row, value, ratio, fits in zip(
+        np.array(cell.group.rows)[cell.ran], published[cell.ran], over, fine, strict=True
+    ):
         predicted = float(value / (1.0 + ratio))
         comparisons.append(
             Comparison(
-                source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} x 8 H100",
-                what=", ".join(f"{name} {row[name]}" for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")),
-                published=float(value), predicted=predicted, low=predicted / spread, high=predicted * spread,
+                source="nanotron's grid",
+                model=row["model"],
+                gpu=GPU,
+                part=f"{row['nodes']} x 8 H100",
+                what=", ".join(
+                    f"{name} {row[name]}"
+                    for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")
+                ),
+                published=float(value),
+                predicted=predicted,
+                low=predicted / spread,
+                high=predicted * spread,
                 refused=None if fits else "memory or rules",
             )
-        )  # fmt: skip
+        )
     return comparisons
 
 
@@ -124,19 +150,25 @@ def held_out(rows: list[Row]) -> list[Cell]:
 
 
 def held_out_nodes(rows: list[Row]) -> list[Cell]:
-    """Every group by constants fitted on other numbers of nodes: two folds, every second size in each."""
+    """Every group by constants fitted on other numbers of nodes: two folds, every second size in
+    each.
+    """
     sizes = sorted({row["nodes"] for row in rows}, key=int)
     cells = []
     for fold in (sizes[::2], sizes[1::2]):
         constants = fit(rows=[row for row in rows if row["nodes"] not in fold])
-        cells += [predicted(group, constants) for group in groups(row for row in rows if row["nodes"] in fold)]
+        cells += [
+            predicted(group, constants)
+            for group in groups(row for row in rows if row["nodes"] in fold)
+        ]
     return cells
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:
     """Counts and shares over all cells."""
     ran, legal, fits, probability = (
-        np.concatenate([getattr(cell, name) for cell in cells]) for name in ("ran", "legal", "fits", "fit_probability")
+        np.concatenate([getattr(cell, name) for cell in cells])
+        for name in ("ran", "legal", "fits", "fit_probability")
     )
     time, memory, time_within, memory_within = (
         np.concatenate([getattr(cell, name) for cell in cells])
@@ -165,7 +197,9 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
 
 @functools.cache
 def cells(folder: Path) -> dict[str, list[Cell]]:
-    """Predictions of every group by the shipped constants, leaving one model out, and leaving one number of nodes out."""
+    """Predictions of every group by the shipped constants, leaving one model out, and leaving one
+    number of nodes out.
+    """
     rows = read(folder, FILE)
     shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
     return {
@@ -176,7 +210,9 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
 
 
 def evaluate(folder: Path) -> dict[str, Any] | None:
-    """Return errors by the shipped constants, leaving out one model or one number of nodes; None without the file."""
+    """Return errors by the shipped constants, leaving out one model or one number of nodes; None
+    without the file.
+    """
     rows = read(folder, FILE)
     if not rows:
         return None
@@ -197,8 +233,12 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "nodes": cell.group.cluster.num_gpus // 8,
         "ran": int(cell.ran.sum()),
         "failed": int((~cell.ran).sum()),
-        "throughput_median_error": float(np.median(np.abs(cell.time_ratio))) if cell.ran.any() else None,
-        "memory_median_error": float(np.median(np.abs(cell.memory_ratio))) if cell.ran.any() else None,
+        "throughput_median_error": float(np.median(np.abs(cell.time_ratio)))
+        if cell.ran.any()
+        else None,
+        "memory_median_error": float(np.median(np.abs(cell.memory_ratio)))
+        if cell.ran.any()
+        else None,
         "rank_correlation": cell.rank_correlation,
     }
 
@@ -212,23 +252,31 @@ _TITLES = {
 
 def as_text(report: dict[str, Any]) -> str:
     lines = [
-        f"Grid of {report['rows']} nanotron runs on H100 ({report['dropped']} dropped: sizes do not multiply to the batch)"
+        f"Grid of {report['rows']} nanotron runs on H100 ({report['dropped']} dropped: sizes do "
+        "not multiply to the batch)"
     ]
     for name, title in _TITLES.items():
         s = report[name]
         lines += [
             f"  {title}",
-            f"    ran but refused {s['ran_but_refused']} of {s['ran']} ({s['ran_but_refused_share']:.2%}); failed and called "
-            f"infeasible {s['failed_called_infeasible_share']:.1%} of {s['failed']} ({s['failed_called_illegal_share']:.1%} "
-            f"because the framework would not start); Brier score of the probability to run {s['fit_brier']:.3f}",
-            f"    throughput: median error {s['throughput_median_error']:.1%}, bias {s['throughput_bias']:+.1%}, "
+            f"    ran but refused {s['ran_but_refused']} of {s['ran']} "
+            f"({s['ran_but_refused_share']:.2%}); failed and called "
+            f"infeasible {s['failed_called_infeasible_share']:.1%} of {s['failed']} "
+            f"({s['failed_called_illegal_share']:.1%} "
+            "because the framework would not start); Brier score of the probability to run "
+            f"{s['fit_brier']:.3f}",
+            f"    throughput: median error {s['throughput_median_error']:.1%}, bias "
+            f"{s['throughput_bias']:+.1%}, "
             f"{s['throughput_within_2x_share']:.0%} within a factor of two; memory: median error "
-            f"{s['memory_median_error']:.1%}, bias {s['memory_bias']:+.1%}; rank correlation in a cell "
-            f"{s['rank_correlation_median']:.2f} (median); {s['throughput_within_interval_share']:.0%} and "
+            f"{s['memory_median_error']:.1%}, bias {s['memory_bias']:+.1%}; rank correlation in a "
+            "cell "
+            f"{s['rank_correlation_median']:.2f} (median); "
+            f"{s['throughput_within_interval_share']:.0%} and "
             f"{s['memory_within_interval_share']:.0%} within the stated 90 % intervals",
         ]
     lines += [
-        f"  {cell['model']}, {cell['num_key_value_heads']:2} key/value heads, {cell['nodes']:3} nodes: {cell['ran']:4} ran, "
+        f"  {cell['model']}, {cell['num_key_value_heads']:2} key/value heads, {cell['nodes']:3} "
+        f"nodes: {cell['ran']:4} ran, "
         f"{cell['failed']:4} failed, median error {cell['throughput_median_error']:.0%}, memory "
         f"{cell['memory_median_error']:.0%}, rank correlation {cell['rank_correlation']:.2f}"
         for cell in report["cells"]

@@ -1,7 +1,8 @@
 """The rows of the published nanotron grid as cases of the cost model, and their predictions.
 
-Shapes: Llama-like, multi-head attention unless `variant` says gqa8. `mem_gb` is what the first pipeline stage held: it falls
-and rises with the micro-batches that stage has in flight, and knows nothing of the logits on another one.
+Shapes: Llama-like, multi-head attention unless `variant` says gqa8. `mem_gb` is what the first
+pipeline stage held: it falls and rises with the micro-batches that stage has in flight, and knows
+nothing of the logits on another one.
 """
 
 from __future__ import annotations
@@ -30,24 +31,43 @@ FILE = "grid_h100_nanotron.csv"
 SEQUENCE = 4096
 GPU = "h100-sxm-80gb"
 SHAPES = {
-    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "tie_word_embeddings": True},
-    "8B": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "tie_word_embeddings": False},
+    "1B": {
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "tie_word_embeddings": False,
+    },
 }
 
 
 def shape(row: Row) -> ModelSpec:
     """The Llama-like model of a row."""
     return ModelSpec(
-        name=row["model"], num_attention_heads=32, num_key_value_heads=8 if row["variant"].startswith("gqa8") else 32,
-        vocab_size=131072, gated_mlp=True, normalization="rmsnorm", **SHAPES[row["model"]],
-    )  # fmt: skip
+        name=row["model"],
+        num_attention_heads=32,
+        num_key_value_heads=8 if row["variant"].startswith("gqa8") else 32,
+        vocab_size=131072,
+        gated_mlp=True,
+        normalization="rmsnorm",
+        **SHAPES[row["model"]],
+    )
 
 
 def config(row: Row) -> ParallelConfig:
     return ParallelConfig(
-        tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), data_parallel_size=int(row["dp"]),
-        micro_batch_size=int(row["mbs"]), sequence_parallel=int(row["tp"]) > 1, zero_stage=int(row["zero"]),
-    )  # fmt: skip
+        tensor_parallel_size=int(row["tp"]),
+        pipeline_parallel_size=int(row["pp"]),
+        data_parallel_size=int(row["dp"]),
+        micro_batch_size=int(row["mbs"]),
+        sequence_parallel=int(row["tp"]) > 1,
+        zero_stage=int(row["zero"]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +88,17 @@ class Group:
         return training_costs(case=self._case(profile), candidates=self.candidates)
 
     def _case(self, profile: EfficiencyProfile) -> TrainingCase:
-        return TrainingCase(model=self.model, cluster=self.cluster, workload=self.workload, profile=profile)
+        return TrainingCase(
+            model=self.model, cluster=self.cluster, workload=self.workload, profile=profile
+        )
 
     @property
     def legal(self) -> NDArray[np.bool_]:
         """Which rows the framework would start."""
-        codes = legality(case=self._case(efficiency(gpu=self.cluster.gpu, framework="nanotron")), candidates=self.candidates)
+        codes = legality(
+            case=self._case(efficiency(gpu=self.cluster.gpu, framework="nanotron")),
+            candidates=self.candidates,
+        )
         legal: NDArray[np.bool_] = codes == 0
         return legal
 
@@ -98,13 +123,19 @@ def groups(rows: Iterable[Row]) -> list[Group]:
     cells: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"]):
-            cells[(row["model"], row["variant"].split("_")[0], int(row["nodes"]), int(row["gbs"]))].append(row)
+            cells[
+                (row["model"], row["variant"].split("_")[0], int(row["nodes"]), int(row["gbs"]))
+            ].append(row)
     return [
         Group(
             rows=cell,
             model=shape(cell[0]),
             cluster=cluster(ClusterQuery(gpu=GPU, num_gpus=8 * int(cell[0]["nodes"]))),
-            workload=TrainingWorkload(sequence_length=SEQUENCE, global_batch_size=int(cell[0]["gbs"]), framework="nanotron"),
+            workload=TrainingWorkload(
+                sequence_length=SEQUENCE,
+                global_batch_size=int(cell[0]["gbs"]),
+                framework="nanotron",
+            ),
             candidates=Candidates.from_configs(config(row) for row in cell),
         )
         for _, cell in sorted(cells.items())

@@ -1,8 +1,10 @@
-"""Groups of evidence: predicted rows of one kind, what their constants saw, and the figures that judge them.
+"""Groups of evidence: predicted rows of one kind, what their constants saw, and the figures that
+judge them.
 
-Rows of one setting (releases or submitters of a configuration) are one vote, their median. Coverage is held against the range
-in which 95 % of samples of so many votes lie if intervals are right; an interval's score is Gneiting and Raftery's (Journal of
-the American Statistical Association 102, 2007, section 6.2) on logarithms: its width, and 2 / 0.1 of what is outside.
+Rows of one setting (releases or submitters of a configuration) are one vote, their median. Coverage
+is held against the range in which 95 % of samples of so many votes lie if intervals are right; an
+interval's score is Gneiting and Raftery's (Journal of the American Statistical Association 102,
+2007, section 6.2) on logarithms: its width, and 2 / 0.1 of what is outside.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 
 FORMULAS = "nothing: formulas alone"
 OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
-TODAY = "H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, recipes of experts"
+TODAY = (
+    "H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, "
+    "recipes of experts"
+)
 """What constants saw, in words; ops/ are kernels and collectives timed alone."""
 LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
-"""What the constants did not see of the rows: their model, their GPU (card or die), their setting (layout, number of nodes, or
-load), their framework, anything of their month and later, or anything like them; seen: they saw the rows, or the figures stand
-in this repository."""
+"""What the constants did not see of the rows: their model, their GPU (card or die), their setting
+(layout, number of nodes, or load), their framework, anything of their month and later, or anything
+like them; seen: they saw the rows, or the figures stand in this repository.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +60,17 @@ class Group:
         parts: dict[str, list[Comparison]] = {}
         for row in self.rows:
             parts.setdefault(row.part, []).append(row)
-        return dict(sorted(parts.items(), key=lambda item: (not item[0][:1].isdigit(), len(item[0]), item[0])))
+        return dict(
+            sorted(
+                parts.items(), key=lambda item: (not item[0][:1].isdigit(), len(item[0]), item[0])
+            )
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [vars(row) | {"predicted": _finite(row.predicted), "error": _finite(row.error)} for row in self.rows]
+        rows = [
+            vars(row) | {"predicted": _finite(row.predicted), "error": _finite(row.error)}
+            for row in self.rows
+        ]
         return self.summary() | {"rows": rows}
 
     def summary(self) -> dict[str, Any]:
@@ -73,12 +86,16 @@ class Group:
 
     def as_text(self) -> str:
         """A table with one line a row (a part, where there are many), and the figures beneath."""
-        lines = [f"{self.title} ({self.unit})  [left out: {self.left_out}]", f"  constants from: {self.saw}"]
+        lines = [
+            f"{self.title} ({self.unit})  [left out: {self.left_out}]",
+            f"  constants from: {self.saw}",
+        ]
         if len(self.rows) > MANY_ROWS:
             lines += [f"  {name:28} {line(figures(rows))}" for name, rows in self.parts.items()]
         else:
             lines += [
-                f"  {row.model:20} {row.what:62} {_number(row.published):>9} {_number(row.predicted):>9} {row.error:+7.1%}"
+                f"  {row.model:20} {row.what:62} {_number(row.published):>9} "
+                f"{_number(row.predicted):>9} {row.error:+7.1%}"
                 + (f"  {row.refused}" if row.refused else "")
                 for row in self.rows
             ]
@@ -91,25 +108,37 @@ def on(row: Comparison, card: str) -> Comparison:
 
 
 def votes(rows: Iterable[Comparison]) -> list[Comparison]:
-    """One row a setting: that of the median published over predicted; rows without a prediction have no vote."""
+    """One row a setting: that of the median published over predicted; rows without a prediction
+    have no vote.
+    """
     grouped: dict[str, list[Comparison]] = {}
     for row in rows:
         if math.isfinite(row.predicted):
-            grouped.setdefault(row.setting or f"{row.model} {row.what} {len(grouped)}", []).append(row)
+            grouped.setdefault(row.setting or f"{row.model} {row.what} {len(grouped)}", []).append(
+                row
+            )
     return [_median(members) for members in grouped.values()]
 
 
 def _median(members: Sequence[Comparison]) -> Comparison:
     """The newest row, with a published figure in the median ratio to its prediction."""
     last = members[-1]
-    return replace(last, published=last.predicted * median(row.published / row.predicted for row in members))
+    return replace(
+        last, published=last.predicted * median(row.published / row.predicted for row in members)
+    )
 
 
 def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
-    """What these rows say of the predictions. bias is of predicted over published; width the interval's high over low."""
+    """What these rows say of the predictions. bias is of predicted over published; width the
+    interval's high over low.
+    """
     counted = votes(rows)
     refused = dict(Counter(row.refused for row in rows if row.refused))
-    summary: dict[str, Any] = {"rows": len(rows), "configurations": len(counted), "refused": refused}
+    summary: dict[str, Any] = {
+        "rows": len(rows),
+        "configurations": len(counted),
+        "refused": refused,
+    }
     if not counted:
         return summary
     errors = np.abs([row.error for row in counted])
@@ -125,10 +154,15 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
-    """Coverage with the range of right intervals, median width and mean score, of rows that state an interval."""
+    """Coverage with the range of right intervals, median width and mean score, of rows that state
+    an interval.
+    """
     if not counted:
         return {}
-    low, high, published = (np.log([float(getattr(row, name)) for row in counted]) for name in ("low", "high", "published"))
+    low, high, published = (
+        np.log([float(getattr(row, name)) for row in counted])
+        for name in ("low", "high", "published")
+    )
     outside = np.maximum(low - published, 0.0) + np.maximum(published - high, 0.0)
     n = len(counted)
     return {
@@ -140,8 +174,8 @@ def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
-    """Figures by what is predicted, over all rows that constants of their own framework did not see; a row that two groups
-    leave out in different ways counts once, as in the first.
+    """Figures by what is predicted, over all rows that constants of their own framework did not
+    see; a row that two groups leave out in different ways counts once, as in the first.
     """
     by_kind: dict[str, list[Comparison]] = {}
     known: set[tuple[str, str, str]] = set()
@@ -172,7 +206,10 @@ def line(f: dict[str, Any]) -> str:
     count = f"{f['rows']} rows, {f['configurations']} configurations{refused}"
     if "mean_error" not in f:
         return count
-    text = f"{count}: mean {f['mean_error']:.2%}, median {f['median_error']:.2%}, worst {f['worst_error']:.1%}, "
+    text = (
+        f"{count}: mean {f['mean_error']:.2%}, median {f['median_error']:.2%}, worst "
+        f"{f['worst_error']:.1%}, "
+    )
     text += f"bias {f['bias']:+.2%}"
     if "coverage" not in f:
         return text

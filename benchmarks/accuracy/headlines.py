@@ -1,4 +1,5 @@
-"""`python -m benchmarks.accuracy.headlines [--json]`: the field's headlines, our figure beside the published one.
+"""`python -m benchmarks.accuracy.headlines [--json]`: the field's headlines, our figure beside the
+published one.
 
 Needs no folder of measured figures.
 """
@@ -67,13 +68,19 @@ class Headline:
 
 
 def software_2021(batch: int, *, sequence: int = 2048) -> TrainingWorkload:
-    """fp16 with gradients reduced as they are, no fused attention, dropout, tensor parallelism's collectives waited for: they
-    ran behind matmuls from the end of that year on.
+    """fp16 with gradients reduced as they are, no fused attention, dropout, tensor parallelism's
+    collectives waited for: they ran behind matmuls from the end of that year on.
     """
     return TrainingWorkload(
-        sequence_length=sequence, global_batch_size=batch, precision="fp16", attention="unfused", dropout=0.1,
-        gradient_precision="fp16", overlap=OverlapSpec(tensor_parallel=False), framework_version=NARAYANAN.release,
-    )  # fmt: skip
+        sequence_length=sequence,
+        global_batch_size=batch,
+        precision="fp16",
+        attention="unfused",
+        dropout=0.1,
+        gradient_precision="fp16",
+        overlap=OverlapSpec(tensor_parallel=False),
+        framework_version=NARAYANAN.release,
+    )
 
 
 def recomputed_flops(name: str, workload: TrainingWorkload) -> float:
@@ -88,36 +95,50 @@ def scaling_2021(row: ScalingRow) -> Headline:
     """Achieved TFLOP/s per GPU of the configuration that the authors' script runs."""
     load = software_2021(row.global_batch_size)
     query = Query(
-        kind="training", model=row.model, cluster=ClusterQuery(gpu=GPU, num_gpus=row.gpus), training=load,
+        kind="training",
+        model=row.model,
+        cluster=ClusterQuery(gpu=GPU, num_gpus=row.gpus),
+        training=load,
         parallel=ParallelQuery(
-            tensor_parallel_size=row.tensor_parallel_size, pipeline_parallel_size=row.pipeline_parallel_size,
-            virtual_pipeline_parallel_size=row.virtual_pipeline_parallel_size, micro_batch_size=row.micro_batch_size,
-            sequence_parallel=False, recompute="full", zero_stage=0,
+            tensor_parallel_size=row.tensor_parallel_size,
+            pipeline_parallel_size=row.pipeline_parallel_size,
+            virtual_pipeline_parallel_size=row.virtual_pipeline_parallel_size,
+            micro_batch_size=row.micro_batch_size,
+            sequence_parallel=False,
+            recompute="full",
+            zero_stage=0,
         ),
-    )  # fmt: skip
+    )
     prediction = estimate(query=query, with_fixes=False)
     assert prediction.time is not None, prediction.reasons
     rate = recomputed_flops(row.model, load) / prediction.time.step_s / row.gpus * 1e-12
     return Headline(
-        source=NARAYANAN.source, date=NARAYANAN.date, what=f"{row.model} on {row.gpus} A100",
+        source=NARAYANAN.source,
+        date=NARAYANAN.date,
+        what=f"{row.model} on {row.gpus} A100",
         published=f"{row.tflops_per_gpu:.0f}",
-        predicted=rate, unit="TFLOP/s per GPU", error=rate / row.tflops_per_gpu - 1.0,
+        predicted=rate,
+        unit="TFLOP/s per GPU",
+        error=rate / row.tflops_per_gpu - 1.0,
         note="" if prediction.feasible else "said not to fit",
-    )  # fmt: skip
+    )
 
 
 def release_known(errors: list[float]) -> list[float]:
-    """Errors left once the release's own speed is known from the other rows: each over the geometric mean of the others."""
+    """Errors left once the release's own speed is known from the other rows: each over the
+    geometric mean of the others.
+    """
     logs = [math.log1p(error) for error in errors]
     return [math.expm1(own - (sum(logs) - own) / (len(logs) - 1)) for own in logs]
 
 
 def gpt2_2019() -> list[Headline]:
-    """Sustained FLOP/s of 8.3B on 512 V100, and per GPU against 1.2B on one: with all parallelism, tensor parallelism alone,
-    and gradients reduced after the backward pass instead of behind it (--DDP-impl local and torch).
+    """Sustained FLOP/s of 8.3B on 512 V100, and per GPU against 1.2B on one: with all parallelism,
+    tensor parallelism alone, and gradients reduced after the backward pass instead of behind it
+    (--DDP-impl local and torch).
 
-    Scores were scaled, masked and dropped in kernels of their own (mpu/transformer.py). The paper does not say whether its
-    FLOP/s count recomputation; these do not.
+    Scores were scaled, masked and dropped in kernels of their own (mpu/transformer.py). The paper
+    does not say whether its FLOP/s count recomputation; these do not.
     """
     single = tflops_2019("gpt2-1.2b", gpus=1)
     sizes = ((512, True), (8, None), (512, False))
@@ -125,28 +146,49 @@ def gpt2_2019() -> list[Headline]:
     scaling = {
         "scaling": ("GPT-2 8.3B on 512 V100: scaling from 1.2B on one GPU", behind),
         "tensor_scaling": ("GPT-2 8.3B on 8 V100: scaling", alone),
-        "exposed_scaling": ("GPT-2 8.3B on 512 V100, gradients reduced after the backward pass: scaling", after),
+        "exposed_scaling": (
+            "GPT-2 8.3B on 512 V100, gradients reduced after the backward pass: scaling",
+            after,
+        ),
     }
     published, figure = SHOEYBI_2019, functools.partial(_figure, SHOEYBI)
     return [
-        figure("GPT-2 8.3B on 512 V100, recomputation not counted", published["petaflops"], 0.512 * behind, "PFLOP/s"),
-        *(figure(what, 100.0 * published[key], 100.0 * rate / single, "%") for key, (what, rate) in scaling.items()),
+        figure(
+            "GPT-2 8.3B on 512 V100, recomputation not counted",
+            published["petaflops"],
+            0.512 * behind,
+            "PFLOP/s",
+        ),
+        *(
+            figure(what, 100.0 * published[key], 100.0 * rate / single, "%")
+            for key, (what, rate) in scaling.items()
+        ),
         figure("GPT-2 1.2B on one V100", published["single_gpu_tflops"], single, "TFLOP/s"),
     ]
 
 
 def tflops_2019(name: str, *, gpus: int, behind: bool | None = None) -> float:
-    """Model TFLOP/s per V100 of a DGX-2H, eight sequences on one GPU or eight; `behind`: reduced behind the backward pass."""
+    """Model TFLOP/s per V100 of a DGX-2H, eight sequences on one GPU or eight; `behind`: reduced
+    behind the backward pass.
+    """
     t = min(gpus, 8)
     load = software_2021(8 * gpus // t, sequence=1024)
     overlap = OverlapSpec(tensor_parallel=False, data_parallel=behind)
     query = Query(
-        kind="training", model=name, cluster=ClusterQuery(node_type="dgx-2h", num_gpus=gpus, gpus_per_node=min(gpus, 16)),
-        training=dataclasses.replace(load, overlap=overlap, kernel_fusion=False, framework_version=SHOEYBI.release),
-        parallel=ParallelQuery(
-            tensor_parallel_size=t, micro_batch_size=8, sequence_parallel=False, recompute="full", zero_stage=0
+        kind="training",
+        model=name,
+        cluster=ClusterQuery(node_type="dgx-2h", num_gpus=gpus, gpus_per_node=min(gpus, 16)),
+        training=dataclasses.replace(
+            load, overlap=overlap, kernel_fusion=False, framework_version=SHOEYBI.release
         ),
-    )  # fmt: skip
+        parallel=ParallelQuery(
+            tensor_parallel_size=t,
+            micro_batch_size=8,
+            sequence_parallel=False,
+            recompute="full",
+            zero_stage=0,
+        ),
+    )
     rate = estimate(query=query, with_fixes=False).model_tflops_per_gpu
     assert rate is not None
     return rate
@@ -159,19 +201,27 @@ def korthikanti_2022() -> list[Headline]:
         full, selective = (layer_overhead(name, recompute=kind) for kind in ("full", "selective"))
         headlines += [
             _range("overhead_full", f"{size}: overhead of full recomputation, one layer", full),
-            _range("overhead_selective", f"{size}: overhead of selective recomputation with SP", selective),
-            Headline(
-                source=KORTHIKANTI.source, date=KORTHIKANTI.date,
-                what=f"{size}: activation memory of a layer, tensor parallel over SP + selective",
-                published=f"{KORTHIKANTI_2022['memory_factor']:.0f}", predicted=layer_memory_factor(name), unit="x",
+            _range(
+                "overhead_selective",
+                f"{size}: overhead of selective recomputation with SP",
+                selective,
             ),
-        ]  # fmt: skip
+            Headline(
+                source=KORTHIKANTI.source,
+                date=KORTHIKANTI.date,
+                what=f"{size}: activation memory of a layer, tensor parallel over SP + selective",
+                published=f"{KORTHIKANTI_2022['memory_factor']:.0f}",
+                predicted=layer_memory_factor(name),
+                unit="x",
+            ),
+        ]
     return headlines
 
 
 def layer_overhead(name: str, *, recompute: str) -> float:
-    """Seconds that recomputation adds to one layer's forward and backward pass without any, less what sequence parallelism
-    saves where it comes with it: TP 8, micro-batch 1 (22B: 4), as in the paper's figure 8.
+    """Seconds that recomputation adds to one layer's forward and backward pass without any, less
+    what sequence parallelism saves where it comes with it: TP 8, micro-batch 1 (22B: 4), as in the
+    paper's figure 8.
     """
     base, full = _layer(name, sharded=False), 0.0
     plain = base.forward + base.backward + base.tensor + base.tensor_backward
@@ -179,29 +229,44 @@ def layer_overhead(name: str, *, recompute: str) -> float:
         full = base.forward + base.tensor
         return float(full / plain)
     sharded = _layer(name, sharded=True)
-    both = sharded.forward + sharded.backward + sharded.tensor + sharded.tensor_backward + sharded.repeated
+    both = (
+        sharded.forward
+        + sharded.backward
+        + sharded.tensor
+        + sharded.tensor_backward
+        + sharded.repeated
+    )
     return float(both / plain - 1.0)
 
 
 def _layer(name: str, *, sharded: bool) -> Any:
     micro_batch = 4 if name == MODELS["22B"] else 1
-    config = ParallelConfig(tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded)
+    config = ParallelConfig(
+        tensor_parallel_size=8, micro_batch_size=micro_batch, sequence_parallel=sharded
+    )
     return layer_time(case=_case(name, micro_batch), candidates=Candidates.alone(config))
 
 
 def _case(name: str, micro_batch: int) -> TrainingCase:
     profile = efficiency(gpu=gpu(GPU), framework="megatron-core")
-    return TrainingCase(model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), profile=profile)
+    return TrainingCase(
+        model=model(name), cluster=a100(8), workload=workload_2022(micro_batch), profile=profile
+    )
 
 
 def layer_memory_factor(name: str) -> float:
-    """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective recomputation."""
+    """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective
+    recomputation.
+    """
     sizes = [
         layer_bytes(
-            case=_case(name, 1), candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)),
+            case=_case(name, 1),
+            candidates=Candidates.alone(
+                ParallelConfig(tensor_parallel_size=8, sequence_parallel=sharded)
+            ),
         )
         for sharded in (False, True)
-    ]  # fmt: skip
+    ]
     return float(sizes[0].saved / sizes[1].saved_selective)
 
 
@@ -211,19 +276,28 @@ def strong_scaling_h100() -> list[Headline]:
     for name, gpus, batch, published in MCORE_H100:
         best = _fastest(
             Query(
-                kind="training", model=name, cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+                kind="training",
+                model=name,
+                cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
                 training=TrainingWorkload(
-                    sequence_length=4096, global_batch_size=batch, framework_version=MCORE_README.release
+                    sequence_length=4096,
+                    global_batch_size=batch,
+                    framework_version=MCORE_README.release,
                 ),
                 parallel=ParallelQuery(zero_stage=1),
             )
-        )  # fmt: skip
+        )
         config, mfu = best.parallel, best.estimate.mfu
         assert mfu is not None
-        layout = f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP {config.context_parallel_size}"
+        layout = (
+            f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP "
+            f"{config.context_parallel_size}"
+        )
         headlines.append(
             dataclasses.replace(
-                _figure(MCORE_README, f"{name} on {gpus} GPUs: MFU", 100.0 * published, 100.0 * mfu, "%"),
+                _figure(
+                    MCORE_README, f"{name} on {gpus} GPUs: MFU", 100.0 * published, 100.0 * mfu, "%"
+                ),
                 note=f"our fastest layout, {layout}; theirs is not published",
             )
         )
@@ -231,14 +305,22 @@ def strong_scaling_h100() -> list[Headline]:
 
 
 def llama_2024() -> list[Headline]:
-    """TFLOP/s per GPU of Llama 3.1 405B's pre-training by the recipe of its paper, and the memory that it needs."""
+    """TFLOP/s per GPU of Llama 3.1 405B's pre-training by the recipe of its paper, and the memory
+    that it needs.
+    """
     headlines = []
     for gpus, length, batch, context, published in LLAMA_3:
         query = Query(
-            kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-            training=TrainingWorkload(sequence_length=length, global_batch_size=batch, recipe="llama-3-405b"),
-            parallel=ParallelQuery(context_parallel_size=context, virtual_pipeline_parallel_size=8, **LLAMA_3_LAYOUT),
-        )  # fmt: skip
+            kind="training",
+            model="llama-3.1-405b",
+            cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+            training=TrainingWorkload(
+                sequence_length=length, global_batch_size=batch, recipe="llama-3-405b"
+            ),
+            parallel=ParallelQuery(
+                context_parallel_size=context, virtual_pipeline_parallel_size=8, **LLAMA_3_LAYOUT
+            ),
+        )
         prediction = estimate(query=query, with_fixes=False)
         rate, memory = prediction.model_tflops_per_gpu, prediction.memory
         assert rate is not None and memory is not None and prediction.feasible, prediction.reasons
@@ -253,10 +335,12 @@ def llama_2024() -> list[Headline]:
 
 
 def training_days() -> list[Headline]:
-    """Return days and GPU-hours of 175B on 300B tokens with 1,024 A100 with and without the techniques of Table 5's paper.
+    """Return days and GPU-hours of 175B on 300B tokens with 1,024 A100 with and without the
+    techniques of Table 5's paper.
 
-    24 days are NVIDIA's for SP and selective recomputation. The 34 days that they are compared with are the rule of 2021's
-    paper with 2021's software; the gain of the techniques alone is Table 5's.
+    24 days are NVIDIA's for SP and selective recomputation. The 34 days that they are compared with
+    are the rule of 2021's paper with 2021's software; the gain of the techniques alone is Table
+    5's.
     """
     found = days.evaluate()
     fast, slow = found["selective_sequence_parallel_days"], found["full_recompute_days"]
@@ -265,45 +349,90 @@ def training_days() -> list[Headline]:
     def derived(what: str, published: str, predicted: float, unit: str) -> Headline:
         note = "published for 2021's software"
         return Headline(
-            source="derived", date="2021-04", what=what, published=published, predicted=predicted, unit=unit, note=note
+            source="derived",
+            date="2021-04",
+            what=what,
+            published=published,
+            predicted=predicted,
+            unit=unit,
+            note=note,
         )
 
     gain = KORTHIKANTI_2022["throughput_gain_175b"]
     return [
         _figure(KORTHIKANTI, "GPT-3 175B, SP + selective: days", 24.0, fast, "days"),
-        _figure(KORTHIKANTI, "GPT-3 175B, SP + selective over full recomputation: throughput", 1.0 + gain, slow / fast, "x"),
+        _figure(
+            KORTHIKANTI,
+            "GPT-3 175B, SP + selective over full recomputation: throughput",
+            1.0 + gain,
+            slow / fast,
+            "x",
+        ),
         derived("GPT-3 175B, full recomputation, no SP: days", "34", slow, "days"),
-        derived("GPT-3 175B: GPU-hours saved by SP + selective", "250,000 (34 -> 24 days)", hours * (slow - fast), "GPU-hours"),
+        derived(
+            "GPT-3 175B: GPU-hours saved by SP + selective",
+            "250,000 (34 -> 24 days)",
+            hours * (slow - fast),
+            "GPU-hours",
+        ),
     ]
 
 
 def bloom_2022() -> list[Headline]:
-    """Return the seconds of a step of BLOOM 176B, asked as Megatron Core: Megatron-DeepSpeed has no constants of its own."""
+    """Return the seconds of a step of BLOOM 176B, asked as Megatron Core: Megatron-DeepSpeed has no
+    constants of its own.
+    """
     query = Query(
-        kind="training", model="bloom-176b",
-        cluster=ClusterQuery(gpu=GPU, num_gpus=384, inter_node_bandwidth_bytes_per_second=OMNI_PATH_BYTES_PER_SECOND),
+        kind="training",
+        model="bloom-176b",
+        cluster=ClusterQuery(
+            gpu=GPU, num_gpus=384, inter_node_bandwidth_bytes_per_second=OMNI_PATH_BYTES_PER_SECOND
+        ),
         training=TrainingWorkload(
-            sequence_length=2048, global_batch_size=2048, precision="bf16", attention="unfused", gradient_precision="bf16",
+            sequence_length=2048,
+            global_batch_size=2048,
+            precision="bf16",
+            attention="unfused",
+            gradient_precision="bf16",
             framework_version=BLOOM.release,
         ),
         parallel=ParallelQuery(
-            tensor_parallel_size=4, pipeline_parallel_size=12, micro_batch_size=2, sequence_parallel=False, recompute="full",
+            tensor_parallel_size=4,
+            pipeline_parallel_size=12,
+            micro_batch_size=2,
+            sequence_parallel=False,
+            recompute="full",
             zero_stage=1,
         ),
-    )  # fmt: skip
+    )
     prediction = estimate(query=query, with_fixes=False)
     assert prediction.time is not None, prediction.reasons
-    return [_figure(BLOOM, "BLOOM 176B on 384 A100: seconds per step", BLOOM_STEP_S, prediction.time.step_s, "s")]
+    return [
+        _figure(
+            BLOOM,
+            "BLOOM 176B on 384 A100: seconds per step",
+            BLOOM_STEP_S,
+            prediction.time.step_s,
+            "s",
+        )
+    ]
 
 
 def dynamic_context_2026() -> list[Headline]:
-    """Return the gain of dynamic over static context parallelism, over packing, for the lengths most like the published."""
+    """Return the gain of dynamic over static context parallelism, over packing, for the lengths
+    most like the published.
+    """
     rows = dynamic_context.evaluate(["synthetic-code"])["scenarios"][0]["rows"]
     figure = _figure(
-        DYNAMIC_CONTEXT, "Dynamic context parallelism, Llama 2 13B on 128 H100, over packing", dynamic_context.PUBLISHED_BEST,
-        rows[0]["gain_over_packing"], "x",
-    )  # fmt: skip
-    return [dataclasses.replace(figure, note="an upper bound on other data: theirs is not published")]
+        DYNAMIC_CONTEXT,
+        "Dynamic context parallelism, Llama 2 13B on 128 H100, over packing",
+        dynamic_context.PUBLISHED_BEST,
+        rows[0]["gain_over_packing"],
+        "x",
+    )
+    return [
+        dataclasses.replace(figure, note="an upper bound on other data: theirs is not published")
+    ]
 
 
 def evaluate() -> list[Headline]:
@@ -329,19 +458,31 @@ def _fastest(query: Query) -> Recommendation:
 
 def _figure(paper: Paper, what: str, published: float, predicted: float, unit: str) -> Headline:
     return Headline(
-        source=paper.source, date=paper.date, what=what, published=f"{published:g}", predicted=predicted, unit=unit,
+        source=paper.source,
+        date=paper.date,
+        what=what,
+        published=f"{published:g}",
+        predicted=predicted,
+        unit=unit,
         error=predicted / published - 1.0,
-    )  # fmt: skip
+    )
 
 
 def _range(key: str, what: str, predicted: float) -> Headline:
-    """Return a percentage beside a published range; the error is of the time with the overhead, against the nearest bound."""
+    """Return a percentage beside a published range; the error is of the time with the overhead,
+    against the nearest bound.
+    """
     low, high = KORTHIKANTI_2022[key]  # type: ignore[misc]
     nearest = min(max(predicted, low), high)
     return Headline(
-        source=KORTHIKANTI.source, date=KORTHIKANTI.date, what=what, published=f"{100 * low:.0f}-{100 * high:.0f}",
-        predicted=100.0 * predicted, unit="%", error=(1.0 + predicted) / (1.0 + nearest) - 1.0,
-    )  # fmt: skip
+        source=KORTHIKANTI.source,
+        date=KORTHIKANTI.date,
+        what=what,
+        published=f"{100 * low:.0f}-{100 * high:.0f}",
+        predicted=100.0 * predicted,
+        unit="%",
+        error=(1.0 + predicted) / (1.0 + nearest) - 1.0,
+    )
 
 
 def as_text(headlines: list[Headline]) -> str:
@@ -350,20 +491,32 @@ def as_text(headlines: list[Headline]) -> str:
     for one in headlines:
         error = "" if one.error is None else f"{one.error:+.1%}"
         note = f"  ({one.note})" if one.note else ""
-        lines.append(f"{one.published:>24} {one.predicted:10,.4g} {one.unit:16} {error:>7}  {one.what}, {one.source}{note}")
+        lines.append(
+            f"{one.published:>24} {one.predicted:10,.4g} {one.unit:16} {error:>7}  {one.what}, "
+            f"{one.source}{note}"
+        )
     table = [one.error for one in headlines if one.error is not None and "table 1" in one.source]
     for words, errors in (("constants of 2022's software", table), (RELEASE, release_known(table))):
         sizes = [abs(error) for error in errors]
-        lines.append(f"arXiv 2104.04473 table 1, {words}: mean {sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%}")
+        lines.append(
+            f"arXiv 2104.04473 table 1, {words}: mean {sum(sizes) / len(sizes):.1%}, worst "
+            f"{max(sizes):.1%}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.headlines", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.headlines", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     headlines = evaluate()
-    print(json.dumps([dataclasses.asdict(one) for one in headlines], indent=2) if arguments.json else as_text(headlines))
+    print(
+        json.dumps([dataclasses.asdict(one) for one in headlines], indent=2)
+        if arguments.json
+        else as_text(headlines)
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Tables 4 and 5 of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16, unfused attention, dropout 0.1), predicted.
+"""Tables 4 and 5 of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16, unfused attention, dropout
+0.1), predicted.
 
-Published figures are read from the reference data; this module says which query each row stands for.
+Published figures are read from the reference data; this module says which query each row stands
+for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ MODELS = {"22B": "gpt-22b", "175B": "gpt3-175b", "530B": "mt-nlg-530b", "1T": "g
 def workload(global_batch_size: int) -> TrainingWorkload:
     """The software of 2022: no fused attention, dropout, 16-bit floats."""
     return TrainingWorkload(
-        sequence_length=2048, global_batch_size=global_batch_size, precision="fp16", attention="unfused", dropout=0.1
+        sequence_length=2048,
+        global_batch_size=global_batch_size,
+        precision="fp16",
+        attention="unfused",
+        dropout=0.1,
     )
 
 
@@ -63,18 +69,26 @@ def _config(row: Row, recompute: str, sharded: bool) -> ParallelConfig:
     )
 
 
-def _iteration(row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile) -> Comparison:
+def _iteration(
+    row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile
+) -> Comparison:
     size = row["model"].split()[0]
     costs = training_costs(
         case=TrainingCase(
-            model=model(MODELS[size]), cluster=a100(int(row["gpus"])), workload=workload(int(row["gbs"])), profile=profile
+            model=model(MODELS[size]),
+            cluster=a100(int(row["gpus"])),
+            workload=workload(int(row["gbs"])),
+            profile=profile,
         ),
         candidates=Candidates.from_configs((_config(row, recompute, sharded),)),
     )
     return Comparison(
-        source="Table 5 (s)", model=size, what=_name(row, recompute, sharded),
-        published=float(row[column]), predicted=float(costs.step_s[0]),
-    )  # fmt: skip
+        source="Table 5 (s)",
+        model=size,
+        what=_name(row, recompute, sharded),
+        published=float(row[column]),
+        predicted=float(costs.step_s[0]),
+    )
 
 
 def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
@@ -105,10 +119,13 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
         for direction, seconds in (("fwd", forward), ("bwd", backward)):
             comparisons.append(
                 Comparison(
-                    source="Table 4 (ms)", model="22B", what=f"{row['experiment']} {direction}",
-                    published=float(row[f"{direction}_ms"]), predicted=1e3 * seconds,
+                    source="Table 4 (ms)",
+                    model="22B",
+                    what=f"{row['experiment']} {direction}",
+                    published=float(row[f"{direction}_ms"]),
+                    predicted=1e3 * seconds,
                 )
-            )  # fmt: skip
+            )
     return comparisons
 
 
@@ -116,13 +133,18 @@ def table5_cases(rows: list[Row]) -> list[Case]:
     """Table 5 as queries: what `table5` predicts, as anyone would ask it."""
     return [
         Case(
-            name=row["model"].split()[0], what=_name(row, recompute, sharded), step_s=float(row[column]),
-            source="arXiv 2205.05198", date="2022-05",
+            name=row["model"].split()[0],
+            what=_name(row, recompute, sharded),
+            step_s=float(row[column]),
+            source="arXiv 2205.05198",
+            date="2022-05",
             query=Query(
-                kind="training", model=MODELS[row["model"].split()[0]],
-                cluster=ClusterQuery(gpu=GPU, num_gpus=int(row["gpus"])), training=workload(int(row["gbs"])),
+                kind="training",
+                model=MODELS[row["model"].split()[0]],
+                cluster=ClusterQuery(gpu=GPU, num_gpus=int(row["gpus"])),
+                training=workload(int(row["gbs"])),
                 parallel=config_query(_config(row, recompute, sharded)),
             ),
         )
         for row, column, recompute, sharded in _figures(rows)
-    ]  # fmt: skip
+    ]

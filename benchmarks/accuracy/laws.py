@@ -1,7 +1,8 @@
-"""Laws that predictions obey over the whole catalogue, each derived by hand and held to the bound that it states.
+"""Laws that predictions obey over the whole catalogue, each derived by hand and held to the bound
+that it states.
 
-A law needs no measurement, so it also guards models and GPUs that nobody measured. `check()` returns the number of comparisons
-per law and those that break it.
+A law needs no measurement, so it also guards models and GPUs that nobody measured. `check()`
+returns the number of comparisons per law and those that break it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from hp_tool.serving.evaluate import estimate as serving_estimate
 from hp_tool.training import estimate as training_estimate
 
 GENERATIONS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb")
-"""Each is at least as fast as the one before it in every figure of its datasheet that a step of 16 or 8 bits uses."""
+"""Each is at least as fast as the one before it in every figure of its datasheet that a step of 16
+or 8 bits uses.
+"""
 ENGINES = ("vllm", "sglang", "trtllm")
 CONCURRENCY = (1, 64)
 SIZES = (1, 8, 16, 32)
 """Devices tried for serving, the first that hold the model."""
 EQUAL_LAYERS_BOUND = 1.005
-"""Blocks are summed layer by layer, equal layers are multiplied; embeddings and ends are the same. Rounding alone is far less,
-but mean layers of models with dense first layers are an approximation."""
+"""Blocks are summed layer by layer, equal layers are multiplied; embeddings and ends are the same.
+Rounding alone is far less, but mean layers of models with dense first layers are an approximation.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,19 +59,27 @@ class Comparison:
 @cache
 def models() -> tuple[str, ...]:
     """Return the decoders of the catalogue by name."""
-    return tuple(name for name in catalog.names("models") if catalogue_model(name).architecture == "decoder")
+    return tuple(
+        name for name in catalog.names("models") if catalogue_model(name).architecture == "decoder"
+    )
 
 
 def newer_gpu_trains_no_slower() -> Iterator[Comparison]:
-    """A step on the next generation takes no longer at equal layout and precision, beyond the doubt of one prediction."""
+    """A step on the next generation takes no longer at equal layout and precision, beyond the doubt
+    of one prediction.
+    """
     for name in models():
         for precision in ("bf16", "fp8"):
             steps = [(gpu, _step(name, gpu, precision)) for gpu in GENERATIONS]
-            yield from _generations(f"{name} {precision}", [(gpu, *_of_step(found)) for gpu, found in steps if found])
+            yield from _generations(
+                f"{name} {precision}", [(gpu, *_of_step(found)) for gpu, found in steps if found]
+            )
 
 
 def newer_gpu_serves_no_slower() -> Iterator[Comparison]:
-    """A token takes no longer on the next generation at equal engine, precision and load, beyond the doubt of one."""
+    """A token takes no longer on the next generation at equal engine, precision and load, beyond
+    the doubt of one.
+    """
     for name in models():
         for engine in ENGINES:
             for precision in ("bf16", "fp8", "mxfp4", "nvfp4"):
@@ -75,9 +87,13 @@ def newer_gpu_serves_no_slower() -> Iterator[Comparison]:
                     yield from _serving_generations(name, engine, precision, concurrency)
 
 
-def _serving_generations(name: str, engine: str, precision: str, concurrency: int) -> Iterator[Comparison]:
+def _serving_generations(
+    name: str, engine: str, precision: str, concurrency: int
+) -> Iterator[Comparison]:
     for devices in SIZES:
-        found = [(gpu, _token(name, gpu, engine, precision, concurrency, devices)) for gpu in GENERATIONS]
+        found = [
+            (gpu, _token(name, gpu, engine, precision, concurrency, devices)) for gpu in GENERATIONS
+        ]
         held = [(gpu, *token) for gpu, token in found if token is not None]
         if len(held) == len(GENERATIONS) or devices == SIZES[-1]:
             yield from _generations(f"{name} {precision} {engine}, {concurrency} at once", held)
@@ -85,9 +101,11 @@ def _serving_generations(name: str, engine: str, precision: str, concurrency: in
 
 
 def _generations(what: str, found: list[tuple[str, float, float]]) -> Iterator[Comparison]:
-    """Compare each GPU with the one before it: (name, seconds, log of the upper interval bound over the seconds).
+    """Compare each GPU with the one before it: (name, seconds, log of the upper interval bound over
+    the seconds).
 
-    The bound is the wider of the two doubts, not their sum: most of a doubt is about the engine or framework, which both share.
+    The bound is the wider of the two doubts, not their sum: most of a doubt is about the engine or
+    framework, which both share.
     """
     for (older, before, doubt), (newer, after, more) in pairwise(found):
         bound = math.exp(max(doubt, more))
@@ -99,22 +117,32 @@ def _of_step(found: Estimate) -> tuple[float, float]:
     return found.time.step_s, math.log(found.intervals.step_s[1] / found.time.step_s)
 
 
-def _step(model: str | ModelSpec, gpu: str, precision: str, *, tensor: tuple[int, ...] = (8, 4, 2, 1)) -> Estimate | None:
-    """Return the estimate on eight devices, four sequences a micro-batch; None if no layout or precision is supported.
+def _step(
+    model: str | ModelSpec, gpu: str, precision: str, *, tensor: tuple[int, ...] = (8, 4, 2, 1)
+) -> Estimate | None:
+    """Return the estimate on eight devices, four sequences a micro-batch; None if no layout or
+    precision is supported.
 
-    Experts are spread over the devices; without experts the first of the `tensor` degrees that the model can be split by is
-    used. Whether it fits in memory does not matter.
+    Experts are spread over the devices; without experts the first of the `tensor` degrees that the
+    model can be split by is used. Whether it fits in memory does not matter.
     """
     spec = catalogue_model(model) if isinstance(model, str) else model
     spread = math.gcd(spec.num_experts or 1, 8)
     for degree in tensor if spread == 1 else (1,):
         query = Query(
-            kind="training", model=model, cluster=ClusterQuery(gpu=gpu, num_gpus=8),
+            kind="training",
+            model=model,
+            cluster=ClusterQuery(gpu=gpu, num_gpus=8),
             training=TrainingWorkload(
-                sequence_length=4096, global_batch_size=64, precision=precision, framework_version="26.06",  # type: ignore[arg-type]
+                sequence_length=4096,
+                global_batch_size=64,
+                precision=precision,
+                framework_version="26.06",  # type: ignore[arg-type]
             ),
-            parallel=ParallelQuery(tensor_parallel_size=degree, micro_batch_size=4, expert_parallel_size=spread),
-        )  # fmt: skip
+            parallel=ParallelQuery(
+                tensor_parallel_size=degree, micro_batch_size=4, expert_parallel_size=spread
+            ),
+        )
         try:
             found = training_estimate(query=query, with_fixes=False)
         except HpToolError:
@@ -125,18 +153,28 @@ def _step(model: str | ModelSpec, gpu: str, precision: str, *, tensor: tuple[int
 
 
 @cache
-def _token(name: str, gpu: str, engine: str, precision: str, concurrency: int, devices: int) -> tuple[float, float] | None:
-    """Return GPU-seconds per output token and the log of their doubt; None if the model does not fit or is not supported.
+def _token(
+    name: str, gpu: str, engine: str, precision: str, concurrency: int, devices: int
+) -> tuple[float, float] | None:
+    """Return GPU-seconds per output token and the log of their doubt; None if the model does not
+    fit or is not supported.
 
-    The seconds between a request's tokens would not do: a larger cache admits more requests at once, which slows each of them.
+    The seconds between a request's tokens would not do: a larger cache admits more requests at
+    once, which slows each of them.
     """
     query = Query(
-        kind="inference", model=name, cluster=ClusterQuery(gpu=gpu, num_gpus=devices, gpus_per_node=8),
+        kind="inference",
+        model=name,
+        cluster=ClusterQuery(gpu=gpu, num_gpus=devices, gpus_per_node=8),
         inference=InferenceWorkload(
-            input_length=1024, output_length=256, concurrency=concurrency, engine=engine, precision=precision,  # type: ignore[arg-type]
+            input_length=1024,
+            output_length=256,
+            concurrency=concurrency,
+            engine=engine,
+            precision=precision,  # type: ignore[arg-type]
         ),
         parallel=ParallelQuery(tensor_parallel_size=devices),
-    )  # fmt: skip
+    )
     try:
         found = serving_estimate(query=query, with_fixes=False)
     except HpToolError:
@@ -150,9 +188,10 @@ def _token(name: str, gpu: str, engine: str, precision: str, concurrency: int, d
 def one_expert_is_a_dense_model() -> Iterator[Comparison]:
     """A mixture of one expert of the dense width trains no faster than the dense model.
 
-    It has the dense model's matrices and L h router weights more, and adds a router and a dispatch to every layer, so its step
-    is at least as long. It stays below the dense step times the doubt that predictions of mixtures state, plus the fitted
-    seconds that a layer of experts adds to a micro-batch whatever its size.
+    It has the dense model's matrices and L h router weights more, and adds a router and a dispatch
+    to every layer, so its step is at least as long. It stays below the dense step times the doubt
+    that predictions of mixtures state, plus the fitted seconds that a layer of experts adds to a
+    micro-batch whatever its size.
     """
     constants = efficiency(gpu=catalog.gpu(GENERATIONS[0]), framework="megatron-core").framework
     micro_batches = 2
@@ -161,7 +200,11 @@ def one_expert_is_a_dense_model() -> Iterator[Comparison]:
         if dense.num_experts or not dense.is_uniform:
             continue
         mixture = dataclasses.replace(
-            dense, name=f"{name}-one-expert", num_experts=1, num_experts_per_tok=1, moe_intermediate_size=dense.ffn_size
+            dense,
+            name=f"{name}-one-expert",
+            num_experts=1,
+            num_experts_per_tok=1,
+            moe_intermediate_size=dense.ffn_size,
         )
         pair = [_step(spec, GENERATIONS[0], "bf16", tensor=(1,)) for spec in (dense, mixture)]
         if pair[0] is None or pair[1] is None:
@@ -169,17 +212,29 @@ def one_expert_is_a_dense_model() -> Iterator[Comparison]:
         (plain, _), (routed, doubt) = (_of_step(found) for found in pair if found)
         added = micro_batches * dense.num_hidden_layers * constants.expert_overhead_s
         yield Comparison(what=f"{name}: dense over one expert", ratio=plain / routed, bound=1.0)
-        yield Comparison(what=f"{name}: one expert over dense", ratio=routed / plain, bound=math.exp(doubt) + added / plain)
+        yield Comparison(
+            what=f"{name}: one expert over dense",
+            ratio=routed / plain,
+            bound=math.exp(doubt) + added / plain,
+        )
 
 
 def equal_layers_are_equal_blocks() -> Iterator[Comparison]:
-    """A model of equal layers and the same model listed block by block take the same step and the same memory."""
+    """A model of equal layers and the same model listed block by block take the same step and the
+    same memory.
+    """
     for name in models():
         spec = catalogue_model(name)
-        if not spec.is_uniform or spec.first_k_dense_replace or spec.sliding_window_layers is not None:
+        if (
+            not spec.is_uniform
+            or spec.first_k_dense_replace
+            or spec.sliding_window_layers is not None
+        ):
             continue
         windowed = spec.sliding_window is not None
-        listed = dataclasses.replace(spec, blocks=(Block(count=spec.num_hidden_layers, windowed=windowed),))
+        listed = dataclasses.replace(
+            spec, blocks=(Block(count=spec.num_hidden_layers, windowed=windowed),)
+        )
         pair = [_step(one, GENERATIONS[0], "bf16") for one in (spec, listed)]
         if pair[0] is None or pair[1] is None or pair[0].memory is None or pair[1].memory is None:
             continue
@@ -194,14 +249,17 @@ def equal_layers_are_equal_blocks() -> Iterator[Comparison]:
 def dropped_collective_never_adds_time() -> Iterator[Comparison]:
     """A network twice as fast makes no step longer, and no part of a step is negative.
 
-    The exposed seconds of a collective are the most that dropping it saves; negative ones would add time when it is dropped.
+    The exposed seconds of a collective are the most that dropping it saves; negative ones would add
+    time when it is dropped.
     """
     for name in models():
         usual = _networked(name, 1.0)
         faster = _networked(name, 2.0)
         if usual is None or faster is None or usual.time is None or faster.time is None:
             continue
-        yield Comparison(what=f"{name}: network x2", ratio=faster.time.step_s / usual.time.step_s, bound=1.0)
+        yield Comparison(
+            what=f"{name}: network x2", ratio=faster.time.step_s / usual.time.step_s, bound=1.0
+        )
         least = min(usual.time.parts_s.values())
         yield Comparison(what=f"{name}: least part of a step", ratio=1.0 - least, bound=1.0)
 
@@ -210,15 +268,19 @@ def _networked(name: str, factor: float) -> Estimate | None:
     spec = catalogue_model(name)
     stages = 2 if spec.num_hidden_layers % 2 == 0 else 1
     query = Query(
-        kind="training", model=name,
-        cluster=ClusterQuery(gpu=GENERATIONS[0], num_gpus=64, inter_node_bandwidth_bytes_per_second=5e10 * factor),
+        kind="training",
+        model=name,
+        cluster=ClusterQuery(
+            gpu=GENERATIONS[0], num_gpus=64, inter_node_bandwidth_bytes_per_second=5e10 * factor
+        ),
         training=TrainingWorkload(sequence_length=4096, global_batch_size=64),
         parallel=ParallelQuery(
-            tensor_parallel_size=4 if spec.num_attention_heads % 4 == 0 else 1, pipeline_parallel_size=stages,
+            tensor_parallel_size=4 if spec.num_attention_heads % 4 == 0 else 1,
+            pipeline_parallel_size=stages,
             micro_batch_size=1,
             expert_parallel_size=None if not spec.num_experts else min(8, spec.num_experts),
         ),
-    )  # fmt: skip
+    )
     try:
         return training_estimate(query=query, with_fixes=False)
     except HpToolError:
@@ -228,9 +290,10 @@ def _networked(name: str, factor: float) -> Estimate | None:
 def narrower_precision_is_no_slower() -> Iterator[Comparison]:
     """fp8 matmuls take no longer than bf16 ones by more than their casts.
 
-    A cast reads 2 bytes and writes 1 for every entry of a matmul's two inputs, forward and backward (three matmuls, two inputs
-    each): 6 x 3 bytes per input entry of which a layer has at most 18 h per token (queries, keys, values, output: 4 h; MLP of
-    4 h: 5 h and 4 h; their weights once per micro-batch). The bound charges them at the memory's full bandwidth.
+    A cast reads 2 bytes and writes 1 for every entry of a matmul's two inputs, forward and backward
+    (three matmuls, two inputs each): 6 x 3 bytes per input entry of which a layer has at most 18 h
+    per token (queries, keys, values, output: 4 h; MLP of 4 h: 5 h and 4 h; their weights once per
+    micro-batch). The bound charges them at the memory's full bandwidth.
     """
     for name in models():
         spec = catalogue_model(name)
@@ -241,8 +304,19 @@ def narrower_precision_is_no_slower() -> Iterator[Comparison]:
             before, after = _of_step(wide)[0], _of_step(narrow)[0]
             tokens = 4096.0 * 64 / 8 * max(spec.num_experts_per_tok or 1, 1)
             device = catalog.gpu(gpu)
-            casts = 18.0 * 18.0 * spec.hidden_size * spec.num_hidden_layers * tokens / device.memory_bandwidth_bytes_per_second
-            yield Comparison(what=f"{name} on {gpu}: fp8 against bf16", ratio=after / before, bound=1.0 + casts / before)
+            casts = (
+                18.0
+                * 18.0
+                * spec.hidden_size
+                * spec.num_hidden_layers
+                * tokens
+                / device.memory_bandwidth_bytes_per_second
+            )
+            yield Comparison(
+                what=f"{name} on {gpu}: fp8 against bf16",
+                ratio=after / before,
+                bound=1.0 + casts / before,
+            )
 
 
 LAWS: dict[str, Callable[[], Iterator[Comparison]]] = {

@@ -1,9 +1,12 @@
-"""Compare the accuracy of predictions with the recorded accuracy: `python -m benchmarks.accuracy.ledger [--data DIR]`.
+"""Compare the accuracy of predictions with the recorded accuracy: `python -m
+benchmarks.accuracy.ledger [--data DIR]`.
 
-`ledger.json` records, at its commit, the figures of every group of evidence, every published headline and every law. The
-command computes them again and exits with 1 if one moved by more than its band. `--save --reason TEXT` records the new figures
-with the reason why they moved; `python -m benchmarks.accuracy.page` then writes docs/accuracy.md and README's table from them.
-`--quick` leaves out the sections that take minutes. Without a folder of measured figures only headlines and laws are checked.
+`ledger.json` records, at its commit, the figures of every group of evidence, every published
+headline and every law. The command computes them again and exits with 1 if one moved by more than
+its band. `--save --reason TEXT` records the new figures with the reason why they moved; `python -m
+benchmarks.accuracy.page` then writes docs/accuracy.md and README's table from them. `--quick`
+leaves out the sections that take minutes. Without a folder of measured figures only headlines and
+laws are checked.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ BANDS = {
     "high_low": 0.01,
     "score": 0.02,
 }
-"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. high_low and score: relative.
-Fits differ by less from machine to machine."""
+"""How far a figure may move without a reason. Errors, bias and the share inside: absolute. high_low
+and score: relative. Fits differ by less from machine to machine.
+"""
 RELATIVE = ("high_low", "score")
 HEADLINE_BAND = 0.06
 """Error that a published headline may have without an entry in KNOWN."""
@@ -66,7 +70,9 @@ LINE = 420
 """Longest entry that stands on one line of the file."""
 
 
-def compute(folder: Path | None, *, quick: bool = False, only: Sequence[str] | None = None) -> Ledger:
+def compute(
+    folder: Path | None, *, quick: bool = False, only: Sequence[str] | None = None
+) -> Ledger:
     """Return {groups, headlines, laws, report, points} as predicted now.
 
     Args:
@@ -80,12 +86,16 @@ def compute(folder: Path | None, *, quick: bool = False, only: Sequence[str] | N
         found = [group for name in only for group in evidence.SECTIONS[name](folder) if group.rows]
         return {"groups": {group.title: entry(group) for group in found}}
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
-        # The laws and the serving fits run beside the sections of evidence, which have processes of their own.
+        # The laws and the serving fits run beside the sections of evidence, which have processes of
+        # their own.
         engines = [] if quick else [pool.submit(serving_groups.refitted, folder)]
         checked = pool.submit(broken_laws)
         names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
         trained = evidence.groups(folder, only=names)
-        served = [*serving_groups.shipped(folder), *(group for one in engines for group in one.result())]
+        served = [
+            *serving_groups.shipped(folder),
+            *(group for one in engines for group in one.result()),
+        ]
         broken = checked.result()
     kept = {group.title: entry(group) for group in (*trained, *served) if group.rows}
     return {
@@ -95,8 +105,16 @@ def compute(folder: Path | None, *, quick: bool = False, only: Sequence[str] | N
         "report": _rounded(
             {
                 "pooled": {name: _named(summary) for name, summary in pools(trained).items()},
-                "grid": {name: value for name, value in (grid.evaluate(folder) or {}).items() if name != "cells"},
-                "days": {name: value for name, value in days.evaluate().items() if name != "configurations"},
+                "grid": {
+                    name: value
+                    for name, value in (grid.evaluate(folder) or {}).items()
+                    if name != "cells"
+                },
+                "days": {
+                    name: value
+                    for name, value in days.evaluate().items()
+                    if name != "configurations"
+                },
                 "not_stated": report.not_stated(folder),
             }
         ),
@@ -120,9 +138,13 @@ def entry(group: Group) -> Entry:
 
 
 def points(group: Group) -> str:
-    """Return `log10 published,log10 predicted` of the group's rows, rounded to what a picture shows."""
+    """Return `log10 published,log10 predicted` of the group's rows, rounded to what a picture
+    shows.
+    """
     counted = [row for row in group.rows if math.isfinite(row.predicted)]
-    return " ".join(f"{math.log10(row.published):.2f},{math.log10(row.predicted):.2f}" for row in counted)
+    return " ".join(
+        f"{math.log10(row.published):.2f},{math.log10(row.predicted):.2f}" for row in counted
+    )
 
 
 def predicted_headlines() -> dict[str, Entry]:
@@ -144,7 +166,10 @@ def predicted_headlines() -> dict[str, Entry]:
 def broken_laws() -> dict[str, Entry]:
     """Return {law: {checked, broken: [what]}}."""
     return {
-        name: {"checked": len(compared), "broken": sorted(one.what for one in compared if one.is_broken)}
+        name: {
+            "checked": len(compared),
+            "broken": sorted(one.what for one in compared if one.is_broken),
+        }
         for name, compared in laws.check().items()
     }
 
@@ -177,13 +202,19 @@ def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
         if old is None or abs(new["predicted"] / old["predicted"] - 1.0) > HEADLINE_MOVE:
             changes[name] = {"predicted": [old and old["predicted"], new["predicted"]]}
     for name, new in now.get("laws", {}).items():
-        if appeared := set(new["broken"]) - set(recorded["laws"].get(name, {"broken": []})["broken"]):
+        if appeared := set(new["broken"]) - set(
+            recorded["laws"].get(name, {"broken": []})["broken"]
+        ):
             changes[name] = {"broken": [0, sorted(appeared)]}
     return changes
 
 
-def _pairs(now: Mapping[str, Entry], recorded: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Entry]]:
-    """Yield each group and each of its parts beside its record; an empty entry stands for one that is missing."""
+def _pairs(
+    now: Mapping[str, Entry], recorded: Mapping[str, Entry]
+) -> Iterator[tuple[str, Entry, Entry]]:
+    """Yield each group and each of its parts beside its record; an empty entry stands for one that
+    is missing.
+    """
     for title, new in now.items():
         old = recorded.get(title, {"parts": {}})
         yield title, new, old
@@ -211,20 +242,36 @@ def _is_outside(new: float | None, old: float | None, band: float, *, relative: 
 def missing(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
     """Return the recorded groups that were not computed though they should have been."""
     return [
-        title for title, old in recorded["groups"].items() if title not in now["groups"] and not (quick and old.get("long"))
+        title
+        for title, old in recorded["groups"].items()
+        if title not in now["groups"] and not (quick and old.get("long"))
     ]
 
 
 def unexplained(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
-    """Return the headlines outside HEADLINE_BAND and the broken laws that no entry of `known` explains."""
-    return [what for name, what in _exceptions(ledger) if not any(name.startswith(prefix) for prefix in known)]
+    """Return the headlines outside HEADLINE_BAND and the broken laws that no entry of `known`
+    explains.
+    """
+    return [
+        what
+        for name, what in _exceptions(ledger)
+        if not any(name.startswith(prefix) for prefix in known)
+    ]
 
 
 def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return (name, in words) of each headline outside HEADLINE_BAND and of each broken comparison of a law."""
+    """Return (name, in words) of each headline outside HEADLINE_BAND and of each broken comparison
+    of a law.
+    """
     headlines = ((name, one["error"]) for name, one in ledger.get("headlines", {}).items())
-    far = [(name, f"{name}: {error:+.1%}") for name, error in headlines if error is not None and abs(error) > HEADLINE_BAND]
-    broken = [f"{law}: {what}" for law, one in ledger.get("laws", {}).items() for what in one["broken"]]
+    far = [
+        (name, f"{name}: {error:+.1%}")
+        for name, error in headlines
+        if error is not None and abs(error) > HEADLINE_BAND
+    ]
+    broken = [
+        f"{law}: {what}" for law, one in ledger.get("laws", {}).items() for what in one["broken"]
+    ]
     return far + [(what, what) for what in broken]
 
 
@@ -250,13 +297,16 @@ def _lines(value: Any, indent: str) -> str:
     if not isinstance(value, dict) or (len(short) <= LINE and indent):
         return short
     inner = ",\n".join(
-        f"{indent} {json.dumps(key, ensure_ascii=False)}: {_lines(one, indent + ' ')}" for key, one in value.items()
+        f"{indent} {json.dumps(key, ensure_ascii=False)}: {_lines(one, indent + ' ')}"
+        for key, one in value.items()
     )
     return f"{{\n{inner}\n{indent}}}" if value else "{}"
 
 
 def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str) -> Ledger:
-    """Return the new ledger: today's figures, what is known, and the moves with their reasons, the newest last."""
+    """Return the new ledger: today's figures, what is known, and the moves with their reasons, the
+    newest last.
+    """
     move = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "reason": reason,
@@ -273,13 +323,23 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
 
 def as_text(now: Ledger) -> str:
     """Return a line for each group, headline and law."""
-    lines = [f"{'':70} {'n':>6} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7} {'inside':>7} {'hi/lo':>6} {'score':>6}"]
+    lines = [
+        f"{'':70} {'n':>6} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7} {'inside':>7} "
+        f"{'hi/lo':>6} {'score':>6}"
+    ]
     for title, one in now["groups"].items():
         values = [f"{one['n']:6,}", *(_percent(one.get(name)) for name in SHOWN[1:6])]
-        lines.append(" ".join([f"{title:70}", *values, _number(one.get("high_low")), _number(one.get("score"))]))
+        lines.append(
+            " ".join(
+                [f"{title:70}", *values, _number(one.get("high_low")), _number(one.get("score"))]
+            )
+        )
     for name, one in now.get("headlines", {}).items():
         error = "" if one["error"] is None else f"{one['error']:+.1%}"
-        lines.append(f"{name:100} published {one['published']:>8} predicted {one['predicted']:10,.4g} {one['unit']} {error}")
+        lines.append(
+            f"{name:100} published {one['published']:>8} predicted {one['predicted']:10,.4g} "
+            f"{one['unit']} {error}"
+        )
     for name, one in now.get("laws", {}).items():
         lines.append(f"law: {name}: {one['checked']} comparisons, {len(one['broken'])} broken")
     return "\n".join(lines)
@@ -297,21 +357,33 @@ def failures(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
     """Return a sentence for each reason why the ledger does not hold."""
     known = recorded.get("known", {})
     lines = [
-        f"moved: {name}: " + ", ".join(f"{figure} {old} -> {new}" for figure, (old, new) in figures.items())
+        f"moved: {name}: "
+        + ", ".join(f"{figure} {old} -> {new}" for figure, (old, new) in figures.items())
         for name, figures in moved(now, recorded).items()
     ]
     lines += [f"not computed: {title}" for title in missing(now, recorded, quick=quick)]
-    lines += [f"outside {HEADLINE_BAND:.0%} or broken, and not known: {what}" for what in unexplained(now, known)]
+    lines += [
+        f"outside {HEADLINE_BAND:.0%} or broken, and not known: {what}"
+        for what in unexplained(now, known)
+    ]
     return lines + [f"known, but no longer so, remove it: {name}" for name in outgrown(now, known)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.ledger", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.ledger", description=__doc__
+    )
     add_data_argument(parser)
-    parser.add_argument("--quick", action="store_true", help="leave out the sections that take minutes")
-    parser.add_argument("--save", action="store_true", help="record today's figures; needs --reason if any moved")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out the sections that take minutes"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="record today's figures; needs --reason if any moved"
+    )
     parser.add_argument("--reason", metavar="TEXT", help="why figures moved")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per group on stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per group on stdout"
+    )
     arguments = parser.parse_args()
     if arguments.save and arguments.quick:
         parser.error("--save records every group: leave out --quick")
@@ -334,7 +406,10 @@ def main() -> None:
     found = failures(now, recorded if folder else recorded | {"groups": {}}, quick=arguments.quick)
     for line in found:
         print(line, file=sys.stderr)
-    print(f"{len(found)} differences from the ledger" if found else "the ledger holds", file=sys.stderr)
+    print(
+        f"{len(found)} differences from the ledger" if found else "the ledger holds",
+        file=sys.stderr,
+    )
     sys.exit(1 if found else 0)
 
 

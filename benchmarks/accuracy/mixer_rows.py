@@ -1,4 +1,6 @@
-"""Timed kernels of recurrent mixers, and timed modules of sparse attention, as fit_mixers takes them."""
+"""Timed kernels of recurrent mixers, and timed modules of sparse attention, as fit_mixers takes
+them.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,17 @@ KERNELS = {
     ("fused_recurrent_kda", "verify"): "update",
 }
 FIRST_CALLS = ("kimi_delta", "convolution")
-"""Rows that hold a kernel's first call, 0.4 to 0.8 ms whatever the work: the shortest row of a card is taken off."""
+"""Rows that hold a kernel's first call, 0.4 to 0.8 ms whatever the work: the shortest row of a card
+is taken off.
+"""
 LONG_ENOUGH = 2.0**29
-"""Numbers that a convolution reads from which such rows tell something else than their first call."""
+"""Numbers that a convolution reads from which such rows tell something else than their first
+call.
+"""
 PROMPT_TOKENS = 8192
-"""Tokens from which a module of sparse attention is not bound by the host, which launches its prompts' kernels one by one."""
+"""Tokens from which a module of sparse attention is not bound by the host, which launches its
+prompts' kernels one by one.
+"""
 
 
 class Batch(NamedTuple):
@@ -73,33 +81,55 @@ def recurrent_rows(folder: Path) -> Batches:
     )
     for name, mixer in FILES.items():
         for row in read(folder / "ops", f"{name}.csv"):
-            grouped[mixer, KERNELS[row["kernel_source"], row["phase"]]][row["system"]][recurrent_model(row, mixer)].append(row)
+            grouped[mixer, KERNELS[row["kernel_source"], row["phase"]]][row["system"]][
+                recurrent_model(row, mixer)
+            ].append(row)
     result: Batches = {}
     for kernel, cards in grouped.items():
         result[kernel] = {
-            system: [_batch(SYSTEMS[system], model, rows) for model, rows in models.items()] for system, models in cards.items()
+            system: [_batch(SYSTEMS[system], model, rows) for model, rows in models.items()]
+            for system, models in cards.items()
         }
         if kernel == FIRST_CALLS:
-            result[kernel] = {system: _without_first_calls(batches) for system, batches in result[kernel].items()}
+            result[kernel] = {
+                system: _without_first_calls(batches) for system, batches in result[kernel].items()
+            }
     return result
 
 
 def recurrent_model(row: Row, mixer: Mixer) -> ModelSpec:
     """A layer that has a row's shape."""
-    common = {"num_hidden_layers": 1, "hidden_size": int(row["d_model"]), "num_attention_heads": 1, "vocab_size": 1}
+    common = {
+        "num_hidden_layers": 1,
+        "hidden_size": int(row["d_model"]),
+        "num_attention_heads": 1,
+        "vocab_size": 1,
+    }
     if mixer == "mamba2":
-        names = {"mamba_num_heads": "nheads", "mamba_head_dim": "head_dim", "ssm_state_size": "d_state",
-                 "mamba_n_groups": "n_groups", "mamba_conv_kernel": "d_conv"}  # fmt: skip
+        names = {
+            "mamba_num_heads": "nheads",
+            "mamba_head_dim": "head_dim",
+            "ssm_state_size": "d_state",
+            "mamba_n_groups": "n_groups",
+            "mamba_conv_kernel": "d_conv",
+        }
     else:
-        names = {"linear_num_key_heads": "num_k_heads", "linear_num_value_heads": "num_v_heads",
-                 "linear_key_head_dim": "head_k_dim", "linear_value_head_dim": "head_v_dim",
-                 "linear_conv_kernel_dim": "d_conv"}  # fmt: skip
-    return ModelSpec(mixer=mixer, **common, **{field: int(row[column]) for field, column in names.items()})  # type: ignore[arg-type]
+        names = {
+            "linear_num_key_heads": "num_k_heads",
+            "linear_num_value_heads": "num_v_heads",
+            "linear_key_head_dim": "head_k_dim",
+            "linear_value_head_dim": "head_v_dim",
+            "linear_conv_kernel_dim": "d_conv",
+        }
+    return ModelSpec(
+        mixer=mixer, **common, **{field: int(row[column]) for field, column in names.items()}
+    )  # type: ignore[arg-type]
 
 
 def _batch(card: str, model: ModelSpec, rows: Sequence[Row]) -> Batch:
     sequences, lengths, milliseconds = (
-        np.array([float(row[key]) for row in rows]) for key in ("batch_size", "seq_len", "latency_ms")
+        np.array([float(row[key]) for row in rows])
+        for key in ("batch_size", "seq_len", "latency_ms")
     )
     return Batch(gpu(card), model, sequences, lengths, 1e-3 * milliseconds)
 
@@ -110,12 +140,20 @@ def _without_first_calls(batches: list[Batch]) -> list[Batch]:
     for batch in batches:
         long = batch.sequences * batch.lengths * convolved_width(batch.model, 1) >= LONG_ENOUGH
         if np.any(long):
-            kept.append(Batch(batch.card, batch.model, *(column[long] for column in (batch[2], batch[3], batch[4] - first))))
+            kept.append(
+                Batch(
+                    batch.card,
+                    batch.model,
+                    *(column[long] for column in (batch[2], batch[3], batch[4] - first)),
+                )
+            )
     return kept
 
 
 class Modules(NamedTuple):
-    """Whole modules of sparse attention on one card, and the seconds of each one's parts at the datasheet's peaks."""
+    """Whole modules of sparse attention on one card, and the seconds of each one's parts at the
+    datasheet's peaks.
+    """
 
     seconds: Floats
     projections: Floats
@@ -133,30 +171,46 @@ def sparse_rows(folder: Path, phase: str) -> dict[str, Modules]:
     """Modules of sparse attention by card: `context` (of many tokens) or `generation`."""
     grouped: dict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
     for row in read(folder / "ops", "dsa.csv"):
-        if row["phase"] == phase and (phase == "generation" or float(row["batch_size"]) * float(row["isl"]) >= PROMPT_TOKENS):
+        if row["phase"] == phase and (
+            phase == "generation" or float(row["batch_size"]) * float(row["isl"]) >= PROMPT_TOKENS
+        ):
             grouped[row["system"], row["model"], row["gemm_type"], row["num_heads"]].append(row)
     parts: dict[str, list[Modules]] = defaultdict(list)
     for (system, name, kind, heads), rows in grouped.items():
         model = dataclasses.replace(catalogue_model(name), num_attention_heads=int(heads))
         sequences, length, cached, milliseconds = (
-            np.array([float(row[key]) for row in rows]) for key in ("batch_size", "isl", "step", "latency_ms")
+            np.array([float(row[key]) for row in rows])
+            for key in ("batch_size", "isl", "step", "latency_ms")
         )
         parts[system].append(
-            sparse_modules(model, SYSTEMS[system], kind, sequences, length, cached, 1e-3 * milliseconds, phase)
+            sparse_modules(
+                model, SYSTEMS[system], kind, sequences, length, cached, 1e-3 * milliseconds, phase
+            )
         )
-    return {system: Modules(*map(np.concatenate, zip(*each, strict=True))) for system, each in parts.items()}
+    return {
+        system: Modules(*map(np.concatenate, zip(*each, strict=True)))
+        for system, each in parts.items()
+    }
 
 
 def sparse_modules(
-    model: ModelSpec, card: str, kind: str, sequences: Floats, length: Floats, cached: Floats, seconds: Floats, phase: str
+    model: ModelSpec,
+    card: str,
+    kind: str,
+    sequences: Floats,
+    length: Floats,
+    cached: Floats,
+    seconds: Floats,
+    phase: str,
 ) -> Modules:
     """The parts of modules of one shape."""
     name = PRECISIONS.get(kind, "fp8")
     case = serving_case(
-        model=catalogue_model("llama-3.1-8b"), cluster=cluster(ClusterQuery(gpu=card, num_gpus=1)),
+        model=catalogue_model("llama-3.1-8b"),
+        cluster=cluster(ClusterQuery(gpu=card, num_gpus=1)),
         workload=InferenceWorkload(input_length=1, output_length=1),
         engine=engine_efficiency(engine="megatron-core", version=None),
-    )  # fmt: skip
+    )
     stored, precision = weight_format(name, gpu=case.cluster.gpu)
     tokens, topk = sequences * length, float(model.index_topk or 0)
     matrices = shapes_by_source(attention_matrices(model))
@@ -175,6 +229,9 @@ def sparse_modules(
         projections=projections,
         scores=tokens * seen * scans.index_flops(model) / peak_flops(gpu_, precision="fp8"),
         index=traffic / bandwidth,
-        products=tokens * chosen * attention_flops(model, 1, decoding=True) / peak_flops(gpu_, precision="bf16"),
+        products=tokens
+        * chosen
+        * attention_flops(model, 1, decoding=True)
+        / peak_flops(gpu_, precision="bf16"),
         tokens=tokens,
     )

@@ -28,12 +28,21 @@ GPUS = {
     "MI325X": "mi325x-256gb",
     "MI355X": "mi355x-288gb",
 }
-ROUNDS = {"v3.0": "2023-06", "v3.1": "2023-11", "v4.0": "2024-06", "v4.1": "2024-11", "v5.0": "2025-06",
-          "v5.1": "2025-11"}  # fmt: skip
-"""When MLCommons published them, and so the release that their software counts as: submissions add to the container that they
-name, which is one to five months older. AMD's run other software."""
+ROUNDS = {
+    "v3.0": "2023-06",
+    "v3.1": "2023-11",
+    "v4.0": "2024-06",
+    "v4.1": "2024-11",
+    "v5.0": "2025-06",
+    "v5.1": "2025-11",
+}
+"""When MLCommons published them, and so the release that their software counts as: submissions add
+to the container that they name, which is one to five months older. AMD's run other software.
+"""
 ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
-"""As the table says, which does not tell of dropout: peaks of memory lie between those without it and with it."""
+"""As the table says, which does not tell of dropout: peaks of memory lie between those without it
+and with it.
+"""
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
@@ -50,28 +59,45 @@ def _case(row: Row) -> Case:
     lora, date = row["model"] == "llama2_70b_lora", ROUNDS[row["round"]]
     gpus, quantised = int(row["gpus"]), row["fp8_params"] == "1"
     query = Query(
-        kind="training", model=MODELS[row["model"]],
-        cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=gpus, gpus_per_node=min(int(row["gpus_per_node"]), gpus)),
+        kind="training",
+        model=MODELS[row["model"]],
+        cluster=ClusterQuery(
+            gpu=GPUS[row["gpu"]], num_gpus=gpus, gpus_per_node=min(int(row["gpus_per_node"]), gpus)
+        ),
         training=TrainingWorkload(
-            sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision="fp8",
-            task="lora" if lora else "pretrain", lora=ADAPTERS if lora else None, cross_entropy="fused",
-            gradient_precision="bf16", parameter_precision="fp8" if quantised and not lora else None,
+            sequence_length=int(row["seq_tokens"]),
+            global_batch_size=int(row["gbs"]),
+            precision="fp8",
+            task="lora" if lora else "pretrain",
+            lora=ADAPTERS if lora else None,
+            cross_entropy="fused",
+            gradient_precision="bf16",
+            parameter_precision="fp8" if quantised and not lora else None,
             frozen_precision="fp8" if quantised and lora else None,
             cuda_graphs=row["cuda_graphs"] == "1",
             framework_version=None if row["gpu"].startswith("MI") else date[2:].replace("-", "."),
             overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
         ),
         parallel=layout(
-            row, "tp", "pp", "vp", "cp", "mbs", sequence_parallel=row["sp"] == "1", recompute=row["recompute"] or "none"
+            row,
+            "tp",
+            "pp",
+            "vp",
+            "cp",
+            "mbs",
+            sequence_parallel=row["sp"] == "1",
+            recompute=row["recompute"] or "none",
         ),
-    )  # fmt: skip
+    )
     sizes = f"TP {row['tp']}, PP {row['pp']}, CP {row['cp']}, GBS {row['gbs']}"
     return Case(
         name=f"{MODELS[row['model']]}{' lora' if lora else ''}",
         what=f"{row['gpu']} x{gpus}, {row['round']} {row['submitter']}, {sizes}",
         query=query,
         step_s=float(row["step_s"]),
-        allocated_bytes=float(row["peak_allocated_gib"]) * GIB if row.get("peak_allocated_gib") else None,
+        allocated_bytes=float(row["peak_allocated_gib"]) * GIB
+        if row.get("peak_allocated_gib")
+        else None,
         source="MLPerf Training",
         date=date,
     )

@@ -1,6 +1,8 @@
-"""Write docs/accuracy.md, its pictures and README's table from the ledger: `python -m benchmarks.accuracy.page`.
+"""Write docs/accuracy.md, its pictures and README's table from the ledger: `python -m
+benchmarks.accuracy.page`.
 
-Only what stands between `<!-- result: NAME -->` and `<!-- end -->` is written; the prose around it is by hand.
+Only what stands between `<!-- result: NAME -->` and `<!-- end -->` is written; the prose around it
+is by hand.
 """
 
 from __future__ import annotations
@@ -39,12 +41,23 @@ HEADINGS = {
     "seen": "Seen: fitted, or published with a layout that stands in this repository",
 }
 SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
-    "accuracy-training": ("Seconds of a training step, s", lambda title, g: g["unit"] == "s" and not _kind(title)),
-    "accuracy-nanotron": ("nanotron's grid, the other model fitted, s", lambda title, g: title == "nanotron's grid"),
+    "accuracy-training": (
+        "Seconds of a training step, s",
+        lambda title, g: g["unit"] == "s" and not _kind(title),
+    ),
+    "accuracy-nanotron": (
+        "nanotron's grid, the other model fitted, s",
+        lambda title, g: title == "nanotron's grid",
+    ),
     "accuracy-memory": ("Memory of the fullest GPU, GiB", lambda title, g: g["unit"] == "GiB"),
-    "accuracy-serving": ("Serving: time per output token, s", lambda title, g: title == "Serving: time per output token"),
+    "accuracy-serving": (
+        "Serving: time per output token, s",
+        lambda title, g: title == "Serving: time per output token",
+    ),
 }
-"""Pictures: title, and which groups are in them; never those that were seen or left their framework out."""
+"""Pictures: title, and which groups are in them; never those that were seen or left their framework
+out.
+"""
 
 
 def _kind(title: str) -> bool:
@@ -56,34 +69,50 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 HEADLINES = {
-    "Dense pre-training on H100 in 16 bits (DGX Cloud)": "step of dense models in 16 bits, Megatron Core on H100",
-    "The plain question: dense in 16 bits on H100": "step of dense models in 16 bits on H100, minimal query",
+    "Dense pre-training on H100 in 16 bits (DGX Cloud)": "step of dense models in 16 bits, "
+    "Megatron Core on H100",
+    "The plain question: dense in 16 bits on H100": "step of dense models in 16 bits on H100, "
+    "minimal query",
     "Dense pre-training on H100 in fp8": "step of dense models in fp8, Megatron Core on H100",
-    "The plain question: dense in fp8 on H100": "step of dense models in fp8 on H100, minimal query",
-    "The plain question: MLPerf's pre-training": "step of MLPerf's pre-training in fp8, minimal query",
+    "The plain question: dense in fp8 on H100": "step of dense models in fp8 on H100, minimal "
+    "query",
+    "The plain question: MLPerf's pre-training": "step of MLPerf's pre-training in fp8, minimal "
+    "query",
     "Mixtures of experts, releases from 26.02.01 on": "step of mixtures of experts, Megatron Core",
-    "The plain question: mixtures of experts": "step of mixtures of experts of all releases, minimal query",
-    "The plain question by today's recipe: mixtures of experts": "the same runs, predicted with NVIDIA's current recipe",
+    "The plain question: mixtures of experts": "step of mixtures of experts of all releases, "
+    "minimal query",
+    "The plain question by today's recipe: mixtures of "
+    "experts": "the same runs, predicted with NVIDIA's current recipe",
     "MPT under FSDP": "step of dense models, FSDP",
     "LoRA of MLPerf": "step of fine-tuning with LoRA",
     "The plain question: LoRA of MLPerf": "step of fine-tuning with LoRA, minimal query",
-    "The plain question by today's recipe: LoRA of MLPerf": "the same runs, predicted with NVIDIA's current recipe",
+    "The plain question by today's recipe: LoRA of MLPerf": "the same runs, predicted with "
+    "NVIDIA's current recipe",
     "Dense pre-training on a die left out": "step on a GPU that nothing was fitted on",
-    "The next round: MLPerf's pre-training": "step in the following MLPerf round, fitted on earlier ones",
+    "The next round: MLPerf's pre-training": "step in the following MLPerf round, fitted on "
+    "earlier ones",
     "nanotron's grid": "step of any layout, good or bad: nanotron's grid",
     "Models cut to fit 8 B200, allocated": "peak of allocated memory, B200",
     "MLPerf, peak of allocated memory": "peak of allocated memory, MLPerf",
     "Serving: time per output token": "serving: time per output token",
     "Serving: tokens/s of a GPU": "serving: tokens/s per GPU",
     "Serving: time to first token, below the cache's limit": "serving: time to first token",
-    "Engines, another release's constants: time to first token": "serving: time to first token, release without constants",
+    "Engines, another release's constants: time to first "
+    "token": "serving: time to first token, release without constants",
 }
-"""Groups on the first page, in plain words: the kinds of answers people ask for, the worst of them included."""
+"""Groups on the first page, in plain words: the kinds of answers people ask for, the worst of them
+included.
+"""
 
 
 def headlines(result: dict[str, Any]) -> str:
-    """README's table: one line for each kind of answer; what is left out there stands in `summary`."""
-    head = "| what is predicted | configurations | mean error | median | worst | inside 90 % interval |"
+    """README's table: one line for each kind of answer; what is left out there stands in
+    `summary`.
+    """
+    head = (
+        "| what is predicted | configurations | mean error | median | worst | inside 90 % "
+        "interval |"
+    )
     lines = [head, f"|---{'|---' * 5}|"]
     for title, words in HEADLINES.items():
         f = result["groups"][title]
@@ -94,9 +123,12 @@ def headlines(result: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """A line for every group, whatever its figures are, and what is said of the grid and of days."""
+    """A line for every group, whatever its figures are, and what is said of the grid and of
+    days.
+    """
     lines = [
-        "| what is predicted | constants did not see | configurations | mean error | median | worst | inside 90 % interval |",
+        "| what is predicted | constants did not see | configurations | mean error | median | "
+        "worst | inside 90 % interval |",
         f"|---{'|---' * 6}|",
     ]
     for left_out, words in LEFT_OUT.items():
@@ -109,11 +141,16 @@ def summary(result: dict[str, Any]) -> str:
     grid, days = result["report"]["grid"], result["report"]["days"]
     ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
     words = (
-        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible by the shipped constants, and "
-        f"of {shipped['failed']} that failed {percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the "
-        f"predicted order has a median rank correlation of {ranks:.2f} with the measured one, the model left out. GPT-3 175B "
-        f"on 300B tokens with 1,024 A100 is predicted to take {days['selective_sequence_parallel_days']:.1f} days with "
-        f"sequence parallelism and selective recomputation, and {days['full_recompute_days']:.1f} days with full recomputation "
+        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible "
+        "by the shipped constants, and "
+        f"of {shipped['failed']} that failed "
+        f"{percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the "
+        f"predicted order has a median rank correlation of {ranks:.2f} with the measured one, the "
+        "model left out. GPT-3 175B "
+        "on 300B tokens with 1,024 A100 is predicted to take "
+        f"{days['selective_sequence_parallel_days']:.1f} days with "
+        f"sequence parallelism and selective recomputation, and {days['full_recompute_days']:.1f} "
+        "days with full recomputation "
         "and without; the 34 days "
         "in arXiv 2104.04473 are with 2021's software."
     )
@@ -124,16 +161,24 @@ def _refused(f: dict[str, Any]) -> str:
     """`; 7 of 19 rows infeasible: memory`, or nothing."""
     if not f["refused"]:
         return ""
-    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows infeasible: {', '.join(f['refused'])}"
+    return (
+        f"; {sum(f['refused'].values())} of {f['rows']:,} rows infeasible: "
+        f"{', '.join(f['refused'])}"
+    )
 
 
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
     lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|"]
-    return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())])
+    return "\n".join(
+        [*lines, *(f"| {name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())]
+    )
 
 
-COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | worst case |"
+COLUMNS = (
+    "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | "
+    "worst case |"
+)
 
 
 def _cells(f: dict[str, Any]) -> str:
@@ -145,12 +190,16 @@ def _cells(f: dict[str, Any]) -> str:
     stated = "| | |"
     if "inside" in f:
         low, high = (f"{100 * bound:.0f}" for bound in f["inside_range"])
-        stated = f"{percent(f['inside'], 0)} ({low}-{high}) | {f['high_low']:.2f} | {f['score']:.2f} |"
+        stated = (
+            f"{percent(f['inside'], 0)} ({low}-{high}) | {f['high_low']:.2f} | {f['score']:.2f} |"
+        )
     return f"{head} | {errors} | {stated} {f['worst_case'].replace('|', '/')} |"
 
 
 def groups(result: dict[str, Any]) -> str:
-    """A table for each group, a line for each GPU or release, under what its constants did not see."""
+    """A table for each group, a line for each GPU or release, under what its constants did not
+    see.
+    """
     blocks = []
     for left_out, heading in HEADINGS.items():
         blocks.append(f"### {heading}")
@@ -161,24 +210,35 @@ def groups(result: dict[str, Any]) -> str:
             lines = [("all", group), *parts] if len(parts) > 1 else parts
             rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
             table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|", *rows]
-            blocks += [f"**{title}** ({group['unit']}). Constants from: {group['saw']}.", "\n".join(table)]
+            blocks += [
+                f"**{title}** ({group['unit']}). Constants from: {group['saw']}.",
+                "\n".join(table),
+            ]
     return "\n\n".join(blocks)
 
 
 def published(result: dict[str, Any]) -> str:
-    """Return a table of the published headlines: date, published and predicted figure, error, and why one is far off."""
+    """Return a table of the published headlines: date, published and predicted figure, error, and
+    why one is far off.
+    """
     lines = ["| published | month | figure | predicted | error |", f"|---{'|---' * 4}|"]
     known = result["known"]
     for name, one in result["headlines"].items():
         error = "" if one["error"] is None else f"{100 * one['error']:+.1f} %"
-        lines.append(f"| {name} | {one['date']} | {one['published']} {one['unit']} | {one['predicted']:,.4g} | {error} |")
+        lines.append(
+            f"| {name} | {one['date']} | {one['published']} {one['unit']} | "
+            f"{one['predicted']:,.4g} | {error} |"
+        )
     reasons = [f"- {name}: {why}" for name, why in known.items()]
     return "\n".join([*lines, "", "Outside 6 %, or against a law below, and why:", "", *reasons])
 
 
 def laws(result: dict[str, Any]) -> str:
     """Return a table of the laws: comparisons made, and broken."""
-    rows = [f"| {name} | {one['checked']:,} | {len(one['broken'])} |" for name, one in result["laws"].items()]
+    rows = [
+        f"| {name} | {one['checked']:,} | {len(one['broken'])} |"
+        for name, one in result["laws"].items()
+    ]
     return "\n".join(["| law | comparisons | broken |", "|---|---|---|", *rows])
 
 
@@ -197,7 +257,10 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
     drawn = {}
     for name, (title, chosen) in SKETCHES.items():
         series = {
-            one: [(float(x), float(y)) for x, y in (point.split(",") for point in drawn_points.split())]
+            one: [
+                (float(x), float(y))
+                for x, y in (point.split(",") for point in drawn_points.split())
+            ]
             for one, drawn_points in result["points"].items()
             if chosen(one, result["groups"][one])
         }
@@ -208,9 +271,14 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
 def filled(text: str, result: dict[str, Any]) -> str:
     """The page with its blocks as the result gives them."""
     blocks = {
-        "headlines": headlines(result), "summary": summary(result), "pooled": pooled(result), "groups": groups(result),
-        "published": published(result), "laws": laws(result), "moves": moves(result),
-    }  # fmt: skip
+        "headlines": headlines(result),
+        "summary": summary(result),
+        "pooled": pooled(result),
+        "groups": groups(result),
+        "published": published(result),
+        "laws": laws(result),
+        "moves": moves(result),
+    }
     return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}", text)
 
 

@@ -1,4 +1,6 @@
-"""Pairs of runs of one model on the same devices: what is wrong with the model, the kernels or the devices cancels."""
+"""Pairs of runs of one model on the same devices: what is wrong with the model, the kernels or the
+devices cancels.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,15 @@ Cell = Callable[[Comparison], Hashable]
 
 
 def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
-    """The cell of each published run by its model and description: model, card, devices and precision; releases apart."""
-    cases = [*(run.case for run in mpt_runs(folder)), *internevo_cases(folder), *pretraining(folder), *b200_cases(folder)]
+    """The cell of each published run by its model and description: model, card, devices and
+    precision; releases apart.
+    """
+    cases = [
+        *(run.case for run in mpt_runs(folder)),
+        *internevo_cases(folder),
+        *pretraining(folder),
+        *b200_cases(folder),
+    ]
     cases += [case for case in mlperf_cases(folder) if case.task == "lora"]
     return {(case.name, case.what): _cell(case) for case in cases}
 
@@ -43,13 +52,23 @@ def _cell(case: Case) -> tuple[Hashable, ...]:
 
 
 def pairs(
-    rows: Iterable[Comparison], cell: Cell, *, framework: str, kind: Literal["dense", "experts", "adapters"] = "dense"
+    rows: Iterable[Comparison],
+    cell: Cell,
+    *,
+    framework: str,
+    kind: Literal["dense", "experts", "adapters"] = "dense",
 ) -> list[Comparison]:
-    """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by this framework states."""
+    """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by
+    this framework states.
+    """
     ratios = []
     for one, other in _paired(rows, cell):
         profile = efficiency(gpu=gpu(one.gpu), framework=framework)
-        log_sd = float(ratio_log_sd(with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")))
+        log_sd = float(
+            ratio_log_sd(
+                with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")
+            )
+        )
         ratios.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * log_sd)))
     return ratios
 
@@ -60,25 +79,37 @@ def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
 
 
 def across_releases(cases: Iterable[Case]) -> list[Comparison]:
-    """Each run beside that of the newest release with its model, devices, batch and precision, by predictions that know of no
-    release: what differs in the layouts and the other knobs cancels, what the releases do stays. Two releases of a model on a
-    card in a precision are one setting, on however many devices they ran.
+    """Each run beside that of the newest release with its model, devices, batch and precision, by
+    predictions that know of no release: what differs in the layouts and the other knobs cancels,
+    what the releases do stays. Two releases of a model on a card in a precision are one setting, on
+    however many devices they ran.
     """
     grouped: dict[tuple[Hashable, ...], list[Case]] = defaultdict(list)
     for case in cases:
         training, cluster = case.query.training, case.cluster
         assert training is not None
         if case.release:
-            key = case.name, case.card, cluster.num_gpus, training.global_batch_size, training.precision
+            key = (
+                case.name,
+                case.card,
+                cluster.num_gpus,
+                training.global_batch_size,
+                training.precision,
+            )
             grouped[key].append(case)
     ratios = []
     for key, members in grouped.items():
         newest = max(members, key=lambda case: release_numbers(case.release))
         earlier = [case for case in members if case.release != newest.release]
-        first, *rows = (Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier))
+        first, *rows = (
+            Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier)
+        )
         for case, row in zip(earlier, rows, strict=True):
             if math.isfinite(row.predicted / first.predicted):
-                setting = f"{case.source}, {case.name}, {case.card}, {key[-1]}, {case.release} to {newest.release}"
+                setting = (
+                    f"{case.source}, {case.name}, {case.card}, {key[-1]}, {case.release} to "
+                    f"{newest.release}"
+                )
                 ratios.append(dataclasses.replace(_ratio(first, row, bound=1.0), setting=setting))
     return ratios
 
@@ -91,12 +122,16 @@ def _without_release(case: Case) -> Case:
 
 
 def regular_scatter(logs: Floats) -> float:
-    """Standard deviation of ln(measured / predicted) of ratios of runs that did not stall: that of the most likely normal
-    distribution beside exponential tails, as calibrations see stalls.
+    """Standard deviation of ln(measured / predicted) of ratios of runs that did not stall: that of
+    the most likely normal distribution beside exponential tails, as calibrations see stalls.
     """
     log_sd, stalled, mean = 0.3, 0.3, assumed().stalls.mean_log_excess
     for _ in range(200):
-        regular = (1.0 - stalled) * np.exp(-0.5 * (logs / log_sd) ** 2) / (math.sqrt(2.0 * math.pi) * log_sd)
+        regular = (
+            (1.0 - stalled)
+            * np.exp(-0.5 * (logs / log_sd) ** 2)
+            / (math.sqrt(2.0 * math.pi) * log_sd)
+        )
         share = regular / (regular + stalled * np.exp(-np.abs(logs) / mean) / (2.0 * mean))
         log_sd, stalled = math.sqrt(float(share @ logs**2 / share.sum())), 1.0 - float(share.mean())
     return log_sd
@@ -110,7 +145,9 @@ def _paired(rows: Iterable[Comparison], cell: Cell) -> list[tuple[Comparison, Co
     paired = []
     for members in grouped.values():
         ordered = sorted(members, key=lambda row: row.what)
-        half = len(ordered) // 2  # the first half with the second: neighbours differ in one size alone
+        half = (
+            len(ordered) // 2
+        )  # the first half with the second: neighbours differ in one size alone
         paired += list(zip(ordered[:half], ordered[half:], strict=False))
     return paired
 

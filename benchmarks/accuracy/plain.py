@@ -1,4 +1,6 @@
-"""Published runs asked as users ask: model, GPUs, precision, batch and layout, without or with a recipe's name."""
+"""Published runs asked as users ask: model, GPUs, precision, batch and layout, without or with a
+recipe's name.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,17 @@ from hp_tool.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
 """Keys of `training` that a plain question names."""
 LAYOUT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
-    "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "zero_stage", "recompute",
-)  # fmt: skip
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "zero_stage",
+    "recompute",
+)
 """Keys of `parallel` that it names."""
 
 
@@ -37,21 +47,31 @@ def asked(folder: Path) -> dict[str, list[Case]]:
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
 
     def of(precision: str) -> list[Case]:
-        return [case for case in cloud if case.query.training is not None and case.query.training.precision == precision]
+        return [
+            case
+            for case in cloud
+            if case.query.training is not None and case.query.training.precision == precision
+        ]
 
     return {
         "dense in 16 bits on H100": of("bf16"),
         "dense in fp8 on H100": of("fp8"),
         "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
-        "LoRA of MLPerf": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
+        "LoRA of MLPerf": [
+            case for case in audited if case.task == "lora" and not case.card.startswith("mi3")
+        ],
         "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
     }
 
 
 def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
-    """Return the cases by constants that saw no row of their model. No fit sees adapters: shipped constants will do."""
+    """Return the cases by constants that saw no row of their model. No fit sees adapters: shipped
+    constants will do.
+    """
     adapters = all(case.task == "lora" for case in cases)
-    return compare_all(cases, Prepared.shipped) if adapters else today_left_out(folder, cases, "name")
+    return (
+        compare_all(cases, Prepared.shipped) if adapters else today_left_out(folder, cases, "name")
+    )
 
 
 def plain_cases(cases: Iterable[Case]) -> list[Case]:
@@ -60,14 +80,17 @@ def plain_cases(cases: Iterable[Case]) -> list[Case]:
 
 
 def named_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the plain cases with the name of their recipe: MLPerf's, or the newest that is not later than the run's release
-    (of all that are, the first). A release that is not the recipe's is named too.
+    """Return the plain cases with the name of their recipe: MLPerf's, or the newest that is not
+    later than the run's release (of all that are, the first). A release that is not the recipe's is
+    named too.
     """
     return [_named(case) for case in cases]
 
 
 def todays_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the plain cases with what an estimate says that today's recipe sets; those without such a recipe as they are."""
+    """Return the plain cases with what an estimate says that today's recipe sets; those without
+    such a recipe as they are.
+    """
     return [_with_todays_recipe(case) for case in plain_cases(cases)]
 
 
@@ -78,8 +101,9 @@ def _plain(case: Case, **more: str | None) -> Case:
     parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
     parallel = dataclasses.replace(
         parallel,  # whoever names the sizes of a layout knows these, too
-        zero_stage=parallel.zero_stage or facts(whole.framework).default_zero_stage, recompute=parallel.recompute or "none",
-    )  # fmt: skip
+        zero_stage=parallel.zero_stage or facts(whole.framework).default_zero_stage,
+        recompute=parallel.recompute or "none",
+    )
     query = dataclasses.replace(case.query, training=training, parallel=parallel)
     return dataclasses.replace(case, query=query)
 
@@ -87,16 +111,24 @@ def _plain(case: Case, **more: str | None) -> Case:
 def _named(case: Case) -> Case:
     if case.source == "MLPerf Training":
         return _plain(case, recipe=AUDITED, framework_version=case.release or None)
-    known = {each.name.removeprefix(f"{NEWEST}-") for each in recipes() if each.name.startswith(NEWEST)}
+    known = {
+        each.name.removeprefix(f"{NEWEST}-") for each in recipes() if each.name.startswith(NEWEST)
+    }
     numbers, releases = release_numbers(case.release)[:2], sorted(known, key=release_numbers)
-    recipe = next((each for each in reversed(releases) if release_numbers(each) <= numbers), releases[0])
+    recipe = next(
+        (each for each in reversed(releases) if release_numbers(each) <= numbers), releases[0]
+    )
     other = release_numbers(recipe) != numbers
-    return _plain(case, recipe=f"{NEWEST}-{recipe}", framework_version=case.release if other else None)
+    return _plain(
+        case, recipe=f"{NEWEST}-{recipe}", framework_version=case.release if other else None
+    )
 
 
 def _with_todays_recipe(case: Case) -> Case:
     try:
-        stated = with_recipe_figure(estimate(query=case.query, with_fixes=False), query=case.query).with_recipe
+        stated = with_recipe_figure(
+            estimate(query=case.query, with_fixes=False), query=case.query
+        ).with_recipe
     except HpToolError:
         return case
     if stated is None:

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: runs asked with everything said, by a recipe's name, and plainly.
+"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: runs asked with everything said, by a
+recipe's name, and plainly.
 
-Each by the constants as shipped and by those that saw no row of the model, as the groups of docs/accuracy.md are; a plain
-question by its bare figure and by the one that today's recipe gives.
+Each by the constants as shipped and by those that saw no row of the model, as the groups of
+docs/accuracy.md are; a plain question by its bare figure and by the one that today's recipe gives.
 """
 
 from __future__ import annotations
@@ -31,26 +32,46 @@ def measured(folder: Path) -> Iterator[tuple[str, str, list[Comparison], list[Co
     for title, cases in asked(folder).items():
         for question, worded in QUESTIONS.items():
             queries = worded(cases)
-            yield title, question, compare_all(queries, Prepared.shipped), without_model(folder, queries)
+            yield (
+                title,
+                question,
+                compare_all(queries, Prepared.shipped),
+                without_model(folder, queries),
+            )
 
 
 def _words(summary: Mapping[str, Any]) -> str:
-    return f"{summary['mean_error']:6.1%} {summary['median_error']:6.1%} {summary['coverage']:6.0%} {summary['width']:6.2f}"
+    return (
+        f"{summary['mean_error']:6.1%} {summary['median_error']:6.1%} "
+        f"{summary['coverage']:6.0%} {summary['width']:6.2f}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Print a line for each question about runs of each kind."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.plain_recipe", description=__doc__)
-    parser.add_argument("--data", type=Path, default=os.environ.get("HP_REFERENCE_DATA"), help="folder of measured figures")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.plain_recipe", description=__doc__
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("HP_REFERENCE_DATA"),
+        help="folder of measured figures",
+    )
     folder = parser.parse_args(arguments).data
     if folder is None:
         parser.error("name a folder by --data or HP_REFERENCE_DATA")
-    print(f"{'':26}{'':24}rows configurations refused |  mean median inside high/low, shipped | the same, its model left out")
+    print(
+        f"{'':26}{'':24}rows configurations refused |  mean median inside high/low, shipped | the "
+        "same, its model left out"
+    )
     for title, question, shipped, unseen in measured(Path(folder)):
         summary, left_out = figures(shipped), figures(unseen)
         refused = sum(summary["refused"].values())
         counts = f"{summary['rows']:4} {summary['configurations']:14} {refused:7}"
-        print(f"{title:26}{question:24}{counts} | {_words(summary)} | {_words(left_out)}", flush=True)
+        print(
+            f"{title:26}{question:24}{counts} | {_words(summary)} | {_words(left_out)}", flush=True
+        )
 
 
 if __name__ == "__main__":

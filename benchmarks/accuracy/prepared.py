@@ -40,15 +40,19 @@ REFERENCE = {
     "mi300x": None,
     "v100": "v100-sxm-32gb",
 }
-"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a matter of their kernels, and is
-the same at 750 W and 1,000 W."""
+"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a
+matter of their kernels, and is the same at 750 W and 1,000 W.
+"""
 Shares = Mapping[tuple[str, str], float]
 """By die: share of boost that matmuls of a precision sustain."""
 
 
 def clocks(die: str, shares: Shares) -> Clocks:
     """The shipped clocks of a die, with these shares in their place."""
-    share = {**_shipped(die), **{name: value for (one, name), value in shares.items() if one == die}}
+    share = {
+        **_shipped(die),
+        **{name: value for (one, name), value in shares.items() if one == die},
+    }
     return Clocks(gpu=REFERENCE.get(die), share=share, fitted_on={})  # type: ignore[arg-type]
 
 
@@ -67,16 +71,25 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
     _shipped.cache_clear()
     for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
         borrowed = _shipped(origin)
-        _write(die, REFERENCE[origin], borrowed, dict.fromkeys(borrowed, f"nobody measured it: as {origin}"))
+        _write(
+            die,
+            REFERENCE[origin],
+            borrowed,
+            dict.fromkeys(borrowed, f"nobody measured it: as {origin}"),
+        )
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8"):
         logarithms = [np.log(values[name]) for values in known if name in values]
         typical[name] = float(f"{np.exp(np.mean(logarithms)):.4g}")
-    _write("generic", None, typical, dict.fromkeys(typical, "geometric means over a100, h100, b200"))
+    _write(
+        "generic", None, typical, dict.fromkeys(typical, "geometric means over a100, h100, b200")
+    )
 
 
-def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: Mapping[str, str]) -> None:
+def _write(
+    die: str, card: str | None, values: Mapping[str, float], fitted_on: Mapping[str, str]
+) -> None:
     path = CLOCKS / f"{die}.yaml"
     known = documents.read(path) if path.is_file() else {"share": {}, "fitted_on": {}}
     fields = ({"gpu": card} if card else {}) | {
@@ -88,7 +101,9 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case whose names are looked up once, however often it is predicted; the only one of its case, by `of`."""
+    """A case whose names are looked up once, however often it is predicted; the only one of its
+    case, by `of`.
+    """
 
     case: Case
     problem: TrainingProblem
@@ -112,21 +127,29 @@ class Prepared:
         """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
         workload = self.problem.workload
         kernel = attention_kernel(workload, self.problem.model)
-        if kernel is not None and framework.framework == workload.framework:  # another's constants come with its own kernel
+        if (
+            kernel is not None and framework.framework == workload.framework
+        ):  # another's constants come with its own kernel
             timed = gpu_efficiency(self.gpu).attention_kernels
             framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
-            framework = without_host(framework, modules=recorded_modules(workload, self.problem.model))
+            framework = without_host(
+                framework, modules=recorded_modules(workload, self.problem.model)
+            )
         if is_narrow(workload):
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
         kernels = sustained(
-            gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else usual_clocks(self.gpu)
+            gpu_efficiency(self.gpu),
+            gpu=self.gpu,
+            clocks=clocks(die, shares) if shares else usual_clocks(self.gpu),
         )
         factor = release_factor(framework, workload.framework_version)
         profile = EfficiencyProfile(gpu=kernels, framework=framework, release_factor=factor)
-        return float(dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s)
+        return float(
+            dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s
+        )
 
     @functools.cached_property
     def stated(self) -> Estimate:
@@ -137,57 +160,103 @@ class Prepared:
         """Predicted over published step time."""
         return self.step_s(framework, shares) / self.case.step_s
 
-    def compare(self, framework: FrameworkEfficiency, shares: Shares | None = None, *, ahead: bool = False) -> Comparison:
-        """The step by these constants, in an interval as wide as an answer by them would state it; `ahead`: of runs that came
-        out after those they were fitted on.
+    def compare(
+        self, framework: FrameworkEfficiency, shares: Shares | None = None, *, ahead: bool = False
+    ) -> Comparison:
+        """The step by these constants, in an interval as wide as an answer by them would state it;
+        `ahead`: of runs that came out after those they were fitted on.
         """
         predicted = self.step_s(framework, shares)
         if self.stated.parallel is None or self.stated.intervals is None:
             return self._beside(published=self.case.step_s, predicted=predicted)
         later = doubts().release_log_sd if ahead else 0.0
         bound = math.exp(NORMAL_QUANTILE * math.hypot(self._log_sd(framework), later))
-        return self._beside(published=self.case.step_s, predicted=predicted, low=self._with_graphs / bound, high=bound)
+        return self._beside(
+            published=self.case.step_s,
+            predicted=predicted,
+            low=self._with_graphs / bound,
+            high=bound,
+        )
 
     @property
     def _with_graphs(self) -> float:
-        """The step with CUDA graphs over that without, where launches bound it and the query leaves them open; else 1."""
+        """The step with CUDA graphs over that without, where launches bound it and the query leaves
+        them open; else 1.
+        """
         graphs, time = self.stated.provenance.get("with_cuda_graphs"), self.stated.time
-        return float(graphs["step_s"]) / time.step_s if isinstance(graphs, dict) and time is not None else 1.0
+        return (
+            float(graphs["step_s"]) / time.step_s
+            if isinstance(graphs, dict) and time is not None
+            else 1.0
+        )
 
     def _log_sd(self, framework: FrameworkEfficiency) -> float:
-        """How far runs scatter is the shipped constants' to say; these tell what they were fitted on."""
+        """How far runs scatter is the shipped constants' to say; these tell what they were fitted
+        on.
+        """
         shipped = efficiency(gpu=self.gpu, framework=framework.framework)
         constants = dataclasses.replace(
-            shipped.framework, fitted_gpus=framework.fitted_gpus, fitted_silicon=framework.fitted_silicon
+            shipped.framework,
+            fitted_gpus=framework.fitted_gpus,
+            fitted_silicon=framework.fitted_silicon,
         )
         model, workload = self.problem.model, self.problem.workload
-        profile = with_scatter(dataclasses.replace(shipped, framework=constants), model=model, workload=workload, gpu=self.gpu)
+        profile = with_scatter(
+            dataclasses.replace(shipped, framework=constants),
+            model=model,
+            workload=workload,
+            gpu=self.gpu,
+        )
         assert self.stated.parallel is not None
-        unchecked = unchecked_features(case=self.problem, candidate=Candidates.alone(self.stated.parallel))
-        return step_log_sd(case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked))
+        unchecked = unchecked_features(
+            case=self.problem, candidate=Candidates.alone(self.stated.parallel)
+        )
+        return step_log_sd(
+            case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked)
+        )
 
     def shipped(self) -> Comparison:
         """The step as an answer gives it."""
         time = self.stated.time
-        return self._compared(published=self.case.step_s, predicted=math.nan if time is None else time.step_s)
+        return self._compared(
+            published=self.case.step_s, predicted=math.nan if time is None else time.step_s
+        )
 
     def allocated(self) -> Comparison:
         """GiB of the fullest rank as an answer gives them."""
         memory, intervals = self.stated.memory, self.stated.intervals
-        assert memory is not None and intervals is not None and self.case.allocated_bytes is not None
+        assert (
+            memory is not None and intervals is not None and self.case.allocated_bytes is not None
+        )
         low, high = (bound / memory.total_bytes for bound in intervals.memory_total_bytes)
         return self._beside(
-            published=self.case.allocated_bytes / GIB, predicted=memory.allocated_bytes / GIB, low=low, high=high
+            published=self.case.allocated_bytes / GIB,
+            predicted=memory.allocated_bytes / GIB,
+            low=low,
+            high=high,
         )
 
     def reserved(self) -> Comparison:
-        """GiB that the allocator of the fullest rank holds, within the interval that an answer states of them."""
+        """GiB that the allocator of the fullest rank holds, within the interval that an answer
+        states of them.
+        """
         memory, intervals = self.stated.memory, self.stated.intervals
-        assert memory is not None and intervals is not None and intervals.memory_reserved_bytes is not None
+        assert (
+            memory is not None
+            and intervals is not None
+            and intervals.memory_reserved_bytes is not None
+        )
         assert self.case.reserved_bytes is not None
         typical = memory.reserved_bytes / memory.allocated_bytes
-        low, high = (bound / memory.total_bytes / typical for bound in intervals.memory_reserved_bytes)
-        return self._beside(published=self.case.reserved_bytes / GIB, predicted=memory.reserved_bytes / GIB, low=low, high=high)
+        low, high = (
+            bound / memory.total_bytes / typical for bound in intervals.memory_reserved_bytes
+        )
+        return self._beside(
+            published=self.case.reserved_bytes / GIB,
+            predicted=memory.reserved_bytes / GIB,
+            low=low,
+            high=high,
+        )
 
     def _compared(self, *, published: float, predicted: float) -> Comparison:
         time, intervals = self.stated.time, self.stated.intervals
@@ -196,19 +265,36 @@ class Prepared:
         low, high = (bound / time.step_s for bound in intervals.step_s)
         return self._beside(published=published, predicted=predicted, low=low, high=high)
 
-    def _beside(self, *, published: float, predicted: float, low: float | None = None, high: float | None = None) -> Comparison:
+    def _beside(
+        self,
+        *,
+        published: float,
+        predicted: float,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Comparison:
         """With bounds as shares of the prediction."""
         case, reasons = self.case, self.stated.reasons
         return Comparison(
-            source=case.source, model=case.name, what=case.what, published=published, predicted=predicted,
-            low=None if low is None else low * predicted, high=None if high is None else high * predicted,
-            gpu=self.gpu.name, part=self.gpu.name, setting=case.setting, refused=reasons[0].code if reasons else None,
-        )  # fmt: skip
+            source=case.source,
+            model=case.name,
+            what=case.what,
+            published=published,
+            predicted=predicted,
+            low=None if low is None else low * predicted,
+            high=None if high is None else high * predicted,
+            gpu=self.gpu.name,
+            part=self.gpu.name,
+            setting=case.setting,
+            refused=reasons[0].code if reasons else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constants:
-    """A framework's constants, and the clocks fitted with them. Two are equal where they are one."""
+    """A framework's constants, and the clocks fitted with them. Two are equal where they are
+    one.
+    """
 
     framework: FrameworkEfficiency
     shares: Shares
@@ -230,10 +316,17 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
             gpu = case.card
             rows.append(
                 Comparison(
-                    source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,
-                    gpu=gpu, part=gpu, setting=case.setting, refused=error.code,
+                    source=case.source,
+                    model=case.name,
+                    what=case.what,
+                    published=case.step_s,
+                    predicted=math.nan,
+                    gpu=gpu,
+                    part=gpu,
+                    setting=case.setting,
+                    refused=error.code,
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -251,4 +344,6 @@ def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkE
 def newest_release(runs: Iterable[Prepared]) -> str | None:
     """Return the newest of the releases that these ran under; None where none is known."""
     releases = [run.case.release for run in runs if run.case.release]
-    return max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")])
+    return max(
+        releases, default=None, key=lambda release: [int(part) for part in release.split(".")]
+    )

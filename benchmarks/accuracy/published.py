@@ -1,4 +1,5 @@
-"""Published figures that are facts with a citation, embedded because no measured file is needed to check them.
+"""Published figures that are facts with a citation, embedded because no measured file is needed to
+check them.
 
 For H100 the layout is not published: predictions take the fastest that fits.
 """
@@ -16,7 +17,9 @@ class Paper:
     date: str
     """Month of publication."""
     release: str | None = None
-    """NVIDIA container of that month, as `training.framework_version`; None: the constants are of the paper's own software."""
+    """NVIDIA container of that month, as `training.framework_version`; None: the constants are of
+    the paper's own software.
+    """
 
 
 SHOEYBI = Paper(source="arXiv 1909.08053", date="2019-09")
@@ -68,13 +71,22 @@ NARAYANAN_2021_TABLE_1 = tuple(
         ("gpt-1t", 8, 64, 1, 1, 3072, 3072, 163.0),
     )
 )
-"""arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything recomputed, fp16, the software
-of 2021. Micro-batches and model chunks are those of the authors' script, Megatron-LM's examples/sc21/run_table_1.sh."""
+"""arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything
+recomputed, fp16, the software of 2021. Micro-batches and model chunks are those of the authors'
+script, Megatron-LM's examples/sc21/run_table_1.sh.
+"""
 
-SHOEYBI_2019 = {"petaflops": 15.1, "scaling": 0.76, "tensor_scaling": 0.77, "exposed_scaling": 0.60, "single_gpu_tflops": 39.0}
-"""arXiv 1909.08053, abstract and section 5.1: GPT-2 8.3B on 512 V100 (DGX-2H), 8-way tensor times 64-way data parallel,
-against 1.2B on one GPU; batch 8 a replica, s = 1024, every layer recomputed. Figure 5: tensor parallelism alone. Megatron-LM's
-README: gradients reduced after the backward pass."""
+SHOEYBI_2019 = {
+    "petaflops": 15.1,
+    "scaling": 0.76,
+    "tensor_scaling": 0.77,
+    "exposed_scaling": 0.60,
+    "single_gpu_tflops": 39.0,
+}
+"""arXiv 1909.08053, abstract and section 5.1: GPT-2 8.3B on 512 V100 (DGX-2H), 8-way tensor times
+64-way data parallel, against 1.2B on one GPU; batch 8 a replica, s = 1024, every layer recomputed.
+Figure 5: tensor parallelism alone. Megatron-LM's README: gradients reduced after the backward pass.
+"""
 
 KORTHIKANTI_2022 = {
     "overhead_full": (0.36, 0.39),
@@ -82,8 +94,10 @@ KORTHIKANTI_2022 = {
     "memory_factor": 5.0,
     "throughput_gain_175b": 0.318,
 }
-"""arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead of one layer from 36-39 %
-to 2-4 % or, for the smallest model, 7 %) and table 5 (29.0, 31.8, 29.7 and 32.1 % more throughput from 22B to 1T)."""
+"""arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead
+of one layer from 36-39 % to 2-4 % or, for the smallest model, 7 %) and table 5 (29.0, 31.8, 29.7
+and 32.1 % more throughput from 22B to 1T).
+"""
 
 LLAMA_3 = (
     # GPUs, sequence length, sequences a step, context parallel, TFLOP/s per GPU
@@ -91,14 +105,18 @@ LLAMA_3 = (
     (16384, 8192, 2048, 1, 400.0),
     (16384, 131072, 128, 16, 380.0),
 )
-"""arXiv 2407.21783, table 4: the stages of Llama 3.1 405B's pre-training on H100, TP 8 and PP 16. Section 3.3.2: the schedule
-is interleaved; the first model chunk holds the embedding alone and the last one the output layer, which with 126 layers makes
-eight chunks a rank of one layer each. How FLOPs are counted is not told: taken as torchtitan does, attention in full."""
+"""arXiv 2407.21783, table 4: the stages of Llama 3.1 405B's pre-training on H100, TP 8 and PP 16.
+Section 3.3.2: the schedule is interleaved; the first model chunk holds the embedding alone and the
+last one the output layer, which with 126 layers makes eight chunks a rank of one layer each. How
+FLOPs are counted is not told: taken as torchtitan does, attention in full.
+"""
 LLAMA_3_LAYOUT = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "micro_batch_size": 1}
 
 BLOOM_STEP_S = 105.0
-"""arXiv 2211.05100, section 3.2: BLOOM 176B on 384 A100 under Megatron-DeepSpeed, TP 4, PP 12 and DP 8, micro-batch 2, batch
-2,048, bf16, everything recomputed; 150 TFLOP/s per GPU, 105 s per iteration."""
+"""arXiv 2211.05100, section 3.2: BLOOM 176B on 384 A100 under Megatron-DeepSpeed, TP 4, PP 12 and
+DP 8, micro-batch 2, batch 2,048, bf16, everything recomputed; 150 TFLOP/s per GPU, 105 s per
+iteration.
+"""
 
 MCORE_H100 = (
     # model, GPUs, batch, published MFU
@@ -106,6 +124,8 @@ MCORE_H100 = (
     ("mcore-gpt-177b", 4608, 1152, 0.42),
     ("mcore-gpt-462b", 6144, 3072, 0.475),
 )
-"""Megatron-LM's README of 2024, on H100 in bf16, s = 4096, V = 131,072, communication overlapped: strong scaling of 177B, and
-the largest model of the weak scaling, 462B (47 to 48 % MFU). The batch of 462B is not published as text: 3,072 is assumed; with
-half of it the predicted MFU is 44 %, with twice as much 48 %. Batches and GPUs of the other models stand in a picture alone."""
+"""Megatron-LM's README of 2024, on H100 in bf16, s = 4096, V = 131,072, communication overlapped:
+strong scaling of 177B, and the largest model of the weak scaling, 462B (47 to 48 % MFU). The batch
+of 462B is not published as text: 3,072 is assumed; with half of it the predicted MFU is 44 %, with
+twice as much 48 %. Batches and GPUs of the other models stand in a picture alone.
+"""

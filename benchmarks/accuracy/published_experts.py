@@ -1,5 +1,6 @@
-"""`python -m benchmarks.accuracy.published_experts [--json]`: published trainings of large mixtures of experts, which no
-constant saw, beside what the cost model says of them. Needs no folder of measured figures.
+"""`python -m benchmarks.accuracy.published_experts [--json]`: published trainings of large mixtures
+of experts, which no constant saw, beside what the cost model says of them. Needs no folder of
+measured figures.
 
 What a publication does not tell is assumed, and each line names it.
 """
@@ -19,7 +20,9 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.training import estimate
 
 SOFTWARE = "26.04"
-"""Megatron Core's constants stand for both trainers; a release says that its dispatchers are today's."""
+"""Megatron Core's constants stand for both trainers; a release says that its dispatchers are
+today's.
+"""
 DEEPSEEK_TOKENS_S = 1543.0
 """14.8T tokens in 2.664 million H800-hours."""
 TORCHTITAN_TOKENS_S = {"bf16": 651.0, "DeepEP": 859.0, "DeepEP, mxfp8 on grouped matmuls": 918.0}
@@ -45,31 +48,48 @@ class Published:
 def deepseek_v3() -> list[Published]:
     """DeepSeek-V3's pre-training on 2,048 H800."""
     query = Query(
-        kind="training", model="deepseek-v3", cluster=ClusterQuery(gpu="h800-sxm-80gb", num_gpus=2048),
-        training=TrainingWorkload(sequence_length=4096, global_batch_size=15360, precision="fp8", recipe="deepseek-v3"),
-        parallel=ParallelQuery(
-            pipeline_parallel_size=16, expert_parallel_size=64, micro_batch_size=1, pipeline_schedule="dualpipe"
+        kind="training",
+        model="deepseek-v3",
+        cluster=ClusterQuery(gpu="h800-sxm-80gb", num_gpus=2048),
+        training=TrainingWorkload(
+            sequence_length=4096, global_batch_size=15360, precision="fp8", recipe="deepseek-v3"
         ),
-    )  # fmt: skip
+        parallel=ParallelQuery(
+            pipeline_parallel_size=16,
+            expert_parallel_size=64,
+            micro_batch_size=1,
+            pipeline_schedule="dualpipe",
+        ),
+    )
     prediction = _estimate(query)
     rate = _tokens_s(query, prediction)
     assert prediction.intervals and prediction.time and prediction.parallel
     factor = prediction.intervals.step_s[1] / prediction.time.step_s
     return [
         Published(
-            what="DeepSeek-V3 on 2,048 H800, DualPipe, PP 16, EP 64, ZeRO 1, 15,360 x 4,096, blockwise fp8",
+            what="DeepSeek-V3 on 2,048 H800, DualPipe, PP 16, EP 64, ZeRO 1, 15,360 x 4,096, "
+            "blockwise fp8",
             source="arXiv 2412.19437, table 1 and sections 3.2 and 3.3",
-            assumed=f"layers by stage as {prediction.parallel.pipeline_layout}, micro-batches of one sequence, norms, MLA "
-            "up-projections and SwiGLU recomputed, its input kept in 8 bits, tokens sent in 8 bits, moments in bf16, an even "
+            assumed=f"layers by stage as {prediction.parallel.pipeline_layout}, micro-batches of "
+            "one sequence, norms, MLA "
+            "up-projections and SwiGLU recomputed, its input kept in 8 bits, tokens sent in 8 "
+            "bits, moments in bf16, an even "
             f"router, no CUDA graphs, software of {SOFTWARE}",
-            unit="tokens/s per GPU", published=DEEPSEEK_TOKENS_S, predicted=rate, tolerance="12 %, factor of the interval 1.27",
-            within=abs(rate / DEEPSEEK_TOKENS_S - 1.0) <= 0.12 and factor <= 1.27, feasible=prediction.feasible, factor=factor,
+            unit="tokens/s per GPU",
+            published=DEEPSEEK_TOKENS_S,
+            predicted=rate,
+            tolerance="12 %, factor of the interval 1.27",
+            within=abs(rate / DEEPSEEK_TOKENS_S - 1.0) <= 0.12 and factor <= 1.27,
+            feasible=prediction.feasible,
+            factor=factor,
         )
-    ]  # fmt: skip
+    ]
 
 
 def torchtitan() -> list[Published]:
-    """What DeepEP and mxfp8 experts gained for DeepSeek-V3 on 256 B200; the level is that of another trainer."""
+    """What DeepEP and mxfp8 experts gained for DeepSeek-V3 on 256 B200; the level is that of
+    another trainer.
+    """
     rates = {
         name: _tokens_s(query, _estimate(query))
         for name, query in (
@@ -85,29 +105,47 @@ def torchtitan() -> list[Published]:
         figures.append(
             Published(
                 what=f"DeepSeek-V3 on 256 B200: {after}, over {before}",
-                source="pytorch.org/blog, MXFP8 and DeepEP for DeepSeek-V3 on B200 with TorchTitan, March 2026",
-                assumed="FSDP over all ranks and selective recomputation as in torchtitan's configuration of this model, EP "
-                "64 and a sequence of 4,096 a GPU, which hide as much of FSDP's gathers as fits (EP 32 gains a third as much): "
-                f"chosen among layouts by these very gains, so no independent check; software of {SOFTWARE}; "
+                source="pytorch.org/blog, MXFP8 and DeepEP for DeepSeek-V3 on B200 with "
+                "TorchTitan, March 2026",
+                assumed="FSDP over all ranks and selective recomputation as in torchtitan's "
+                "configuration of this model, EP "
+                "64 and a sequence of 4,096 a GPU, which hide as much of FSDP's gathers as fits "
+                "(EP 32 gains a third as much): "
+                "chosen among layouts by these very gains, so no independent check; software of "
+                f"{SOFTWARE}; "
                 f"level: predicted {rates[after]:,.0f} tokens/s, published {published[after]:,.0f}",
-                unit="% gained", published=claimed, predicted=gain, tolerance="8 points", within=abs(gain - claimed) <= 8.0,
+                unit="% gained",
+                published=claimed,
+                predicted=gain,
+                tolerance="8 points",
+                within=abs(gain - claimed) <= 8.0,
             )
-        )  # fmt: skip
+        )
     return figures
 
 
 def _on_b200(dispatcher: str, *, expert_precision: str | None = None) -> Query:
     return Query(
-        kind="training", model="deepseek-v3", cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=256),
+        kind="training",
+        model="deepseek-v3",
+        cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=256),
         training=TrainingWorkload(
-            sequence_length=4096, global_batch_size=256, cross_entropy="fused", framework_version=SOFTWARE,
+            sequence_length=4096,
+            global_batch_size=256,
+            cross_entropy="fused",
+            framework_version=SOFTWARE,
             expert_precision=expert_precision,  # type: ignore[arg-type]
         ),
         parallel=ParallelQuery(
-            tensor_parallel_size=1, pipeline_parallel_size=1, expert_parallel_size=64, micro_batch_size=1, zero_stage=3,
-            recompute="selective", moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            expert_parallel_size=64,
+            micro_batch_size=1,
+            zero_stage=3,
+            recompute="selective",
+            moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
         ),
-    )  # fmt: skip
+    )
 
 
 def _estimate(query: Query) -> Estimate:
@@ -117,7 +155,11 @@ def _estimate(query: Query) -> Estimate:
 
 
 def _tokens_s(query: Query, prediction: Estimate) -> float:
-    assert query.training is not None and prediction.time is not None and isinstance(query.cluster, ClusterQuery)
+    assert (
+        query.training is not None
+        and prediction.time is not None
+        and isinstance(query.cluster, ClusterQuery)
+    )
     tokens = query.training.global_batch_size * query.training.sequence_length
     return tokens / prediction.time.step_s / float(query.cluster.num_gpus or 1)
 
@@ -131,11 +173,14 @@ def as_text(figures: list[Published]) -> str:
     """Three lines a figure."""
     lines = []
     for one in figures:
-        interval = "" if one.factor is None else f", 90 % interval a factor {one.factor:.2f} either way"
+        interval = (
+            "" if one.factor is None else f", 90 % interval a factor {one.factor:.2f} either way"
+        )
         fits = "" if one.feasible else ", said not to fit"
         lines += [
             f"{'holds' if one.within and one.feasible else 'MISSED'}  {one.what}",
-            f"  published {one.published:,.4g}, predicted {one.predicted:,.4g} {one.unit}{interval}{fits} ({one.tolerance})",
+            f"  published {one.published:,.4g}, predicted {one.predicted:,.4g} "
+            f"{one.unit}{interval}{fits} ({one.tolerance})",
             f"  {one.source}; assumed: {one.assumed}",
         ]
     return "\n".join(lines)
@@ -146,7 +191,9 @@ def as_dict(figures: list[Published]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.published_experts", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.published_experts", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     arguments = parser.parse_args()
     figures = evaluate()

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.accuracy.published_serving [--json]`: published serving of large mixtures of experts, which no constant
-saw, beside what the cost model says of it. Needs no folder of measured figures.
+"""`python -m benchmarks.accuracy.published_serving [--json]`: published serving of large mixtures
+of experts, which no constant saw, beside what the cost model says of it. Needs no folder of
+measured figures.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from hp_tool.queries import schema
 
 WITHIN = 0.2
 SOURCE = (
-    "github.com/deepseek-ai/profile-data (the layouts), and lmsys.org/blog/2025-05-05-large-scale-ep (its rates), both on H800"
+    "github.com/deepseek-ai/profile-data (the layouts), and "
+    "lmsys.org/blog/2025-05-05-large-scale-ep (its rates), both on H800"
 )
 
 
@@ -35,7 +37,10 @@ class Published:
 
 def evaluate() -> list[Published]:
     """DeepSeek's public profile of DeepSeek-V3: decoding, and prefill."""
-    assumed = "SGLang's constants, fp8 weights, keys and values in 16 bits, DeepEP's kernels, a balanced router"
+    assumed = (
+        "SGLang's constants, fp8 weights, keys and values in 16 bits, DeepEP's kernels, a "
+        "balanced router"
+    )
     many, one = (_pools(prefill_replicas=replicas) for replicas in (32, 1))
     return [
         Published(
@@ -56,9 +61,15 @@ def evaluate() -> list[Published]:
 
 
 def _pools(*, prefill_replicas: int) -> PoolEstimate:
-    """One decoding replica of 128 GPUs behind this many of 32 that prefill; the full one of both decides."""
+    """One decoding replica of 128 GPUs behind this many of 32 that prefill; the full one of both
+    decides.
+    """
     sizes = {"prefill": 32, "decode": 128}
-    layout = {f"{pool}_{axis}_parallel_size": n for pool, n in sizes.items() for axis in ("expert", "attention_data")}
+    layout = {
+        f"{pool}_{axis}_parallel_size": n
+        for pool, n in sizes.items()
+        for axis in ("expert", "attention_data")
+    }
     layout |= {f"{pool}_tensor_parallel_size": 1 for pool in sizes}
     query = schema.parse_query(
         {
@@ -73,7 +84,8 @@ def _pools(*, prefill_replicas: int) -> PoolEstimate:
                 "engine": "sglang",
                 "expert_imbalance": 1.0,
                 "two_batch_overlap": True,
-                "disaggregated": layout | {"prefill_replicas": prefill_replicas, "decode_replicas": 1},
+                "disaggregated": layout
+                | {"prefill_replicas": prefill_replicas, "decode_replicas": 1},
             },
             "parallel": {"max_num_seqs": 128, "max_num_batched_tokens": 16_384},
         }
@@ -83,15 +95,24 @@ def _pools(*, prefill_replicas: int) -> PoolEstimate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     figures = evaluate()
     if parser.parse_args().json:
-        print(json.dumps([dataclasses.asdict(one) | {"holds": one.holds} for one in figures], indent=2))
+        print(
+            json.dumps(
+                [dataclasses.asdict(one) | {"holds": one.holds} for one in figures], indent=2
+            )
+        )
         return
     for one in figures:
         print(f"{'holds ' if one.holds else 'MISSED'}  {one.what}")
-        print(f"        published {one.published:,.0f}, predicted {one.predicted:,.0f} tokens/s per GPU (within {WITHIN:.0%})")
+        print(
+            f"        published {one.published:,.0f}, predicted {one.predicted:,.0f} tokens/s per "
+            f"GPU (within {WITHIN:.0%})"
+        )
         print(f"        {one.source}; assumed: {one.assumed}")
 
 

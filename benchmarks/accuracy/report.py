@@ -1,4 +1,6 @@
-"""The accuracy report: every group of evidence that the folder of measured figures allows, as a structure and as text."""
+"""The accuracy report: every group of evidence that the folder of measured figures allows, as a
+structure and as text.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from benchmarks.accuracy.groups import line, pools
 
 
 def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
-    """What each technique adds to one layer's milliseconds, forward and backward: small figures whose signs must be right."""
+    """What each technique adds to one layer's milliseconds, forward and backward: small figures
+    whose signs must be right.
+    """
     differences = []
     base = {c.what.split()[1]: c for c in comparisons if c.what.startswith("baseline_no_recompute")}
     for comparison in comparisons:
@@ -24,7 +28,12 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
         if published:
             same = published * predicted > 0
             differences.append(
-                {"what": f"{experiment} {direction}", "published": published, "predicted": predicted, "same_sign": same}
+                {
+                    "what": f"{experiment} {direction}",
+                    "published": published,
+                    "predicted": predicted,
+                    "same_sign": same,
+                }
             )
     return differences
 
@@ -32,21 +41,35 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 def not_stated(folder: Path) -> dict[str, int]:
     """How many published rows no query can state, by what is missing."""
     step_times = Counter(f"step time: {row.why}" for row in titan_cases(folder)[1])
-    memory = Counter(f"peak memory: {_missing(row)}" for row in read(folder, "memory_measured.csv") if _missing(row))
+    memory = Counter(
+        f"peak memory: {_missing(row)}"
+        for row in read(folder, "memory_measured.csv")
+        if _missing(row)
+    )
     return dict(step_times + memory)
 
 
 def _missing(row: Row) -> str | None:
-    """What a row of peak memory does not say. Those of torchtitan stand in its own file too, and are predicted from there."""
+    """What a row of peak memory does not say. Those of torchtitan stand in its own file too, and
+    are predicted from there.
+    """
     if row["zero"].startswith("FSDP"):
         return None if row["recompute"] == "full" else f"recomputation of {row['recompute']}"
     return "heads, vocabulary and MLP width of the model"
 
 
 def evaluate(folder: Path | None) -> dict[str, Any]:
-    """{days, groups, table4_differences, grid, not_stated}; without a folder only the days, which need no data."""
+    """{days, groups, table4_differences, grid, not_stated}; without a folder only the days, which
+    need no data.
+    """
     if folder is None:
-        return {"days": days.evaluate(), "groups": [], "table4_differences": [], "grid": None, "not_stated": {}}
+        return {
+            "days": days.evaluate(),
+            "groups": [],
+            "table4_differences": [],
+            "grid": None,
+            "not_stated": {},
+        }
     groups = evidence.groups(folder)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
@@ -59,20 +82,35 @@ def evaluate(folder: Path | None) -> dict[str, Any]:
 
 
 def as_dict(report: dict[str, Any]) -> dict[str, Any]:
-    return report | {"groups": [group.as_dict() for group in report["groups"]], "pooled": pools(report["groups"])}
+    return report | {
+        "groups": [group.as_dict() for group in report["groups"]],
+        "pooled": pools(report["groups"]),
+    }
 
 
 def as_text(report: dict[str, Any]) -> str:
     blocks = [days.as_text(report["days"]), *(group.as_text() for group in report["groups"])]
     if report["table4_differences"]:
         lines = [
-            f"  {row['what']:50} {row['published']:+7.2f} {row['predicted']:+7.2f} {'' if row['same_sign'] else ' WRONG SIGN'}"
+            f"  {row['what']:50} {row['published']:+7.2f} {row['predicted']:+7.2f} "
+            f"{'' if row['same_sign'] else ' WRONG SIGN'}"
             for row in report["table4_differences"]
         ]
-        blocks.append("\n".join(["Table 4, differences from no recomputation and no sequence parallelism (ms)", *lines]))
+        blocks.append(
+            "\n".join(
+                [
+                    "Table 4, differences from no recomputation and no sequence parallelism (ms)",
+                    *lines,
+                ]
+            )
+        )
     if report["groups"]:
         lines = [f"  {name}: {line(summary)}" for name, summary in pools(report["groups"]).items()]
-        blocks.append("\n".join(["Rows that no constant saw, by constants of their framework, each once", *lines]))
+        blocks.append(
+            "\n".join(
+                ["Rows that no constant saw, by constants of their framework, each once", *lines]
+            )
+        )
     if report["grid"] is not None:
         blocks.append(grid.as_text(report["grid"]))
     if report["not_stated"]:

@@ -7,8 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 SIDE, LEFT, TOP, BELOW, KEY = 360, 56, 34, 44, 300
-COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6", "#dd4477", "#66aa00", "#8b4513", "#316395",
-           "#994499", "#22aa99", "#aaaa11", "#6633cc")  # fmt: skip
+COLOURS = (
+    "#3366cc",
+    "#dc3912",
+    "#109618",
+    "#990099",
+    "#ff9900",
+    "#0099c6",
+    "#dd4477",
+    "#66aa00",
+    "#8b4513",
+    "#316395",
+    "#994499",
+    "#22aa99",
+    "#aaaa11",
+    "#6633cc",
+)
 BAND = 0.1
 """Dashed lines stand this far off the diagonal."""
 
@@ -27,7 +41,10 @@ def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) 
     ticks = range(math.ceil(low), math.floor(high) + 1)
     frame = [
         f'<rect x="{LEFT}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#888"/>',
-        *(_diagonal(x, y, low, high, shift) for shift in (0.0, math.log10(1.0 + BAND), math.log10(1.0 - BAND))),
+        *(
+            _diagonal(x, y, low, high, shift)
+            for shift in (0.0, math.log10(1.0 + BAND), math.log10(1.0 - BAND))
+        ),
     ]
     for tick in ticks:
         name = f"{10.0**tick:g}"
@@ -40,7 +57,10 @@ def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) 
     for index, (name, points) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
         path = "".join(f"M{x(px)} {y(py)}h0" for px, py in dict.fromkeys(points))
-        dots.append(f'<path d="{path}" stroke="{colour}" stroke-width="4.5" stroke-linecap="round" stroke-opacity="0.6"/>')
+        dots.append(
+            f'<path d="{path}" stroke="{colour}" stroke-width="4.5" stroke-linecap="round" '
+            'stroke-opacity="0.6"/>'
+        )
         row = TOP + 8 + 18 * index
         key += [
             f'<circle cx="{LEFT + SIDE + 18}" cy="{row}" r="4" fill="{colour}"/>',
@@ -49,21 +69,28 @@ def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) 
     width, height = LEFT + SIDE + KEY, TOP + SIDE + BELOW
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" '
             'font-family="sans-serif" font-size="11" fill="#333">',
             f'<rect width="{width}" height="{height}" fill="#fff"/>',
             f'<text x="{LEFT}" y="20" font-size="13" font-weight="bold">{escape(title)}</text>',
             *frame,
             *dots,
             *key,
-            f'<text x="{LEFT}" y="{TOP + SIDE + 36}">across: measured, up: predicted, dashed: {BAND:.0%} off</text>',
+            f'<text x="{LEFT}" y="{TOP + SIDE + 36}">across: measured, up: predicted, dashed: '
+            f"{BAND:.0%} off</text>",
             "</svg>\n",
         ]
     )
 
 
-def _diagonal(x: Callable[[float], float], y: Callable[[float], float], low: float, high: float, shift: float) -> str:
+def _diagonal(
+    x: Callable[[float], float], y: Callable[[float], float], low: float, high: float, shift: float
+) -> str:
     """Where predicted is 10 to the `shift` times measured."""
     first, last = max(low, low - shift), min(high, high - shift)
     dashes = ' stroke-dasharray="4 3"' if shift else ""
-    return f'<path d="M{x(first)} {y(first + shift)}L{x(last)} {y(last + shift)}" stroke="#555"{dashes}/>'
+    return (
+        f'<path d="M{x(first)} {y(first + shift)}L{x(last)} {y(last + shift)}" '
+        f'stroke="#555"{dashes}/>'
+    )

@@ -1,4 +1,6 @@
-"""Groups of serving evidence: what `benchmarks.accuracy.inference` reports, as comparisons with intervals."""
+"""Groups of serving evidence: what `benchmarks.accuracy.inference` reports, as comparisons with
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ FIGURES = {
 
 
 def shipped(folder: Path) -> list[Group]:
-    """Return the runs as the shipped constants predict them, and as those of another release do. Takes seconds.
+    """Return the runs as the shipped constants predict them, and as those of another release do.
+    Takes seconds.
 
     Runs that no constant of their release saw are the groups of `evidence` called Serving.
     """
@@ -47,27 +50,46 @@ def shipped(folder: Path) -> list[Group]:
         rows = [row for pair in experts for row in _mixture(pair, what)]
         groups.append(_group("Engines, mixtures by the shipped constants", what, "seen", rows))
     other = inference.other_release(runs)
-    return groups + _by_name("Engines, another release's constants", other, "setting", foreign=True, borrowed=True)
+    return groups + _by_name(
+        "Engines, another release's constants", other, "setting", foreign=True, borrowed=True
+    )
 
 
 def refitted(folder: Path) -> list[Group]:
-    """Return the runs as constants predict them that saw neither their GPU, precision or model. Minutes: many fits."""
+    """Return the runs as constants predict them that saw neither their GPU, precision or model.
+    Minutes: many fits.
+    """
     runs = dense_runs(folder)
-    groups = _by_name("Engines, a model or GPU left out", inference.refitted(runs), "GPU", foreign=True)
+    groups = _by_name(
+        "Engines, a model or GPU left out", inference.refitted(runs), "GPU", foreign=True
+    )
     releases = inference.other_release(runs)
 
     def others(name: str, version: str) -> list[Predicted]:
-        return next((pairs for title, pairs in releases.items() if title.startswith(f"{name} {version} by ")), [])
+        return next(
+            (
+                pairs
+                for title, pairs in releases.items()
+                if title.startswith(f"{name} {version} by ")
+            ),
+            [],
+        )
 
-    unseen = serving_by_engine.dense(runs, widths=inference.widths, others=others) | serving_by_engine.mixtures(folder)
+    unseen = serving_by_engine.dense(
+        runs, widths=inference.widths, others=others
+    ) | serving_by_engine.mixtures(folder)
     for what in FIGURES:
-        rows = [row for name, group in sorted(unseen.items()) for row in _with_widths(name, group, what)]
+        rows = [
+            row for name, group in sorted(unseen.items()) for row in _with_widths(name, group, what)
+        ]
         groups.append(_group("Engines by kind of model", what, "GPU", rows))
     return [dataclasses.replace(group, is_long=True) for group in (*groups, *_pools(folder))]
 
 
 def _mixture(pair: Predicted, what: str) -> list[Comparison]:
-    """Return one figure of a mixture's run, in the part of its engine, model and GPU; nothing if it was not measured."""
+    """Return one figure of a mixture's run, in the part of its engine, model and GPU; nothing if it
+    was not measured.
+    """
     scatter, log = expert_efficiency(engine=pair.run.engine), float(log_ratios([pair], what)[0])
     width = None if what == "throughput" else NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
     return [_ratio(_series(pair.run), pair.run.model, log, width)] if math.isfinite(log) else []
@@ -75,17 +97,23 @@ def _mixture(pair: Predicted, what: str) -> list[Comparison]:
 
 def _pools(folder: Path) -> list[Group]:
     scatter = pool_efficiency()
-    pairs = [pair for members in fit_pools.left_out(fit_pools.told(folder)).values() for pair in members]
+    pairs = [
+        pair for members in fit_pools.left_out(fit_pools.told(folder)).values() for pair in members
+    ]
     groups = []
     for what in FIGURES:
         width = NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
-        rows = [_ratio(pair.run.engine, pair.run.model, pair.log_ratio(what), width) for pair in pairs]
+        rows = [
+            _ratio(pair.run.engine, pair.run.model, pair.log_ratio(what), width) for pair in pairs
+        ]
         groups.append(_group("Pools, the engine and lengths left out", what, "setting", rows))
     return groups
 
 
 def _with_widths(name: str, group: serving_by_engine.Unseen, what: str) -> list[Comparison]:
-    """Return the ratios of one engine's runs; offline runs have a throughput only, mixtures state no interval of theirs."""
+    """Return the ratios of one engine's runs; offline runs have a throughput only, mixtures state
+    no interval of theirs.
+    """
     logs = log_ratios(group.pairs, what)
     return [
         _ratio(name, pair.run.model, float(log), widths.get(what))
@@ -97,26 +125,49 @@ def _with_widths(name: str, group: serving_by_engine.Unseen, what: str) -> list[
 def _ratio(part: str, model: str, log_ratio: float, width: float | None) -> Comparison:
     """Return predicted over measured as a comparison with 1."""
     ratio = math.exp(log_ratio)
-    low, high = (None, None) if width is None else (ratio * math.exp(-width), ratio * math.exp(width))
-    return Comparison(source="", model=model, what="", published=1.0, predicted=ratio, low=low, high=high, part=part)
+    low, high = (
+        (None, None) if width is None else (ratio * math.exp(-width), ratio * math.exp(width))
+    )
+    return Comparison(
+        source="",
+        model=model,
+        what="",
+        published=1.0,
+        predicted=ratio,
+        low=low,
+        high=high,
+        part=part,
+    )
 
 
 def _by_name(
-    title: str, named: Mapping[str, Sequence[Predicted]], left_out: LeftOut, *, foreign: bool = False, borrowed: bool = False
+    title: str,
+    named: Mapping[str, Sequence[Predicted]],
+    left_out: LeftOut,
+    *,
+    foreign: bool = False,
+    borrowed: bool = False,
 ) -> list[Group]:
     groups = []
     for what in FIGURES:
         rows = [
             row
             for name, members in named.items()
-            for row in _by(lambda _, name=name: name, members, what, foreign=foreign, borrowed=borrowed)  # type: ignore[misc]
+            for row in _by(
+                lambda _, name=name: name, members, what, foreign=foreign, borrowed=borrowed
+            )  # type: ignore[misc]
         ]
         groups.append(_group(title, what, left_out, rows))
     return groups
 
 
 def _by(
-    part: Callable[[ServingRun], str], pairs: Iterable[Predicted], what: str, *, foreign: bool = False, borrowed: bool = False
+    part: Callable[[ServingRun], str],
+    pairs: Iterable[Predicted],
+    what: str,
+    *,
+    foreign: bool = False,
+    borrowed: bool = False,
 ) -> list[Comparison]:
     rows = []
     for pair in pairs:

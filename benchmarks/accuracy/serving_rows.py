@@ -1,4 +1,6 @@
-"""Serving rows of the second harvest: one replica, prefill and decoding apart, and all requests queued at once."""
+"""Serving rows of the second harvest: one replica, prefill and decoding apart, and all requests
+queued at once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, lengths, runs, serving_run
+from benchmarks.accuracy.serving_runs import (
+    PRECISIONS,
+    SYSTEMS,
+    Served,
+    ServingRun,
+    lengths,
+    runs,
+    serving_run,
+)
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
@@ -25,7 +35,9 @@ class PoolRun(Served):
 
 LATER = ("inference_measured_2.csv", "inference_measured_3.csv")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
-"""Versions that stand for one that is not told, of runs of October and November 2025: those nearest to that month."""
+"""Versions that stand for one that is not told, of runs of October and November 2025: those nearest
+to that month.
+"""
 DYNAMO = {"0.8.1.post1": "1.2.0rc6"}
 """Versions of TensorRT-LLM by those of the Dynamo that ran it."""
 NAMED = {"gpt-oss-dev": "1.1"}
@@ -33,7 +45,9 @@ NAMED = {"gpt-oss-dev": "1.1"}
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED have them."""
+    """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED
+    have them.
+    """
     rows = [row for name in LATER for row in read(folder, name)]
     return [_settled(serving_run(row)) for row in rows if row["mode"] == "agg"]
 
@@ -44,9 +58,10 @@ def _settled(run: ServingRun) -> ServingRun:
 
 
 def _launch(run: ServingRun) -> dict[str, float]:
-    """What public scripts set that started these runs of TensorRT-LLM (InferenceMAX): batch_wait_timeout_iters 20 with prompts
-    and answers of 1,024 tokens on fewer than 8 B200 (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config
-    with attention in parallel over data.
+    """What public scripts set that started these runs of TensorRT-LLM (InferenceMAX):
+    batch_wait_timeout_iters 20 with prompts and answers of 1,024 tokens on fewer than 8 B200
+    (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config with attention in
+    parallel over data.
     """
     if run.engine != "trtllm" or run.equal_lengths:
         return {}
@@ -64,18 +79,21 @@ def dense_runs(folder: Path) -> list[ServingRun]:
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:
-    """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two listings have the same
-    latencies, the one that tells the number of replicas.
+    """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two
+    listings have the same latencies, the one that tells the number of replicas.
     """
     rows = [row for name in LATER for row in read(folder, name) if row["mode"] == "disagg"]
     rows.sort(key=lambda row: not row["decode_num_workers"])
-    once = {(row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row for row in reversed(rows)}
+    once = {
+        (row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row
+        for row in reversed(rows)
+    }
     return [_pool_run(row) for row in reversed(once.values())]
 
 
 def queued_runs(folder: Path) -> list[ServingRun]:
-    """Every row of inference_trtllm_throughput.csv and _2: all requests queued at once on one replica, throughput alone
-    measured.
+    """Every row of inference_trtllm_throughput.csv and _2: all requests queued at once on one
+    replica, throughput alone measured.
     """
     names = ("inference_trtllm_throughput.csv", "inference_trtllm_throughput_2.csv")
     return [_queued_run(row) for name in names for row in read(folder, name)]
@@ -85,28 +103,48 @@ def _pool_run(row: Row) -> PoolRun:
     workers = row["prefill_num_workers"], row["decode_num_workers"]
     tokens = lengths(row)
     return PoolRun(
-        engine=row["engine"], version=DYNAMO.get(row["engine_version"], row["engine_version"]),
-        model=catalogue_model(row["model"]).name, gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
-        input_length=tokens.input_length, output_length=tokens.output_length, concurrency=int(row["concurrency"]),
-        prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
+        engine=row["engine"],
+        version=DYNAMO.get(row["engine_version"], row["engine_version"]),
+        model=catalogue_model(row["model"]).name,
+        gpu=SYSTEMS[row["system"]],
+        precision=PRECISIONS[row["gemm_quant"]],
+        input_length=tokens.input_length,
+        output_length=tokens.output_length,
+        concurrency=int(row["concurrency"]),
+        prefill=_pool(row, "prefill"),
+        decode=_pool(row, "decode"),
         replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
-        ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
-    )  # fmt: skip
+        ttft_s=float(row["ttft_ms"]) * 1e-3,
+        tpot_s=float(row["tpot_ms"]) * 1e-3,
+    )
 
 
 def _pool(row: Row, side: str) -> ServingConfig:
     t, d = int(row[f"{side}_tp_size"]), int(row[f"{side}_attention_dp_size"])
     return ServingConfig(
-        tensor_parallel_size=t, pipeline_parallel_size=int(row[f"{side}_pp_size"]), attention_data_parallel_size=d,
-        expert_parallel_size=int(row[f"{side}_moe_ep_size"]), data_parallel_size=d,
-    )  # fmt: skip
+        tensor_parallel_size=t,
+        pipeline_parallel_size=int(row[f"{side}_pp_size"]),
+        attention_data_parallel_size=d,
+        expert_parallel_size=int(row[f"{side}_moe_ep_size"]),
+        data_parallel_size=d,
+    )
 
 
 def _queued_run(row: Row) -> ServingRun:
     return ServingRun(
-        engine=row["engine"], version=row["version"], model=row["model"], gpu=gpu(row["gpu"]).name,
-        precision=row["weights"], kv_cache_precision=row.get("kv_cache"),
-        input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), concurrency=int(row["num_requests"]),
-        config=ServingConfig(tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])),
-        ttft_s=math.nan, tpot_s=math.nan, queued_throughput=float(row["output_tokens_s_gpu"]),
-    )  # fmt: skip
+        engine=row["engine"],
+        version=row["version"],
+        model=row["model"],
+        gpu=gpu(row["gpu"]).name,
+        precision=row["weights"],
+        kv_cache_precision=row.get("kv_cache"),
+        input_length=int(row["isl_tokens"]),
+        output_length=int(row["osl_tokens"]),
+        concurrency=int(row["num_requests"]),
+        config=ServingConfig(
+            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])
+        ),
+        ttft_s=math.nan,
+        tpot_s=math.nan,
+        queued_throughput=float(row["output_tokens_s_gpu"]),
+    )

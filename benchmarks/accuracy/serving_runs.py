@@ -29,7 +29,12 @@ from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.serving.problem import arrivals, serving_case
 
-SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
+SYSTEMS = {
+    "h100_sxm": "h100-sxm-80gb",
+    "h200_sxm": "h200-sxm-141gb",
+    "b200_sxm": "b200-sxm-180gb",
+    "a100_sxm": "a100-sxm-80gb",
+}
 ALIASES = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
@@ -38,7 +43,9 @@ PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 SHIPPED = {"openai/gpt-oss-120b": "mxfp4"}
 """Formats of checkpoints, whatever a table calls them."""
 INFERENCEMAX = {(1024, 1024), (1024, 8192), (8192, 1024)}
-"""Prompt and answer of the dated rows that InferenceMAX's client sent: it draws lengths from 0.8 of these to all of them."""
+"""Prompt and answer of the dated rows that InferenceMAX's client sent: it draws lengths from 0.8 of
+these to all of them.
+"""
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
@@ -62,7 +69,9 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun(Served):
-    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT +
+    (output - 1) TPOT) / GPUs.
+    """
 
     config: ServingConfig
     kv_cache_precision: str | None = None
@@ -70,14 +79,20 @@ class ServingRun(Served):
     batch_wait_iterations: float = 0.0
     """As EngineEfficiency's, where it was set for the run."""
     equal_lengths: bool = True
-    """Whether all requests had the same lengths; False: those are means of lengths that differ, by InferenceMAX's client."""
+    """Whether all requests had the same lengths; False: those are means of lengths that differ, by
+    InferenceMAX's client.
+    """
     queued_throughput: float | None = None
     """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
     @property
     def num_gpus(self) -> int:
         config = self.config
-        return config.tensor_parallel_size * config.pipeline_parallel_size * config.attention_data_parallel_size
+        return (
+            config.tensor_parallel_size
+            * config.pipeline_parallel_size
+            * config.attention_data_parallel_size
+        )
 
     @property
     def latency_s(self) -> float:
@@ -92,8 +107,16 @@ class ServingRun(Served):
     @property
     def group(self) -> tuple[object, ...]:
         """Everything but the parallelism: the choice a user has."""
-        return (self.engine, self.version, self.model, self.gpu, self.precision,
-                self.input_length, self.output_length, self.concurrency)  # fmt: skip
+        return (
+            self.engine,
+            self.version,
+            self.model,
+            self.gpu,
+            self.precision,
+            self.input_length,
+            self.output_length,
+            self.concurrency,
+        )
 
     @property
     def series(self) -> tuple[object, ...]:
@@ -102,13 +125,17 @@ class ServingRun(Served):
 
     @property
     def fitted(self) -> bool:
-        """Whether constants may see this run: the first byte of the SHA-256 of its group's fields, joined by |, is even."""
+        """Whether constants may see this run: the first byte of the SHA-256 of its group's fields,
+        joined by |, is even.
+        """
         return hashlib.sha256("|".join(map(str, self.group)).encode()).digest()[0] % 2 == 0
 
 
 def runs(folder: Path) -> list[ServingRun]:
     """Every row that names one model on one aggregated replica."""
-    return [serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
+    return [
+        serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"
+    ]
 
 
 class Lengths(NamedTuple):
@@ -132,21 +159,32 @@ def serving_run(row: Row) -> ServingRun:
     t, p, d = int(row["tp"]), int(row["pp"]), max(int(row.get("attention_dp") or 1), 1)
     tokens = lengths(row)
     return ServingRun(
-        engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
-        gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
-        input_length=tokens.input_length, output_length=tokens.output_length, equal_lengths=tokens.equal,
+        engine=row["engine"],
+        version=row["engine_version"],
+        model=ALIASES.get(row["model"], row["model"]),
+        gpu=SYSTEMS[row["system"]],
+        precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
+        input_length=tokens.input_length,
+        output_length=tokens.output_length,
+        equal_lengths=tokens.equal,
         concurrency=int(row["concurrency"] or row["batch"]),
         config=ServingConfig(
-            tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
-            attention_data_parallel_size=d, data_parallel_size=d,
+            tensor_parallel_size=t,
+            pipeline_parallel_size=p,
+            expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
+            attention_data_parallel_size=d,
+            data_parallel_size=d,
         ),
-        ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
-    )  # fmt: skip
+        ttft_s=float(row["ttft_ms"]) * 1e-3,
+        tpot_s=float(row["tpot_ms"]) * 1e-3,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Runs that share everything but parallelism and concurrency, with what the cost model takes."""
+    """Runs that share everything but parallelism and concurrency, with what the cost model
+    takes.
+    """
 
     runs: Sequence[ServingRun]
     case: ServingCase
@@ -158,19 +196,30 @@ class Batch:
             max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
-        waited = dataclasses.replace(engine, batch_wait_iterations=self.runs[0].batch_wait_iterations)
+        waited = dataclasses.replace(
+            engine, batch_wait_iterations=self.runs[0].batch_wait_iterations
+        )
         client = "genai-bench" if self.runs[0].equal_lengths else "inferencemax"
         case = dataclasses.replace(self.case, engine=waited, **arrivals(client, engine=engine))
         if self.runs[0].queued_throughput is not None:
-            return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
+            return offline_costs(
+                case=case,
+                candidates=configured,
+                num_prompts=configured.concurrency.astype(np.float64),
+            )
         return serving_costs(case=case, candidates=configured)
 
 
 def cached_series(runs: Sequence[ServingRun]) -> set[tuple[object, ...]]:
-    """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the rates that kernels reach
-    alone: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
+    """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the
+    rates that kernels reach alone: most of its prompts were never computed, but found in a prefix
+    cache the rows do not mention.
     """
-    return {run.series for run in runs if run.queued_throughput is None and run.latency_s < _least_latency(run)}
+    return {
+        run.series
+        for run in runs
+        if run.queued_throughput is None and run.latency_s < _least_latency(run)
+    }
 
 
 def _least_latency(run: ServingRun) -> float:
@@ -179,10 +228,20 @@ def _least_latency(run: ServingRun) -> float:
     kernels = gpu_efficiency(device)
     roof = (kernels.thin_matmul or kernels.matmul)[compute]
     active = active_parameters(shape) - shape.vocab_size * shape.hidden_size
-    prefill = 2.0 * active * run.input_length * run.concurrency / (roof.peak_fraction * device.peak_flops_per_second[compute])
+    prefill = (
+        2.0
+        * active
+        * run.input_length
+        * run.concurrency
+        / (roof.peak_fraction * device.peak_flops_per_second[compute])
+    )
     cache = 2.0 * shape.num_hidden_layers * shape.kv_heads * shape.head_size * ELEMENT_BYTES["fp8"]
     read = stored * active + run.concurrency * run.input_length * cache
-    decode = (run.output_length - 1) * read / (roof.bandwidth_fraction * device.memory_bandwidth_bytes_per_second)
+    decode = (
+        (run.output_length - 1)
+        * read
+        / (roof.bandwidth_fraction * device.memory_bandwidth_bytes_per_second)
+    )
     return (prefill + decode) / run.num_gpus
 
 
@@ -201,19 +260,31 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     """The runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
-        alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
+        alike = (
+            run.model,
+            run.gpu,
+            run.precision,
+            run.kv_cache_precision,
+            run.input_length,
+            run.output_length,
+        )
         settings = run.queued_throughput is None, run.batch_wait_iterations, run.equal_lengths
         grouped[(*alike, *settings)].append(run)
     batched = []
     for members in grouped.values():
         first = members[0]
         load = InferenceWorkload(
-            input_length=first.input_length, output_length=first.output_length, concurrency=first.concurrency,
-            precision=first.precision, kv_cache_precision=first.kv_cache_precision,  # type: ignore[arg-type]
+            input_length=first.input_length,
+            output_length=first.output_length,
+            concurrency=first.concurrency,
+            precision=first.precision,
+            kv_cache_precision=first.kv_cache_precision,  # type: ignore[arg-type]
             engine=first.engine,
-        )  # fmt: skip
+        )
         machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))
-        case = serving_case(model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine)
+        case = serving_case(
+            model=catalogue_model(first.model), cluster=machine, workload=load, engine=engine
+        )
         candidates = ServingCandidates.from_configs(
             [run.config for run in members], concurrency=[run.concurrency for run in members]
         )
@@ -236,8 +307,8 @@ class Predicted:
 
     @property
     def really_limited(self) -> bool:
-        """Whether the measured request waited for room, as nothing else lets its first token take this much longer than the
-        prefill of all prompts in flight.
+        """Whether the measured request waited for room, as nothing else lets its first token take
+        this much longer than the prefill of all prompts in flight.
         """
         return self.run.ttft_s > LIMITED_FROM * self.whole_wave_s
 
@@ -249,13 +320,16 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
         costs = batch.costs(engine)
         pairs += [
             Predicted(
-                run=run, ttft_s=float(costs.ttft_s[i]), tpot_s=float(costs.tpot_s[i]),
+                run=run,
+                ttft_s=float(costs.ttft_s[i]),
+                tpot_s=float(costs.tpot_s[i]),
                 throughput=float(costs.output_tokens_per_second_per_gpu[i]),
-                kv_limited=bool(costs.kv_limited[i]), fits=bool(costs.fits[i]),
+                kv_limited=bool(costs.kv_limited[i]),
+                fits=bool(costs.fits[i]),
                 whole_wave_s=float(costs.prompt_s[i]) * run.concurrency,
             )
             for i, run in enumerate(batch.runs)
-        ]  # fmt: skip
+        ]
     return pairs
 
 

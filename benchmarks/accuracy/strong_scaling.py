@@ -1,4 +1,6 @@
-"""Strong scaling in MLPerf's rounds: GPU-seconds a sequence on many GPUs against those on the fewest of the same series."""
+"""Strong scaling in MLPerf's rounds: GPU-seconds a sequence on many GPUs against those on the
+fewest of the same series.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,20 @@ SERIES = ("model", "gpu", "round", "mbs")
 
 
 def ratios(folder: Path) -> list[Comparison]:
-    """For each run with more GPUs than the fewest of its series: how much more of them a sequence takes, published and
-    predicted by the shipped constants. What both ends have in common (kernels, clocks, the release) cancels.
+    """For each run with more GPUs than the fewest of its series: how much more of them a sequence
+    takes, published and predicted by the shipped constants. What both ends have in common (kernels,
+    clocks, the release) cancels.
     """
     grouped: dict[tuple[str, ...], list[tuple[Row, Comparison]]] = defaultdict(list)
     for row, case in zip(read(folder, "training_mlperf.csv"), mlperf_cases(folder), strict=False):
         run = Prepared.of(case)
         share = int(row["gpus"]) / int(row["gbs"])
         comparison = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
-        each = dataclasses.replace(comparison, published=comparison.published * share, predicted=comparison.predicted * share)
+        each = dataclasses.replace(
+            comparison,
+            published=comparison.published * share,
+            predicted=comparison.predicted * share,
+        )
         grouped[tuple(row[key] for key in SERIES)].append((row, each))
     return [one for members in grouped.values() for one in _against_fewest(members)]
 
@@ -33,7 +40,9 @@ def ratios(folder: Path) -> list[Comparison]:
 def _against_fewest(members: list[tuple[Row, Comparison]]) -> list[Comparison]:
     fewest = min(int(row["gpus"]) for row, _ in members)
     base = [one for row, one in members if int(row["gpus"]) == fewest]
-    published, predicted = (sum(getattr(one, name) for one in base) / len(base) for name in ("published", "predicted"))
+    published, predicted = (
+        sum(getattr(one, name) for one in base) / len(base) for name in ("published", "predicted")
+    )
     return [
         dataclasses.replace(
             one,

@@ -17,9 +17,11 @@ FEWEST = 4
 """Configurations from which constants are fitted; before there are so many nothing is predicted."""
 
 
-def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: Constants) -> list[Comparison]:
-    """Every case by constants fitted on the `known` ones of earlier months; `part` is its month. `start` holds what these rows
-    do not tell.
+def predicted_ahead(
+    cases: Sequence[Case], *, known: Sequence[Case], start: Constants
+) -> list[Comparison]:
+    """Every case by constants fitted on the `known` ones of earlier months; `part` is its month.
+    `start` holds what these rows do not tell.
     """
     predictions = []
     for date in sorted({case.date for case in cases}):
@@ -27,7 +29,10 @@ def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: Cons
         if len(seen) < FEWEST:
             continue
         constants = fit_today(seen, start)
-        rows = compare_all((case for case in cases if case.date == date), functools.partial(constants.compare, ahead=True))
+        rows = compare_all(
+            (case for case in cases if case.date == date),
+            functools.partial(constants.compare, ahead=True),
+        )
         predictions += [dataclasses.replace(row, part=date) for row in rows]
     return predictions
 
@@ -37,7 +42,10 @@ def voted(cases: Iterable[Case]) -> list[Case]:
     grouped: dict[str, list[Case]] = {}
     for case in cases:
         grouped.setdefault(case.setting, []).append(case)
-    return [dataclasses.replace(members[-1], step_s=median(case.step_s for case in members)) for members in grouped.values()]
+    return [
+        dataclasses.replace(members[-1], step_s=median(case.step_s for case in members))
+        for members in grouped.values()
+    ]
 
 
 def prepared(cases: Iterable[Case]) -> list[Prepared]:

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.kernels [--parts ...] [--output FILE]`: about ten minutes on one GPU, with torch alone.
+"""`python -m benchmarks.kernels [--parts ...] [--output FILE]`: about ten minutes on one GPU, with
+torch alone.
 
-Weight gradients with 16- and 32-bit accumulation, attention kernels from 2k to 256k tokens, a training step as memory fills,
-and a small step by part. Writes one JSON object with the device, the versions and a list of rows per part.
+Weight gradients with 16- and 32-bit accumulation, attention kernels from 2k to 256k tokens, a
+training step as memory fills, and a small step by part. Writes one JSON object with the device, the
+versions and a list of rows per part.
 """
 
 from __future__ import annotations
@@ -19,10 +21,17 @@ PARTS = ("weight_gradient", "attention", "steps", "allocator", "allocator_expand
 
 
 def main() -> None:
-    """Run the parts asked for, each in a process of its own, so that none meets another's memory."""
+    """Run the parts asked for, each in a process of its own, so that none meets another's
+    memory.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--kernels", nargs="+", default=("fa2", "fa3", "cudnn"), help="attention: fa2 fa3 cudnn efficient fa4")
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        default=("fa2", "fa3", "cudnn"),
+        help="attention: fa2 fa3 cudnn efficient fa4",
+    )
     parser.add_argument("--output", default="-", help="JSON file; -: stdout")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -34,16 +43,34 @@ def main() -> None:
     answer: dict[str, Any] = {"parts": {}}
     for part in arguments.parts:
         start = time.perf_counter()
-        command = [sys.executable, "-m", "benchmarks.kernels", "--child", "--parts", part, "--kernels", *arguments.kernels]
-        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if part.endswith("expandable") else {}
-        child = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | expandable, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.kernels",
+            "--child",
+            "--parts",
+            part,
+            "--kernels",
+            *arguments.kernels,
+        ]
+        expandable = (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+            if part.endswith("expandable")
+            else {}
+        )
+        child = subprocess.run(
+            command, stdout=subprocess.PIPE, env=os.environ | expandable, text=True, check=False
+        )
         if child.returncode:
             print(f"{part}: failed with {child.returncode}", file=sys.stderr)
             continue
         reply = json.loads(child.stdout)
         answer |= reply["machine"]
         answer["parts"][part] = reply["rows"]
-        print(f"{part}: {len(reply['rows'])} rows in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        print(
+            f"{part}: {len(reply['rows'])} rows in {time.perf_counter() - start:.0f} s",
+            file=sys.stderr,
+        )
         text = json.dumps(answer, indent=1)
         if arguments.output != "-":
             Path(arguments.output).write_text(text)
@@ -52,7 +79,9 @@ def main() -> None:
 
 
 def _has_gpu() -> bool:
-    """Whether torch sees a CUDA device; asked in a process of its own, because a context would take memory from the parts."""
+    """Whether torch sees a CUDA device; asked in a process of its own, because a context would take
+    memory from the parts.
+    """
     command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
     return subprocess.run(command, check=False).returncode == 0
 
@@ -75,7 +104,11 @@ def _rows(part: str, kernels: tuple[str, ...]) -> dict[str, Any]:
     }[part]()
     machine = {
         "device": torch.cuda.get_device_name(0),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        },
     }
     return {"machine": machine, "rows": list(rows)}
 

@@ -1,4 +1,6 @@
-"""A step's seconds as memory fills: the share of the limit that tensors need, against the allocator's retries."""
+"""A step's seconds as memory fills: the share of the limit that tensors need, against the
+allocator's retries.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,20 @@ STEPS = 3
 CASES: dict[str, dict[str, Any]] = {
     "one micro-batch in flight": {"in_flight": 1, "lengths": (8192,) * 8},
     "four micro-batches in flight": {"in_flight": 4, "lengths": (4096,) * 12},
-    "four in flight of unlike lengths": {"in_flight": 4, "lengths": (4096, 2560, 3584, 1536, 4096, 3072, 2048, 3840)},
+    "four in flight of unlike lengths": {
+        "in_flight": 4,
+        "lengths": (4096, 2560, 3584, 1536, 4096, 3072, 2048, 3840),
+    },
 }
 
 
 def nearly_full() -> Iterator[dict[str, Any]]:
-    """Yield one row per case and share: seconds a step, retries, and the memory reserved, or that it ran out.
+    """Yield one row per case and share: seconds a step, retries, and the memory reserved, or that
+    it ran out.
 
-    `set_per_process_memory_fraction` limits the process so that the peak of allocated tensors is the share of the limit; there
-    the allocator frees its cached blocks and asks again, as it does where a device is full.
+    `set_per_process_memory_fraction` limits the process so that the peak of allocated tensors is
+    the share of the limit; there the allocator frees its cached blocks and asks again, as it does
+    where a device is full.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     model = Llama(layers=12, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocabulary=32000)
@@ -35,7 +42,12 @@ def nearly_full() -> Iterator[dict[str, Any]]:
         for share in SHARES:
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(min(1.0, peak / share / total))
-            row = {"case": name, "share": share, "allocated_bytes": peak, "limit_bytes": int(peak / share)}
+            row = {
+                "case": name,
+                "share": share,
+                "allocated_bytes": peak,
+                "limit_bytes": int(peak / share),
+            }
             before = torch.cuda.memory_stats()["num_alloc_retries"]
             try:
                 seconds, _, reserved = _steps(model, optimizer, batches, case["in_flight"])
@@ -48,7 +60,9 @@ def nearly_full() -> Iterator[dict[str, Any]]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _steps(model: Llama, optimizer: Adam, batches: list[torch.Tensor], in_flight: int) -> tuple[list[float], int, int]:
+def _steps(
+    model: Llama, optimizer: Adam, batches: list[torch.Tensor], in_flight: int
+) -> tuple[list[float], int, int]:
     """(seconds of each step after a first one, peak allocated bytes, peak reserved bytes)."""
     torch.cuda.reset_peak_memory_stats()
     seconds = []

@@ -1,4 +1,6 @@
-"""Causal attention by the kernels that torch and what is installed offer, forward and both passes."""
+"""Causal attention by the kernels that torch and what is installed offer, forward and both
+passes.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,40 @@ TOKENS = 16384
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT = (16, 16, 192, 128)
 """Heads, KV heads, width of queries and keys, width of values: an eighth of DeepSeek-V3's."""
-SDPA = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+SDPA = {
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield one row per kernel and length: shape, milliseconds of the forward and of both passes, or the error."""
-    plain = [(HEADS // (4 if s >= LONG else 1), KV_HEADS // (4 if s >= LONG else 1), HEAD_DIM, HEAD_DIM, s) for s in LENGTHS]
+    """Yield one row per kernel and length: shape, milliseconds of the forward and of both passes,
+    or the error.
+    """
+    plain = [
+        (
+            HEADS // (4 if s >= LONG else 1),
+            KV_HEADS // (4 if s >= LONG else 1),
+            HEAD_DIM,
+            HEAD_DIM,
+            s,
+        )
+        for s in LENGTHS
+    ]
     for name in names:
         for heads, kv_heads, d_qk, d_v, s in [*plain, *((*LATENT, s) for s in (4096, 16384))]:
             batch = max(1, TOKENS // s)
-            row = {"kernel": name, "batch": batch, "length": s, "heads": heads, "kv_heads": kv_heads, "d_qk": d_qk, "d_v": d_v}
+            row = {
+                "kernel": name,
+                "batch": batch,
+                "length": s,
+                "heads": heads,
+                "kv_heads": kv_heads,
+                "d_qk": d_qk,
+                "d_v": d_v,
+            }
             try:
                 yield row | _times(kernel(name), row)
             except Exception as error:  # a kernel that lacks a shape says so in its row
@@ -37,7 +62,9 @@ def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def kernel(name: str) -> Attention:
-    """The attention of (b, s, heads, d) by its kernel's name; ImportError where it is not installed."""
+    """The attention of (b, s, heads, d) by its kernel's name; ImportError where it is not
+    installed.
+    """
     if name == "fa3":
         from flash_attn_interface import flash_attn_func
 
@@ -50,15 +77,24 @@ def kernel(name: str) -> Attention:
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPA[name]):
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+            )
 
     return sdpa
 
 
 def _times(attention: Attention, row: dict[str, Any]) -> dict[str, float]:
     b, s = row["batch"], row["length"]
-    shapes = ((row["heads"], row["d_qk"]), (row["kv_heads"], row["d_qk"]), (row["kv_heads"], row["d_v"]))
-    q, k, v = (torch.randn(b, s, h, d, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h, d in shapes)
+    shapes = (
+        (row["heads"], row["d_qk"]),
+        (row["kv_heads"], row["d_qk"]),
+        (row["kv_heads"], row["d_v"]),
+    )
+    q, k, v = (
+        torch.randn(b, s, h, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for h, d in shapes
+    )
     with torch.no_grad():
         forward = median_ms(lambda: attention(q, k, v))
     gradient = torch.randn_like(attention(q, k, v))

@@ -16,13 +16,19 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
         self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * self.d, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
-        self.up, self.down = nn.Linear(hidden, 2 * ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+        self.up, self.down = (
+            nn.Linear(hidden, 2 * ffn, bias=False),
+            nn.Linear(ffn, hidden, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(b, s, h) to (b, s, h)."""
         b, s, _ = x.shape
         sizes = [n * self.d for n in (self.heads, self.kv_heads, self.kv_heads)]
-        q, k, v = (y.view(b, s, -1, self.d).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(sizes, dim=-1))
+        q, k, v = (
+            y.view(b, s, -1, self.d).transpose(1, 2)
+            for y in self.qkv(self.norm1(x)).split(sizes, dim=-1)
+        )
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).reshape(b, s, -1))
         gate, up = self.up(self.norm2(x)).chunk(2, dim=-1)
@@ -34,11 +40,21 @@ class Llama(nn.Module):
     """Embedding, blocks, norm, head and loss, in bf16 on `device`."""
 
     def __init__(
-        self, *, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, device: str = "cuda"
+        self,
+        *,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        vocabulary: int,
+        device: str = "cuda",
     ) -> None:
         super().__init__()
         self.embedding, self.norm = nn.Embedding(vocabulary, hidden), nn.RMSNorm(hidden)
-        self.blocks = nn.ModuleList(Block(hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn) for _ in range(layers)
+        )
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.to(device=device, dtype=torch.bfloat16)
 
@@ -52,7 +68,9 @@ class Llama(nn.Module):
 
 
 class MainGradients:
-    """fp32 gradients beside 16-bit parameters: each 16-bit gradient is added to its buffer as it arrives."""
+    """fp32 gradients beside 16-bit parameters: each 16-bit gradient is added to its buffer as it
+    arrives.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.buffers = {p: torch.zeros_like(p, dtype=torch.float32) for p in model.parameters()}
@@ -66,7 +84,9 @@ class MainGradients:
 
 
 class Adam:
-    """Adam on fp32 masters from fp32 gradients, fused over tensors; writes the 16-bit parameters."""
+    """Adam on fp32 masters from fp32 gradients, fused over tensors; writes the 16-bit
+    parameters.
+    """
 
     def __init__(self, gradients: MainGradients) -> None:
         self.gradients = gradients
@@ -83,7 +103,9 @@ class Adam:
 
 
 def step_1f1b(model: Llama, batches: list[torch.Tensor], *, in_flight: int) -> None:
-    """Run forward and backward passes of `batches` in the order of a pipeline stage that keeps `in_flight` of them."""
+    """Run forward and backward passes of `batches` in the order of a pipeline stage that keeps
+    `in_flight` of them.
+    """
     losses: list[torch.Tensor] = []
     for batch in batches:
         losses.append(model(batch))

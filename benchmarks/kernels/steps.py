@@ -1,4 +1,6 @@
-"""A small training step by part: kernels by kind, gaps between them, and what a CUDA graph of the layers saves."""
+"""A small training step by part: kernels by kind, gaps between them, and what a CUDA graph of the
+layers saves.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,46 @@ KINDS = (
 )
 """Kind of a kernel by what its name holds, first match; all else is elementwise."""
 SHAPES: dict[str, dict[str, int]] = {
-    "llama-3-8b, 4 layers": {"layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 32000},
-    "llama-1b, 8 layers": {"layers": 8, "hidden": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocabulary": 32000},
+    "llama-3-8b, 4 layers": {
+        "layers": 4,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn": 14336,
+        "vocabulary": 32000,
+    },
+    "llama-1b, 8 layers": {
+        "layers": 8,
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn": 8192,
+        "vocabulary": 32000,
+    },
 }
 TOKENS = (512, 2048, 8192)
 BATCHES = 4
 
 
 def steps_by_part() -> Iterator[dict[str, Any]]:
-    """Yield one row per shape and length: seconds of a step, of its kernels by kind, launches, and layers with and without
-    a CUDA graph.
+    """Yield one row per shape and length: seconds of a step, of its kernels by kind, launches, and
+    layers with and without a CUDA graph.
     """
     for name, shape in SHAPES.items():
         for tokens in TOKENS:
             torch.cuda.empty_cache()
             model = Llama(**shape)
             optimizer = Adam(MainGradients(model))
-            batches = [torch.randint(shape["vocabulary"], (1, tokens), device="cuda") for _ in range(BATCHES)]
-            yield {"model": name, "tokens": tokens, "micro_batches": BATCHES, **_step(model, optimizer, batches)} | _layers(
-                shape, tokens
-            )
+            batches = [
+                torch.randint(shape["vocabulary"], (1, tokens), device="cuda")
+                for _ in range(BATCHES)
+            ]
+            yield {
+                "model": name,
+                "tokens": tokens,
+                "micro_batches": BATCHES,
+                **_step(model, optimizer, batches),
+            } | _layers(shape, tokens)
 
 
 def _step(model: Llama, optimizer: Adam, batches: list[torch.Tensor]) -> dict[str, Any]:
@@ -62,16 +84,29 @@ def _step(model: Llama, optimizer: Adam, batches: list[torch.Tensor]) -> dict[st
         if event.device_type == torch.autograd.DeviceType.CUDA:
             launches += 1
             low = event.name.lower()
-            kind = next((kind for kind, words in KINDS if any(word in low for word in words)), "elementwise")
+            kind = next(
+                (kind for kind, words in KINDS if any(word in low for word in words)), "elementwise"
+            )
             kinds[f"{kind}_ms"] += event.device_time_total / 1e3
-    return {"step_ms": step_ms, "host_ms": host_ms, "launches": launches, "kernels_ms": sum(kinds.values()), **kinds}
+    return {
+        "step_ms": step_ms,
+        "host_ms": host_ms,
+        "launches": launches,
+        "kernels_ms": sum(kinds.values()),
+        **kinds,
+    }
 
 
 def _layers(shape: dict[str, int], tokens: int) -> dict[str, float]:
     """Milliseconds of one layer's two passes, launched one by one and replayed as graphs."""
     block = Llama(**{**shape, "layers": 1}).blocks[0]
-    x = torch.randn(1, tokens, shape["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(
+        1, tokens, shape["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True
+    )
     gradient = torch.randn_like(x)
     eager = median_ms(lambda: block(x).backward(gradient))
     graphed = torch.cuda.make_graphed_callables(block, (x.detach().clone().requires_grad_(),))
-    return {"layer_eager_ms": eager, "layer_graphed_ms": median_ms(lambda: graphed(x).backward(gradient))}
+    return {
+        "layer_eager_ms": eager,
+        "layer_graphed_ms": median_ms(lambda: graphed(x).backward(gradient)),
+    }

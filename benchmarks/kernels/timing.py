@@ -13,7 +13,9 @@ MOST = 50
 
 
 def median_ms(call: Callable[[], object], *, budget_s: float = 0.3) -> float:
-    """Return the median milliseconds of `call` on the current stream, over as many calls as `budget_s` allows (3 to 50)."""
+    """Return the median milliseconds of `call` on the current stream, over as many calls as
+    `budget_s` allows (3 to 50).
+    """
     for _ in range(WARM_UP):
         call()
     torch.cuda.synchronize()
@@ -21,7 +23,10 @@ def median_ms(call: Callable[[], object], *, budget_s: float = 0.3) -> float:
     call()
     torch.cuda.synchronize()
     count = min(MOST, max(3, int(budget_s / max(time.perf_counter() - start, 1e-6))))
-    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    marks = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(count)
+    ]
     for first, last in marks:
         first.record()
         call()

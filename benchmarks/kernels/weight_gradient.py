@@ -1,4 +1,5 @@
-"""A linear layer's three matmuls, and its weight gradient by the ways in which trainings accumulate it.
+"""A linear layer's three matmuls, and its weight gradient by the ways in which trainings accumulate
+it.
 
 forward        y[m,n]  = x[m,k] w[n,k]^T
 input          dx[m,k] = dy[m,n] w[n,k]
@@ -7,7 +8,7 @@ weight_unfused the same, then added to an fp32 buffer by a kernel of its own (Py
 weight_fp32    dw written in fp32 (beta 0)
 weight_fused   dw added to the fp32 buffer in the matmul (beta 1): cublasGemmEx as Apex and Megatron Core's
                gradient_accumulation_fusion call it
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -35,15 +36,22 @@ def weight_gradients() -> Iterator[dict[str, Any]]:
     """Yield one row per shape: tokens, n, k and the milliseconds of each way."""
     for model, shapes in LAYERS.items():
         for (n, k), m in ((shape, tokens) for shape in shapes for tokens in TOKENS):
-            x, w, dy = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
+            x, w, dy = (
+                torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+                for shape in ((m, k), (n, k), (m, n))
+            )
             buffer = torch.zeros(n, k, device="cuda", dtype=torch.float32)
             calls = {
                 "forward": lambda x=x, w=w: torch.mm(x, w.t()),
                 "input": lambda dy=dy, w=w: torch.mm(dy, w),
                 "weight_bf16": lambda dy=dy, x=x: torch.mm(dy.t(), x),
                 "weight_unfused": lambda dy=dy, x=x, into=buffer: into.add_(torch.mm(dy.t(), x)),
-                "weight_fp32": lambda dy=dy, x=x, into=buffer: accumulate(dy, x, into=into, beta=0.0),
-                "weight_fused": lambda dy=dy, x=x, into=buffer: accumulate(dy, x, into=into, beta=1.0),
+                "weight_fp32": lambda dy=dy, x=x, into=buffer: accumulate(
+                    dy, x, into=into, beta=0.0
+                ),
+                "weight_fused": lambda dy=dy, x=x, into=buffer: accumulate(
+                    dy, x, into=into, beta=1.0
+                ),
                 "add_only": lambda into=buffer, w=w: into.add_(w),
             }
             _check(dy, x, buffer)
@@ -56,10 +64,26 @@ def accumulate(dy: torch.Tensor, x: torch.Tensor, *, into: torch.Tensor, beta: f
     (m, n), k = dy.shape, x.shape[1]
     one, scale = ctypes.c_float(1.0), ctypes.c_float(beta)
     status = _cublas().cublasGemmEx(
-        ctypes.c_void_p(torch.cuda.current_blas_handle()), 0, 1, k, n, m, ctypes.byref(one),
-        ctypes.c_void_p(x.data_ptr()), CUDA_R_16BF, k, ctypes.c_void_p(dy.data_ptr()), CUDA_R_16BF, n, ctypes.byref(scale),
-        ctypes.c_void_p(into.data_ptr()), CUDA_R_32F, k, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT_TENSOR_OP,
-    )  # fmt: skip
+        ctypes.c_void_p(torch.cuda.current_blas_handle()),
+        0,
+        1,
+        k,
+        n,
+        m,
+        ctypes.byref(one),
+        ctypes.c_void_p(x.data_ptr()),
+        CUDA_R_16BF,
+        k,
+        ctypes.c_void_p(dy.data_ptr()),
+        CUDA_R_16BF,
+        n,
+        ctypes.byref(scale),
+        ctypes.c_void_p(into.data_ptr()),
+        CUDA_R_32F,
+        k,
+        CUBLAS_COMPUTE_32F,
+        CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+    )
     if status:
         raise RuntimeError(f"cublasGemmEx returned {status}")
 

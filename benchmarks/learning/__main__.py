@@ -1,5 +1,7 @@
-"""`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--memory] [--save FILE]`: what calibrations make
-of a few of the published runs, on all the others; `--memory`: of peak memory alone, which takes seconds."""
+"""`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--memory] [--save
+FILE]`: what calibrations make of a few of the published runs, on all the others; `--memory`: of
+peak memory alone, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,33 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--memory", action="store_true", help="peak memory alone")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="figures to stand beside these")
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        default=BASELINE,
+        metavar="FILE",
+        help="figures to stand beside these",
+    )
     arguments = parser.parse_args()
     folder = data_folder(arguments)
     if folder is None:
         return
     with threadpool_limits(limits=1):
-        print(memory_text({peaks.runs.name: learnt(peaks, seeds=arguments.seeds) for peaks in peak_sets(folder)}))
+        print(
+            memory_text(
+                {
+                    peaks.runs.name: learnt(peaks, seeds=arguments.seeds)
+                    for peaks in peak_sets(folder)
+                }
+            )
+        )
     if arguments.memory:
         return
-    wanted = [runs for runs in run_sets(folder) if not arguments.sets or runs.name.startswith(tuple(arguments.sets))]
+    wanted = [
+        runs
+        for runs in run_sets(folder)
+        if not arguments.sets or runs.name.startswith(tuple(arguments.sets))
+    ]
     with threadpool_limits(limits=1):
         scores = {runs.name: tried(runs, seeds=arguments.seeds) for runs in wanted}
     baseline = json.loads(arguments.baseline.read_text()) if arguments.baseline.is_file() else None

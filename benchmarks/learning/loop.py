@@ -1,8 +1,10 @@
-"""`python -m benchmarks.learning.loop [--seeds 12] [--runs 12] [--save FILE]`: searches over the quickstart's candidates, whose
-true step times are drawn: the prediction times a bias, and a scatter of each layout's own. A run shows the truth with noise.
+"""`python -m benchmarks.learning.loop [--seeds 12] [--runs 12] [--save FILE]`: searches over the
+quickstart's candidates, whose true step times are drawn: the prediction times a bias, and a scatter
+of each layout's own. A run shows the truth with noise.
 
-Says how wide intervals are after so many runs, how many of the true step times lie inside, and when searches stop by themselves
-and how much slower than the best what they chose is. Nothing here was used to fit or choose a constant.
+Says how wide intervals are after so many runs, how many of the true step times lie inside, and when
+searches stop by themselves and how much slower than the best what they chose is. Nothing here was
+used to fit or choose a constant.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from hp_tool.tuning.problem import TuningProblem, build_problem
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 BIASES, SCATTERS, NOISES = (1.0, 1.2, 3.0), (0.03, 0.10), (0.02, 0.08)
-"""Truth over prediction; standard deviations of the logarithm, of layouts and of the runs of one."""
+"""Truth over prediction; standard deviations of the logarithm, of layouts and of the runs of
+one.
+"""
 CHECKPOINTS = (0, 1, 2, 3, 4, 6, 9, 12)
 
 
@@ -61,7 +65,9 @@ class Trace:
 def quickstart() -> TuningProblem:
     """The search that the README's first command starts."""
     query = parse_query(QUICKSTART.read_text())
-    problem = build_problem(query=query, query_json=query_mapping(query), hardware=Hardware(gpu="cpu", num_gpus=2))
+    problem = build_problem(
+        query=query, query_json=query_mapping(query), hardware=Hardware(gpu="cpu", num_gpus=2)
+    )
     assert isinstance(problem, TuningProblem)
     return problem
 
@@ -74,7 +80,10 @@ def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Tra
     true_s = case.bias * predicted * rng.lognormal(0.0, case.scatter, len(table))
     answers = true_s * rng.lognormal(0.0, case.noise, len(table))
     sampler = CostModelSampler(
-        table=table, prior=problem.prior, coverage_runs=coverage_runs(settings, prior=problem.prior), seed=seed
+        table=table,
+        prior=problem.prior,
+        coverage_runs=coverage_runs(settings, prior=problem.prior),
+        seed=seed,
     )
     study = optuna.create_study(sampler=sampler)
     done: list[int] = []
@@ -88,7 +97,12 @@ def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Tra
             regret = _regret(true_s, answers, done) if done else 1.0
             spent = Spent(profile_runs=count, gpu_seconds=0.0)
             proposal = sampler.proposal(study=study)
-            if why_stop(settings=settings, spent=spent, next_run_gpu_seconds=0.0, proposal=proposal) == "no_expected_gain":
+            if (
+                why_stop(
+                    settings=settings, spent=spent, next_run_gpu_seconds=0.0, proposal=proposal
+                )
+                == "no_expected_gain"
+            ):
                 stopped_after = count
         if count < runs:
             trial = study.ask(sampler.distributions)
@@ -105,7 +119,9 @@ def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Tra
     )
 
 
-def _believed(sampler: CostModelSampler, study: optuna.Study, true_s: FloatArray, done: Sequence[int]) -> tuple[float, float]:
+def _believed(
+    sampler: CostModelSampler, study: optuna.Study, true_s: FloatArray, done: Sequence[int]
+) -> tuple[float, float]:
     low, high = sampler.table.predict_step(sampler.calibration(study=study)).interval()
     unseen = ~np.isin(np.arange(len(true_s)), list(done))
     holds = (low <= true_s) & (true_s <= high)
@@ -118,20 +134,25 @@ def _regret(true_s: FloatArray, answers: FloatArray, done: Sequence[int]) -> flo
 
 def cases() -> list[Case]:
     """Every bias, scatter and noise."""
-    return [Case(bias=b, scatter=s, noise=n) for b, s, n in itertools.product(BIASES, SCATTERS, NOISES)]
+    return [
+        Case(bias=b, scatter=s, noise=n) for b, s, n in itertools.product(BIASES, SCATTERS, NOISES)
+    ]
 
 
 def as_text(traces: dict[Case, list[Trace]]) -> str:
     """A row for each machine: means over its searches."""
     counts = list(next(iter(traces.values()))[0].widths)
     lines = [
-        "median high/low and share of true step times inside, by runs; searches that stopped, after how many runs, regret",
+        "median high/low and share of true step times inside, by runs; searches that stopped, "
+        "after how many runs, regret",
         f"{'bias scatter noise':20}"
         + "".join(f"{count:>13}" for count in counts)
         + f"{'stopped':>10}{'after':>7}{'regret':>8}{'of all':>8}",
     ]
     for case, each in traces.items():
-        cells = [(median(t.widths[k] for t in each), fmean(t.inside[k] for t in each)) for k in counts]
+        cells = [
+            (median(t.widths[k] for t in each), fmean(t.inside[k] for t in each)) for k in counts
+        ]
         stops = [t.stopped_after for t in each if t.stopped_after is not None]
         after = f"{median(stops):.0f}" if stops else "-"
         lines.append(
@@ -154,12 +175,18 @@ def main() -> None:
     problem = quickstart()
     with threadpool_limits(limits=1):
         traces = {
-            case: [searched(problem, case, seed=seed, runs=arguments.runs) for seed in range(arguments.seeds)]
+            case: [
+                searched(problem, case, seed=seed, runs=arguments.runs)
+                for seed in range(arguments.seeds)
+            ]
             for case in cases()
         }
     print(as_text(traces))
     if arguments.save:
-        rows = [{**asdict(case), "traces": [asdict(trace) for trace in each]} for case, each in traces.items()]
+        rows = [
+            {**asdict(case), "traces": [asdict(trace) for trace in each]}
+            for case, each in traces.items()
+        ]
         arguments.save.write_text(json.dumps(rows, indent=1) + "\n")
 
 

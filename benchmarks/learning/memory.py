@@ -1,4 +1,6 @@
-"""Learning of memory: published peaks fed as measurements, and how well that holds on the other runs."""
+"""Learning of memory: published peaks fed as measurements, and how well that holds on the other
+runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.internevo_runs import memory_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.learning.sets import CARDS, RunSet, of_cases
-from benchmarks.learning.trials import LEAST_TESTED, RUNS, Predictions, Rows, mean_scores, random_orders, score
+from benchmarks.learning.trials import (
+    LEAST_TESTED,
+    RUNS,
+    Predictions,
+    Rows,
+    mean_scores,
+    random_orders,
+    score,
+)
 from hp_tool.calibration import prior_for
 from hp_tool.calibration.memory import fit_memory
 from hp_tool.cost.candidates import Candidates
@@ -22,7 +32,9 @@ from hp_tool.cost.uncertainty import intervals, unchecked_features
 from hp_tool.training.evaluate import resolve_configuration
 
 LEAST_ROWS = 12
-"""Peaks are published seldom; MLPerf's twelve on B200 are mostly one setting of several submitters."""
+"""Peaks are published seldom; MLPerf's twelve on B200 are mostly one setting of several
+submitters.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +48,11 @@ class Peaks:
 
 def peak_sets(folder: Path) -> Iterator[Peaks]:
     """Every set of at least LEAST_ROWS runs of one GPU."""
-    sources = {"Cut models": b200_cases(folder), "MLPerf": mlperf_cases(folder), "InternEvo": memory_cases(folder)}
+    sources = {
+        "Cut models": b200_cases(folder),
+        "MLPerf": mlperf_cases(folder),
+        "InternEvo": memory_cases(folder),
+    }
     for source, cases in sources.items():
         known = [case for case in cases if case.allocated_bytes or case.used_bytes]
         for card in dict.fromkeys(case.card for case in known):
@@ -47,18 +63,30 @@ def peak_sets(folder: Path) -> Iterator[Peaks]:
 
 def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
     runs = of_cases(name, cases)
-    measured = np.array([case.allocated_bytes or case.used_bytes for case in cases], dtype=np.float64)
+    measured = np.array(
+        [case.allocated_bytes or case.used_bytes for case in cases], dtype=np.float64
+    )
     bounds = np.array([_bounds(case) for case in cases]) * runs.evidence.memory_bytes[:, None]
     evidence = replace(runs.evidence, measured_memory_bytes=measured)
-    return Peaks(runs=replace(runs, evidence=evidence), low_bytes=bounds[:, 0], high_bytes=bounds[:, 1])
+    return Peaks(
+        runs=replace(runs, evidence=evidence), low_bytes=bounds[:, 0], high_bytes=bounds[:, 1]
+    )
 
 
 def _bounds(case: Case) -> tuple[float, float]:
     """Return the bounds of the stated interval, as multiples of what is predicted."""
     resolved = resolve_configuration(case.query)
-    unchecked = unchecked_features(case=resolved.problem, candidate=Candidates.alone(resolved.config))
-    stated = intervals(step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked)
-    return stated.memory_total_bytes if case.allocated_bytes else stated.memory_reserved_bytes or stated.memory_total_bytes
+    unchecked = unchecked_features(
+        case=resolved.problem, candidate=Candidates.alone(resolved.config)
+    )
+    stated = intervals(
+        step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked
+    )
+    return (
+        stated.memory_total_bytes
+        if case.allocated_bytes
+        else stated.memory_reserved_bytes or stated.memory_total_bytes
+    )
 
 
 def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
@@ -71,7 +99,11 @@ def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
     factor = np.exp(np.mean(np.log(seen.measured_memory_bytes / seen.memory_bytes)))
     methods = {
         "calibrated": Predictions(step_s=prediction.median_bytes, low_s=low, high_s=high),
-        "uncalibrated": Predictions(step_s=unseen.memory_bytes, low_s=peaks.low_bytes[tested], high_s=peaks.high_bytes[tested]),
+        "uncalibrated": Predictions(
+            step_s=unseen.memory_bytes,
+            low_s=peaks.low_bytes[tested],
+            high_s=peaks.high_bytes[tested],
+        ),
         "mean_factor": Predictions(step_s=factor * unseen.memory_bytes),
     }
     return {name: score(each, unseen.measured_memory_bytes) for name, each in methods.items()}
@@ -82,20 +114,26 @@ def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
     by_count = {}
     for count in RUNS:
         if len(peaks.runs) - count >= LEAST_TESTED:
-            trials = [compare(peaks, order[:count], order[count:]) for order in random_orders(peaks.runs, seeds)]
+            trials = [
+                compare(peaks, order[:count], order[count:])
+                for order in random_orders(peaks.runs, seeds)
+            ]
             by_count[str(count)] = mean_scores(trials)
     return by_count
 
 
 def memory_text(report: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "Peak memory: error | coverage | ln(high/low) of calibrated predictions, without a calibration, error with one factor"
+        "Peak memory: error | coverage | ln(high/low) of calibrated predictions, without a "
+        "calibration, error with one factor"
     ]
     for name, counts in report.items():
         lines += ["", name]
         for count, scores in counts.items():
             ours, none = (_line(scores[method]) for method in ("calibrated", "uncalibrated"))
-            lines.append(f"  runs {count:>3} {ours}   none {none}   {scores['mean_factor']['error']:6.1%}")
+            lines.append(
+                f"  runs {count:>3} {ours}   none {none}   {scores['mean_factor']['error']:6.1%}"
+            )
     return "\n".join(lines)
 
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.learning.parts`: what one trace teaches of a cluster whose network is half as fast as stated.
+"""`python -m benchmarks.learning.parts`: what one trace teaches of a cluster whose network is half
+as fast as stated.
 
-Simulated truths: 20 cases of a model and devices; the truth is the cost model's with half the bandwidth between nodes, each
-part off by 3 % and each layout by 1 %. One run of one layout is known, by its step time alone or also by its parts; five other
-layouts of the same work are predicted. Printed: mean |ln(predicted / true)| of the five, in percent.
+Simulated truths: 20 cases of a model and devices; the truth is the cost model's with half the
+bandwidth between nodes, each part off by 3 % and each layout by 1 %. One run of one layout is
+known, by its step time alone or also by its parts; five other layouts of the same work are
+predicted. Printed: mean |ln(predicted / true)| of the five, in percent.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hp_tool import training
-from hp_tool.calibration import Evidence, fit_calibration, layer_passes, prior_for, residual_features
+from hp_tool.calibration import (
+    Evidence,
+    fit_calibration,
+    layer_passes,
+    prior_for,
+    residual_features,
+)
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.learning.links import fitted_links
@@ -25,7 +33,9 @@ GPUS = ("h100-sxm-80gb", "a100-sxm-80gb")
 CASES, OTHERS = 20, 5
 PART_SD, LAYOUT_SD = 0.03, 0.01
 SLOWED = 1.05
-"""Times that a layout's step takes longer with half the network, at least: others tell nothing of it."""
+"""Times that a layout's step takes longer with half the network, at least: others tell nothing of
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,10 @@ def problem_of(chance: np.random.Generator) -> tuple[TrainingProblem, Candidates
                 "kind": "training",
                 "model": str(chance.choice(MODELS)),
                 "cluster": {"gpu": str(chance.choice(GPUS)), "num_gpus": gpus},
-                "training": {"sequence_length": 4096, "global_batch_size": int(gpus * chance.choice([2, 4, 8]))},
+                "training": {
+                    "sequence_length": 4096,
+                    "global_batch_size": int(gpus * chance.choice([2, 4, 8])),
+                },
             }
         )
         rows = training.recommend(query=query, top=200).recommendations
@@ -72,7 +85,9 @@ def slower(problem: TrainingProblem) -> TrainingProblem:
     return replace(problem, cluster=replace(cluster, inter_node_bandwidth_bytes_per_second=half))
 
 
-def evidence(problem: TrainingProblem, layouts: Candidates, *, parts_s: dict[str, FloatArray]) -> Evidence:
+def evidence(
+    problem: TrainingProblem, layouts: Candidates, *, parts_s: dict[str, FloatArray]
+) -> Evidence:
     """Runs of the layouts, whose parts took `parts_s`."""
     costs = problem.costs(layouts)
     rows = len(layouts)
@@ -99,7 +114,9 @@ def case(seed: int) -> Case:
     true = slower(problem).costs(layouts).parts
     own = np.exp(LAYOUT_SD * chance.standard_normal(OTHERS + 1))
     true_s = {
-        name: own * np.broadcast_to(seconds, OTHERS + 1) * np.exp(PART_SD * chance.standard_normal(OTHERS + 1))
+        name: own
+        * np.broadcast_to(seconds, OTHERS + 1)
+        * np.exp(PART_SD * chance.standard_normal(OTHERS + 1))
         for name, seconds in true.items()
     }
     one = layouts.take(np.array([0]))
@@ -110,7 +127,9 @@ def case(seed: int) -> Case:
         first, others = runs.take(np.array([0])), runs.take(np.arange(1, OTHERS + 1))
         known = (first if parts else replace(first, measured_parts_s={})) if run else None
         fit = fit_calibration(evidence=known, prior=prior_for(kind="gpu")).step_time
-        step = fit.predict(parts_s=others.parts_s, layer_passes=others.layer_passes, features=others.features)
+        step = fit.predict(
+            parts_s=others.parts_s, layer_passes=others.layer_passes, features=others.features
+        )
         return float(np.abs(np.log(step.median_s / others.measured_step_s)).mean())
 
     what = f"{problem.model.name} on {problem.cluster.num_gpus} x {problem.cluster.gpu.name}"
@@ -128,13 +147,20 @@ def main() -> None:
     cases = [case(seed) for seed in range(CASES)]
     print(f"{'case':45} {'before':>8} {'step':>8} {'parts':>8} {'network':>8}")
     for each in cases:
-        print(f"{each.what:45} {each.before:8.1%} {each.by_step:8.1%} {each.by_parts:8.1%} {each.network:8.2f}")
+        print(
+            f"{each.what:45} {each.before:8.1%} {each.by_step:8.1%} {each.by_parts:8.1%} "
+            f"{each.network:8.2f}"
+        )
     before, by_step, by_parts = (
-        float(np.mean([getattr(each, name) for each in cases])) for name in ("before", "by_step", "by_parts")
+        float(np.mean([getattr(each, name) for each in cases]))
+        for name in ("before", "by_step", "by_parts")
     )
     print(f"{'mean':45} {before:8.1%} {by_step:8.1%} {by_parts:8.1%}")
     halved = sum(each.by_parts <= 0.5 * each.by_step for each in cases)
-    print(f"parts leave {by_parts / by_step:.2f} of the error that one step time leaves; at most half in {halved} cases")
+    print(
+        f"parts leave {by_parts / by_step:.2f} of the error that one step time leaves; at most "
+        f"half in {halved} cases"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.learning.repeated [--measurements N] [--data DIR]`: a calibration of many measurements, and whether a
-few repeats of a configuration say what all of them do.
+"""`python -m benchmarks.learning.repeated [--measurements N] [--data DIR]`: a calibration of many
+measurements, and whether a few repeats of a configuration say what all of them do.
 
-First a database of that many measurements is calibrated, with every repeat that the newest measurements hold and with a few of
-each configuration: processor seconds and peak memory of a process of its own. Then, where the reference data is, calibrations
-learn from random runs of each published set, each repeated with noise as a training reports it, and predict the others.
+First a database of that many measurements is calibrated, with every repeat that the newest
+measurements hold and with a few of each configuration: processor seconds and peak memory of a
+process of its own. Then, where the reference data is, calibrations learn from random runs of each
+published set, each repeated with noise as a training reports it, and predict the others.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:
     noise = np.exp(NOISE_LOG_SD * dice.standard_normal(len(rows)))
     columns = {name: getattr(runs, name) for name in runs.__dataclass_fields__}
     names = tuple(f"{name}-{number}" for number, name in enumerate(runs.measurement_ids))
-    return Evidence(**columns | {"measurement_ids": names, "measured_step_s": runs.measured_step_s * noise})
+    return Evidence(
+        **columns | {"measurement_ids": names, "measured_step_s": runs.measured_step_s * noise}
+    )
 
 
 def errors(runs: RunSet) -> dict[str, dict[str, float]]:
@@ -91,14 +94,21 @@ def errors(runs: RunSet) -> dict[str, dict[str, float]]:
         with every_repeat():
             trials["every repeat"].append(score(calibrated(seen, tested), tested.measured_step_s))
     keys = ("error", "coverage", "width")
-    return {name: {key: fmean(trial[key] for trial in each) for key in keys} for name, each in trials.items()}
+    return {
+        name: {key: fmean(trial[key] for trial in each) for key in keys}
+        for name, each in trials.items()
+    }
 
 
 def main() -> None:
     """Print both comparisons."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.repeated", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning.repeated", description=__doc__
+    )
     add_data_argument(parser)
-    parser.add_argument("--measurements", type=int, default=300_000, help="0 leaves the first comparison out")
+    parser.add_argument(
+        "--measurements", type=int, default=300_000, help="0 leaves the first comparison out"
+    )
     parser.add_argument("--sets", nargs="*", metavar="NAME", help="only sets whose name begins so")
     arguments = parser.parse_args()
     if arguments.measurements:
@@ -107,14 +117,18 @@ def main() -> None:
     if folder is None:
         return
     print(
-        f"{TAUGHT} runs, {REPEATED} reports of each; mean error, coverage and ln(high / low) of 90 % intervals on the others:"
+        f"{TAUGHT} runs, {REPEATED} reports of each; mean error, coverage and ln(high / low) of 90 "
+        "% intervals on the others:"
     )
     with threadpool_limits(limits=1):
         for runs in run_sets(folder):
-            if len(runs) > TAUGHT and (not arguments.sets or runs.name.startswith(tuple(arguments.sets))):
+            if len(runs) > TAUGHT and (
+                not arguments.sets or runs.name.startswith(tuple(arguments.sets))
+            ):
                 by_name = errors(runs)
                 cells = [
-                    f"{name} {100 * each['error']:5.2f} %, {100 * each['coverage']:3.0f} %, {each['width']:.3f}"
+                    f"{name} {100 * each['error']:5.2f} %, {100 * each['coverage']:3.0f} %, "
+                    f"{each['width']:.3f}"
                     for name, each in by_name.items()
                 ]
                 print(f"  {runs.name:32} {'; '.join(cells)}", flush=True)

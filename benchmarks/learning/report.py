@@ -8,8 +8,9 @@ from typing import Any
 from scipy.stats import binom
 
 HARM, BAD_COST, CONTRARY_COST = 0.01, 0.03, 0.01
-"""A calibration's mean error above that without one; one bad row of five above the same draw without; runs that contradict each
-other above one factor."""
+"""A calibration's mean error above that without one; one bad row of five above the same draw
+without; runs that contradict each other above one factor.
+"""
 COVERED = (0.83, 0.97)
 """Of 90 % intervals."""
 BETTER_FROM = 3
@@ -19,12 +20,23 @@ NARROWER, NARROW_AT = 0.8, "5"
 
 
 def as_text(report: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
-    lines = ["error | coverage | ln(high/low) of calibrated predictions, then errors without a calibration, with one factor"]
-    lines[0] += " (mean, median), with the nearest run's factor; rank correlation after and before, regret after and before"
+    lines = [
+        "error | coverage | ln(high/low) of calibrated predictions, then errors without a "
+        "calibration, with one factor"
+    ]
+    lines[0] += (
+        " (mean, median), with the nearest run's factor; rank correlation after and before, regret "
+        "after and before"
+    )
     for name, runs in report.items():
         earlier = (baseline or {}).get(name, {})
         lines += ["", f"{name}: {runs['rows']} runs"]
-        titles = (("learning", "runs"), ("disturbed", "5 runs, one"), ("contrary", "6 runs,"), ("carried", ""))
+        titles = (
+            ("learning", "runs"),
+            ("disturbed", "5 runs, one"),
+            ("contrary", "6 runs,"),
+            ("carried", ""),
+        )
         for kind, title in titles:
             for key, scores in runs[kind].items():
                 before = earlier.get(kind, {}).get(key)
@@ -35,14 +47,19 @@ def as_text(report: dict[str, Any], baseline: dict[str, Any] | None = None) -> s
 
 def _line(scores: dict[str, Any]) -> str:
     ours, none = scores["calibrated"], scores["uncalibrated"]
-    others = " ".join(f"{scores[name]['error']:6.1%}" for name in ("mean_factor", "median_factor", "nearest"))
+    others = " ".join(
+        f"{scores[name]['error']:6.1%}" for name in ("mean_factor", "median_factor", "nearest")
+    )
     text = f"{ours['error']:6.1%} | {ours['coverage']:4.0%} | {ours['width']:4.2f}"
     text += f"   none {none['error']:6.1%} {none['coverage']:4.0%} {none['width']:4.2f}   {others}"
     if "cost" in scores:
         text += f"   cost {scores['cost']:+6.1%}"
     if "ranking" in scores:
         after, before = (scores["ranking"][name] for name in ("calibrated", "uncalibrated"))
-        text += f"   rank {after['correlation']:.2f} {before['correlation']:.2f}, {after['regret']:.1%} {before['regret']:.1%}"
+        text += (
+            f"   rank {after['correlation']:.2f} {before['correlation']:.2f}, "
+            f"{after['regret']:.1%} {before['regret']:.1%}"
+        )
     return text
 
 
@@ -55,7 +72,11 @@ def _change(before: dict[str, Any] | None) -> str:
 
 def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     """Each promise with the share of sets and directions that hold it, and those that do not."""
-    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(report) if kind in ("learning", "carried")}
+    every = {
+        f"{name}, {kind} {key}": scores
+        for name, kind, key, scores in _all(report)
+        if kind in ("learning", "carried")
+    }
     yield _held(
         f"never worse than uncalibrated by more than {HARM:.0%}",
         {key: s["calibrated"]["error"] - s["uncalibrated"]["error"] for key, s in every.items()},
@@ -65,7 +86,8 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     yield _held(
         f"better than one factor from {BETTER_FROM} runs on",
         {
-            f"{name} {count}": s["calibrated"]["error"] - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
+            f"{name} {count}": s["calibrated"]["error"]
+            - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
             for (name, count), s in learnt.items()
             if count >= BETTER_FROM
         },
@@ -73,7 +95,11 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     )
     yield _held(
         "5 % by 10 runs on MPT and dense recipes",
-        {name: s["calibrated"]["error"] for (name, k), s in learnt.items() if k == 10 and name.startswith(("MPT", "Recipes"))},
+        {
+            name: s["calibrated"]["error"]
+            for (name, k), s in learnt.items()
+            if k == 10 and name.startswith(("MPT", "Recipes"))
+        },
         lambda value: value <= 0.05,
     )
     yield _held(
@@ -82,9 +108,11 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
         lambda value: value <= BAD_COST,
     )
     yield _held(
-        f"runs that contradict each other cost at most {CONTRARY_COST:.0%} more than with one factor",
+        f"runs that contradict each other cost at most {CONTRARY_COST:.0%} more than with one "
+        "factor",
         {
-            name: s["calibrated"]["error"] - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
+            name: s["calibrated"]["error"]
+            - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
             for name, kind, _, s in _all(report)
             if kind == "contrary"
         },
@@ -96,7 +124,8 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
         lambda value: COVERED[0] <= value <= COVERED[1],
     )
     yield _held(
-        f"coverage {COVERED[0]:.0%} to {COVERED[1]:.0%}, or as far off as chance has it on so few rows (by how much not)",
+        f"coverage {COVERED[0]:.0%} to {COVERED[1]:.0%}, or as far off as chance has it on so few "
+        "rows (by how much not)",
         {key: _beyond_chance(s["calibrated"]) for key, s in every.items()},
         lambda value: value == 0.0,
     )
@@ -111,18 +140,28 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
         if before is not None and str(count) == NARROW_AT:
             honest = "" if before["calibrated"]["coverage"] >= COVERED[0] else " (not honest then)"
             widths[f"{name}{honest}"] = s["calibrated"]["width"] / before["calibrated"]["width"]
-    yield _held(f"width at {NARROW_AT} runs at most {NARROWER} of the baseline's", widths, lambda value: value <= NARROWER)
+    yield _held(
+        f"width at {NARROW_AT} runs at most {NARROWER} of the baseline's",
+        widths,
+        lambda value: value <= NARROWER,
+    )
 
 
 def _beyond_chance(scores: dict[str, Any]) -> float:
-    """How far a coverage lies outside of COVERED and of the central 95 % of what so many rows give by chance."""
-    least, most = (float(binom.ppf(q, scores["rows"], 0.9)) / scores["rows"] for q in (0.025, 0.975))
+    """How far a coverage lies outside of COVERED and of the central 95 % of what so many rows give
+    by chance.
+    """
+    least, most = (
+        float(binom.ppf(q, scores["rows"], 0.9)) / scores["rows"] for q in (0.025, 0.975)
+    )
     covered: float = scores["coverage"]
     return min(covered - min(least, COVERED[0]), 0.0) + max(covered - max(most, COVERED[1]), 0.0)
 
 
 def _held(text: str, values: dict[str, float], fine: Any) -> str:
-    missed = sorted(((value, key) for key, value in values.items() if not fine(value)), reverse=True)
+    missed = sorted(
+        ((value, key) for key, value in values.items() if not fine(value)), reverse=True
+    )
     listed = "".join(f"\n      {value:+.3f}  {key}" for value, key in missed)
     return f"{text}: {len(values) - len(missed)} of {len(values)}{listed}"
 

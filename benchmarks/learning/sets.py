@@ -1,4 +1,6 @@
-"""Published runs of one GPU and framework as evidence: what calibrations may learn, and what they are held against."""
+"""Published runs of one GPU and framework as evidence: what calibrations may learn, and what they
+are held against.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ from hp_tool.training.problem import TrainingProblem
 MIN_ROWS = 14
 """Fewer say nothing of learning; the experts on H100 are as many."""
 CARDS = {
-    "a100-sxm-40gb": "A100-40", "a100-sxm-80gb": "A100-80", "h100-sxm-80gb": "H100", "h200-sxm-141gb": "H200",
-    "b200-sxm-180gb": "B200", "gb200-nvl72": "GB200",
-}  # fmt: skip
+    "a100-sxm-40gb": "A100-40",
+    "a100-sxm-80gb": "A100-80",
+    "h100-sxm-80gb": "H100",
+    "h200-sxm-141gb": "H200",
+    "b200-sxm-180gb": "B200",
+    "gb200-nvl72": "GB200",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,9 @@ class RunSet:
     uncalibrated_log_sd: NDArray[np.float64]
     """(n,) of the interval stated without a calibration."""
     labels: dict[str, NDArray[np.object_]]
-    """What runs may be carried over, each (n,): model, precision and task by name; size, length and devices as numbers."""
+    """What runs may be carried over, each (n,): model, precision and task by name; size, length and
+    devices as numbers.
+    """
     cell: NDArray[np.object_]
     """(n,) runs that differ in their layout alone share it."""
 
@@ -67,7 +75,11 @@ def run_sets(folder: Path) -> list[RunSet]:
         "Experts": [case for case in released if case.has_experts],
         "MLPerf pre-training": [case for case in audited if case.task == "pretrain"],
         "MLPerf LoRA": [case for case in audited if case.task == "lora"],
-        "Megatron": [case for case in (*released, *audited) if not case.has_experts and case.card != "h200-sxm-141gb"],
+        "Megatron": [
+            case
+            for case in (*released, *audited)
+            if not case.has_experts and case.card != "h200-sxm-141gb"
+        ],
         "Cut models": b200_cases(folder),
         "BLOOM": bloom_cases(folder),
         "InternEvo": internevo_cases(folder),
@@ -90,10 +102,15 @@ def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
         candidates = Candidates.from_configs([config])
         pieces.append(_evidence(f"{name} {number}", problem, candidates, np.array([case.step_s])))
         doubts.append(
-            step_log_sd(case=problem, unchecked=len(unchecked_features(case=problem, candidate=Candidates.alone(config))))
+            step_log_sd(
+                case=problem,
+                unchecked=len(unchecked_features(case=problem, candidate=Candidates.alone(config))),
+            )
         )
         labels.append(_labels(problem, name=case.name))
-        cells.append((case.name, case.date, *labels[-1].values(), problem.workload.global_batch_size))
+        cells.append(
+            (case.name, case.date, *labels[-1].values(), problem.workload.global_batch_size)
+        )
     return _run_set(name, pieces, doubts, labels, cells)
 
 
@@ -105,19 +122,30 @@ def _nanotron(folder: Path) -> list[RunSet]:
         pieces, doubts, labels, cells = [], [], [], []
         for group in groups(row for row in rows if row["model"] == model):
             case = TrainingCase(
-                model=group.model, cluster=group.cluster, workload=group.workload,
+                model=group.model,
+                cluster=group.cluster,
+                workload=group.workload,
                 profile=efficiency(gpu=group.cluster.gpu, framework="nanotron"),
-            )  # fmt: skip
+            )
             pieces.append(_evidence(f"{model} {len(pieces)}", case, group.candidates, group.step_s))
             count = len(group.rows)
             doubts += [step_log_sd(case=case)] * count
             labels += [_labels(case, name=f"{model} {group.model.kv_heads}")] * count
-            cells += [(model, group.model.kv_heads, group.cluster.num_gpus, group.workload.global_batch_size)] * count
+            cells += [
+                (
+                    model,
+                    group.model.kv_heads,
+                    group.cluster.num_gpus,
+                    group.workload.global_batch_size,
+                )
+            ] * count
         sets.append(_run_set(f"nanotron {model}", pieces, doubts, labels, cells))
     return sets
 
 
-def _evidence(name: str, case: TrainingCase, candidates: Candidates, step_s: NDArray[np.float64]) -> Evidence:
+def _evidence(
+    name: str, case: TrainingCase, candidates: Candidates, step_s: NDArray[np.float64]
+) -> Evidence:
     costs = _costs(case)(candidates)
     rows, unknown = len(step_s), np.full(len(step_s), np.nan)
     return Evidence(

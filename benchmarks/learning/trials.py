@@ -1,4 +1,6 @@
-"""Draws of a few runs that a calibration learns from, and its errors, coverage and width on the others."""
+"""Draws of a few runs that a calibration learns from, and its errors, coverage and width on the
+others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}
 """What one of BAD_AMONG measured step times is multiplied by."""
 BAD_AMONG = 5
 CONTRARY, CONTRARY_AMONG = 1.5, 6
-"""Runs that contradict each other: every other of them takes so many times longer, and the rest as much shorter."""
+"""Runs that contradict each other: every other of them takes so many times longer, and the rest as
+much shorter.
+"""
 RANKED_AFTER = (5, 10)
 LEAST_TESTED = 5
 """Runs that a draw or a direction leaves to be predicted."""
@@ -38,7 +42,9 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions of n runs: medians, and the standard deviation or the bounds of their 90 % intervals."""
+    """Predictions of n runs: medians, and the standard deviation or the bounds of their 90 %
+    intervals.
+    """
 
     step_s: NDArray[np.float64]
     low_s: NDArray[np.float64] | None = None
@@ -48,23 +54,32 @@ class Predictions:
 def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
     """What a calibration fitted to `evidence` says of the runs asked for."""
     fit = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).step_time
-    step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
+    step = fit.predict(
+        parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features
+    )
     low, high = step.interval(confidence=0.9)
     return Predictions(step_s=step.median_s, low_s=low, high_s=high)
 
 
 def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
     """What is said without a calibration."""
-    predicted, factor = runs.predicted_s[rows], np.exp(NORMAL_QUANTILE * runs.uncalibrated_log_sd[rows])
+    predicted, factor = (
+        runs.predicted_s[rows],
+        np.exp(NORMAL_QUANTILE * runs.uncalibrated_log_sd[rows]),
+    )
     return Predictions(step_s=predicted, low_s=predicted / factor, high_s=predicted * factor)
 
 
 def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
-    """One factor (the mean or median of ln measured / predicted), and the factor of the run most alike."""
+    """One factor (the mean or median of ln measured / predicted), and the factor of the run most
+    alike.
+    """
     predicted, wanted = (np.sum(list(each.parts_s.values()), axis=0) for each in (evidence, unseen))
     ratios = np.log(evidence.measured_step_s / predicted)
     names = sorted(unseen.features)
-    nearest = np.argmin(cdist(scaled(unseen.features, names), scaled(evidence.features, names)), axis=1)
+    nearest = np.argmin(
+        cdist(scaled(unseen.features, names), scaled(evidence.features, names)), axis=1
+    )
     return {
         "mean_factor": Predictions(step_s=wanted * np.exp(ratios.mean())),
         "median_factor": Predictions(step_s=wanted * np.exp(np.median(ratios))),
@@ -73,32 +88,53 @@ def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
 
 
 def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean error; coverage of the intervals, the mean of ln(high / low), and their interval score (Gneiting and Raftery 2007):
-    that width, and 2 / 0.1 times how far outside of them a measurement lies."""
+    """Mean error; coverage of the intervals, the mean of ln(high / low), and their interval score
+    (Gneiting and Raftery 2007): that width, and 2 / 0.1 times how far outside of them a measurement
+    lies.
+    """
     scores = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
     if predictions.low_s is not None and predictions.high_s is not None:
         inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
-        missed = np.maximum(np.log(predictions.low_s / measured_s), np.log(measured_s / predictions.high_s)).clip(0.0)
+        missed = np.maximum(
+            np.log(predictions.low_s / measured_s), np.log(measured_s / predictions.high_s)
+        ).clip(0.0)
         scores |= {
             "coverage": float(inside.mean()),
             "width": float(np.mean(np.log(predictions.high_s / predictions.low_s))),
             "rows": float(len(measured_s)),
-            "interval_score": float(np.mean(np.log(predictions.high_s / predictions.low_s) + 20.0 * missed)),
+            "interval_score": float(
+                np.mean(np.log(predictions.high_s / predictions.low_s) + 20.0 * missed)
+            ),
         }
     return scores
 
 
-def compare(runs: RunSet, taught: Rows, tested: Rows, *, evidence: Evidence | None = None) -> dict[str, Any]:
+def compare(
+    runs: RunSet, taught: Rows, tested: Rows, *, evidence: Evidence | None = None
+) -> dict[str, Any]:
     """Scores by method on the tested rows; `evidence` stands for what the taught rows measured."""
-    seen, unseen = runs.evidence.take(taught) if evidence is None else evidence, runs.evidence.take(tested)
-    methods = {"calibrated": calibrated(seen, unseen), "uncalibrated": uncalibrated(runs, tested), **simple(seen, unseen)}
-    scores: dict[str, Any] = {name: score(each, unseen.measured_step_s) for name, each in methods.items()}
+    seen, unseen = (
+        runs.evidence.take(taught) if evidence is None else evidence,
+        runs.evidence.take(tested),
+    )
+    methods = {
+        "calibrated": calibrated(seen, unseen),
+        "uncalibrated": uncalibrated(runs, tested),
+        **simple(seen, unseen),
+    }
+    scores: dict[str, Any] = {
+        name: score(each, unseen.measured_step_s) for name, each in methods.items()
+    }
     scores["ranking"] = [_ranked(runs, tested, methods)]
     return scores
 
 
-def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict[str, dict[str, float]]:
-    """Mean rank correlation, and share of the best throughput that the layout predicted best gives away, over cells."""
+def _ranked(
+    runs: RunSet, tested: Rows, methods: dict[str, Predictions]
+) -> dict[str, dict[str, float]]:
+    """Mean rank correlation, and share of the best throughput that the layout predicted best gives
+    away, over cells.
+    """
     by_method: dict[str, dict[str, list[float]]] = {}
     measured = runs.evidence.measured_step_s[tested]
     for cell in dict.fromkeys(runs.cell[tested]):
@@ -108,18 +144,29 @@ def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict
         for name in ("calibrated", "uncalibrated", "nearest"):
             predicted = methods[name].step_s[rows]
             each = by_method.setdefault(name, {"correlation": [], "regret": []})
-            each["correlation"].append(float(spearmanr(predicted, measured[rows]).statistic) if np.ptp(predicted) else 0.0)
-            each["regret"].append(float(1.0 - measured[rows].min() / measured[rows][np.argmin(predicted)]))
-    return {name: {key: fmean(values) for key, values in each.items()} for name, each in by_method.items()}
+            each["correlation"].append(
+                float(spearmanr(predicted, measured[rows]).statistic) if np.ptp(predicted) else 0.0
+            )
+            each["regret"].append(
+                float(1.0 - measured[rows].min() / measured[rows][np.argmin(predicted)])
+            )
+    return {
+        name: {key: fmean(values) for key, values in each.items()}
+        for name, each in by_method.items()
+    }
 
 
 def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """Return, by number of random runs, mean scores on the rest, and how often the calibration was worse than none."""
+    """Return, by number of random runs, mean scores on the rest, and how often the calibration was
+    worse than none.
+    """
     by_count = {}
     for count in RUNS:
         if len(runs) - count < LEAST_TESTED:
             continue
-        trials = [compare(runs, order[:count], order[count:]) for order in random_orders(runs, seeds)]
+        trials = [
+            compare(runs, order[:count], order[count:]) for order in random_orders(runs, seeds)
+        ]
         by_count[str(count)] = mean_scores(trials, ranking=count in RANKED_AFTER)
     return by_count
 
@@ -127,15 +174,23 @@ def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """With one bad row of five: its error beside that of the same draw without."""
     by_kind = {}
-    clean = [compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in random_orders(runs, seeds)]
+    clean = [
+        compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in random_orders(runs, seeds)
+    ]
     for name, factor in BAD.items():
         trials = []
         for order in random_orders(runs, seeds):
             taught = runs.evidence.take(order[:BAD_AMONG])
-            bad = replace(taught, measured_step_s=taught.measured_step_s * np.where(np.arange(BAD_AMONG) == 0, factor, 1.0))
+            bad = replace(
+                taught,
+                measured_step_s=taught.measured_step_s
+                * np.where(np.arange(BAD_AMONG) == 0, factor, 1.0),
+            )
             trials.append(compare(runs, order[:BAD_AMONG], order[BAD_AMONG:], evidence=bad))
         by_kind[name] = mean_scores(trials)
-        by_kind[name]["cost"] = by_kind[name]["calibrated"]["error"] - fmean(trial["calibrated"]["error"] for trial in clean)
+        by_kind[name]["cost"] = by_kind[name]["calibrated"]["error"] - fmean(
+            trial["calibrated"]["error"] for trial in clean
+        )
     return by_kind
 
 
@@ -151,7 +206,9 @@ def contrary(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """Return, by direction, scores on runs of the other side; a side with more runs than are carried gives random ones."""
+    """Return, by direction, scores on runs of the other side; a side with more runs than are
+    carried gives random ones.
+    """
     by_direction = {}
     for direction, source, target in _directions(runs):
         if len(source) < LEAST_CARRIED or len(target) < LEAST_TESTED:
@@ -168,8 +225,9 @@ def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def _directions(runs: RunSet) -> Iterator[tuple[str, Rows, Rows]]:
-    """(name, rows to learn from, rows to predict): each value of a name to the others, the lower half of a number to the
-    upper and back."""
+    """(name, rows to learn from, rows to predict): each value of a name to the others, the lower
+    half of a number to the upper and back.
+    """
     for name in NAMES:
         values = runs.labels[name]
         for value in dict.fromkeys(values):
@@ -193,17 +251,23 @@ def random_orders(runs: RunSet, seeds: int) -> list[Rows]:
 
 
 def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> dict[str, Any]:
-    """Means over trials by method, and the share of trials in which the calibration was worse than none."""
+    """Means over trials by method, and the share of trials in which the calibration was worse than
+    none.
+    """
     methods = [name for name in trials[0] if name != "ranking"]
     means: dict[str, Any] = {
-        name: {key: fmean(trial[name][key] for trial in trials) for key in trials[0][name]} for name in methods
+        name: {key: fmean(trial[name][key] for trial in trials) for key in trials[0][name]}
+        for name in methods
     }
     worse = [trial["calibrated"]["error"] > trial["uncalibrated"]["error"] for trial in trials]
     means |= {"trials": len(trials), "worse": fmean(worse)}
     ranked = [each for trial in trials for each in trial["ranking"] if each] if ranking else []
     if ranked:
         means["ranking"] = {
-            name: {key: fmean(each[name][key] for each in ranked) for key in ("correlation", "regret")} for name in ranked[0]
+            name: {
+                key: fmean(each[name][key] for each in ranked) for key in ("correlation", "regret")
+            }
+            for name in ranked[0]
         }
     return means
 

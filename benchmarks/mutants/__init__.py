@@ -1,1 +1,3 @@
-"""Small faults put into the cost model, the calibration and the search coordinator, one at a time: do the tests see them?"""
+"""Small faults put into the cost model, the calibration and the search coordinator, one at a time:
+do the tests see them?
+"""

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.mutants --seed N --count 60 [--kinds factor lock] [-j 2] [--json]`: how many faults drawn by a seed the
-tests see. Locks are few, so that a draw of all kinds seldom has one: `--kinds lock` draws them alone.
+"""`python -m benchmarks.mutants --seed N --count 60 [--kinds factor lock] [-j 2] [--json]`: how
+many faults drawn by a seed the tests see. Locks are few, so that a draw of all kinds seldom has
+one: `--kinds lock` draws them alone.
 
-Each mutant runs in a temporary copy of the working tree, without reference data, under the test files that reach its function.
+Each mutant runs in a temporary copy of the working tree, without reference data, under the test
+files that reach its function.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def evaluate(
-    *, seed: int, count: int, jobs: int, kinds: Collection[Kind] = KINDS, reached: Path | None = None, limit_s: float = math.inf
+    *,
+    seed: int,
+    count: int,
+    jobs: int,
+    kinds: Collection[Kind] = KINDS,
+    reached: Path | None = None,
+    limit_s: float = math.inf,
 ) -> list[Verdict]:
     """Return the verdicts in the order of the draw; progress goes to standard error.
 
@@ -68,25 +76,42 @@ def as_line(verdict: Verdict) -> str:
 def as_text(verdicts: list[Verdict]) -> str:
     """The survivors and the count."""
     survivors = [as_line(verdict) for verdict in verdicts if verdict.killed_by is None]
-    return "\n".join([*survivors, f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed"])
+    return "\n".join(
+        [*survivors, f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed"]
+    )
 
 
 def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
     """Return the count of killed mutants and every mutant with its verdict, for --json."""
     mutants = [
-        {**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by, "reached": verdict.reached}
+        {
+            **asdict(verdict.mutant),
+            "diff": verdict.diff,
+            "killed_by": verdict.killed_by,
+            "reached": verdict.reached,
+        }
         for verdict in verdicts
     ]
-    return {"seed": seed, "killed": sum(verdict.killed_by is not None for verdict in verdicts), "mutants": mutants}
+    return {
+        "seed": seed,
+        "killed": sum(verdict.killed_by is not None for verdict in verdicts),
+        "mutants": mutants,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="mutants to draw")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to draw (default: all)")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to draw (default: all)"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
-    parser.add_argument("--reached", type=Path, help="keep here which functions each test file reaches; reused where it exists")
+    parser.add_argument(
+        "--reached",
+        type=Path,
+        help="keep here which functions each test file reaches; reused where it exists",
+    )
     parser.add_argument(
         "--limit",
         type=float,
@@ -104,7 +129,11 @@ def main() -> None:
         reached=arguments.reached,
         limit_s=arguments.limit,
     )
-    print(json.dumps(as_json(verdicts, seed=arguments.seed), indent=2) if arguments.json else as_text(verdicts))
+    print(
+        json.dumps(as_json(verdicts, seed=arguments.seed), indent=2)
+        if arguments.json
+        else as_text(verdicts)
+    )
     killed = sum(verdict.killed_by is not None for verdict in verdicts)
     sys.exit(killed < MIN_KILLED * len(verdicts))
 

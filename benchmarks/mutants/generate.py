@@ -1,4 +1,6 @@
-"""Draw mutants: one operator, constant or condition of a source file replaced by another, one factor dropped, one lock lost."""
+"""Draw mutants: one operator, constant or condition of a source file replaced by another, one
+factor dropped, one lock lost.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
 LOCK = re.compile("(?:^|_)lock", re.IGNORECASE)
 UNLOCKED = '__import__("contextlib").nullcontext()'
 FUNCTIONS = {
-    a: b for pair in (("max", "min"), ("maximum", "minimum"), ("all", "any"), ("ceil", "floor")) for a, b in (pair, pair[::-1])
+    a: b
+    for pair in (("max", "min"), ("maximum", "minimum"), ("all", "any"), ("ceil", "floor"))
+    for a, b in (pair, pair[::-1])
 }
 SELF_DECIDING = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 """Comparisons whose mutated operator is already the negated condition."""
@@ -74,12 +78,19 @@ class Mutant:
 
     def diff(self, source: bytes) -> str:
         """The changed line before and after."""
-        before, after = (text.decode().splitlines()[self.line - 1].strip() for text in (source, self.apply(source)))
+        before, after = (
+            text.decode().splitlines()[self.line - 1].strip()
+            for text in (source, self.apply(source))
+        )
         return f"- {before}\n+ {after}"
 
 
-def draw(root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("operator", "factor", "lock")) -> list[Mutant]:
-    """Return at most `count` mutants of these kinds, each place equally likely; the same for the same seed and code."""
+def draw(
+    root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("operator", "factor", "lock")
+) -> list[Mutant]:
+    """Return at most `count` mutants of these kinds, each place equally likely; the same for the
+    same seed and code.
+    """
     places = [one for one in _places(root) if one.kind in kinds]
     random.Random(seed).shuffle(places)
     valid = (mutant for mutant in places if _is_fault(mutant, (root / mutant.path).read_bytes()))
@@ -88,10 +99,20 @@ def draw(root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("opera
 
 @functools.cache
 def _places(root: Path) -> tuple[Mutant, ...]:
-    """All that may be drawn: locks from wherever jobs and rows are shared, all else from the core."""
+    """All that may be drawn: locks from wherever jobs and rows are shared, all else from the
+    core.
+    """
     mutated = set(mutated_files(root))
-    locked = {str(path.relative_to(root)) for package in LOCKED_PACKAGES for path in (root / package).rglob("*.py")}
-    every = (mutant for path in sorted(mutated | locked) for mutant in mutants((root / path).read_bytes(), path=path))
+    locked = {
+        str(path.relative_to(root))
+        for package in LOCKED_PACKAGES
+        for path in (root / package).rglob("*.py")
+    }
+    every = (
+        mutant
+        for path in sorted(mutated | locked)
+        for mutant in mutants((root / path).read_bytes(), path=path)
+    )
     return tuple(one for one in every if one.kind == "lock" or one.path in mutated)
 
 
@@ -102,7 +123,11 @@ def mutated_files(root: Path) -> list[str]:
     while waiting:
         path = waiting.pop()
         files.add(path)
-        imported = (node.module for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom))
+        imported = (
+            node.module
+            for node in ast.walk(ast.parse(path.read_bytes()))
+            if isinstance(node, ast.ImportFrom)
+        )
         modules = {path.parent / f"{name.rpartition('.')[2]}.py" for name in imported if name}
         waiting += [module for module in modules if module.is_file() and module not in files]
     return sorted(str(path.relative_to(root)) for path in files)
@@ -121,11 +146,23 @@ def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
         for kind, replacements in every.items():
             for start, end, new in replacements:
                 line = source.count(b"\n", 0, start) + 1
-                yield Mutant(kind=kind, path=path, line=line, start=start, end=end, replacement=new, function=name)
+                yield Mutant(
+                    kind=kind,
+                    path=path,
+                    line=line,
+                    start=start,
+                    end=end,
+                    replacement=new,
+                    function=name,
+                )
 
 
-def _mutated_nodes(node: ast.AST, *, scope: str = "", function: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
-    """The tree without type hints, decorators, messages and invariants; each node with the outermost function around it."""
+def _mutated_nodes(
+    node: ast.AST, *, scope: str = "", function: str | None = None
+) -> Iterator[tuple[ast.AST, str | None]]:
+    """The tree without type hints, decorators, messages and invariants; each node with the
+    outermost function around it.
+    """
     yield node, function
     if isinstance(node, ast.ClassDef):
         scope = f"{scope}{node.name}."
@@ -136,17 +173,31 @@ def _mutated_nodes(node: ast.AST, *, scope: str = "", function: str | None = Non
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
             inside = function or f"{scope}{node.name}"
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not isinstance(child, UNMUTATED) and not _is_type(child, parent=node):
+            if (
+                isinstance(child, ast.AST)
+                and not isinstance(child, UNMUTATED)
+                and not _is_type(child, parent=node)
+            ):
                 yield from _mutated_nodes(child, scope=scope, function=inside)
 
 
 def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
-    """A union of types outside an annotation: an alias, or what isinstance asks for; and what only type checkers import."""
-    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "isinstance":
+    """A union of types outside an annotation: an alias, or what isinstance asks for; and what only
+    type checkers import.
+    """
+    if (
+        isinstance(parent, ast.Call)
+        and isinstance(parent.func, ast.Name)
+        and parent.func.id == "isinstance"
+    ):
         return node is parent.args[1]
     if isinstance(parent, ast.Module) and isinstance(node, ast.Assign):
         return isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.BitOr)
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -207,14 +258,18 @@ class _Text:
     def lost_locks(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
         """`with lock:` enters nothing, a query locks no rows, a file is not locked."""
         match node:
-            case ast.withitem(context_expr=lock, optional_vars=None) if any(LOCK.search(name) for name in _names(lock)):
+            case ast.withitem(context_expr=lock, optional_vars=None) if any(
+                LOCK.search(name) for name in _names(lock)
+            ):
                 yield self._start(lock), self._end(lock), UNLOCKED
             case ast.Call(func=ast.Attribute(value=query, attr="with_for_update")):
                 yield self._end(query), self._end(node), ""
             case ast.Call(func=ast.Attribute(attr="flock" | "lockf")):
                 yield self._start(node), self._end(node), "None"
 
-    def _operator(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Iterator[tuple[int, int, str]]:
+    def _operator(
+        self, left: ast.AST, op: ast.AST, right: ast.AST
+    ) -> Iterator[tuple[int, int, str]]:
         """The operator between two operands; brackets may stand there too."""
         if type(op) in OPERATORS:
             old, new = OPERATORS[type(op)]
@@ -223,7 +278,11 @@ class _Text:
                 yield start, start + len(old), new
 
     def _negated(self, test: ast.expr) -> Iterator[tuple[int, int, str]]:
-        decided = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], SELF_DECIDING)
+        decided = (
+            isinstance(test, ast.Compare)
+            and len(test.ops) == 1
+            and isinstance(test.ops[0], SELF_DECIDING)
+        )
         if not decided and not isinstance(test, ast.UnaryOp):
             start, end = self._start(test), self._end(test)
             yield start, end, f"not ({self._source[start:end].decode()})"

@@ -1,4 +1,6 @@
-"""A pytest plugin (`-p benchmarks.mutants.reached --reached FILE`): which functions of hp_tool each test file reaches."""
+"""A pytest plugin (`-p benchmarks.mutants.reached --reached FILE`): which functions of hp_tool each
+test file reaches.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ class Reach:
 
     seconds: float = 0.0
     functions: set[str] = field(default_factory=set)
-    """`path:qualified name`; what is inside a function counts as that function. Other processes are not looked into."""
+    """`path:qualified name`; what is inside a function counts as that function. Other processes are
+    not looked into.
+    """
 
 
 def read(file: Path) -> dict[str, Reach]:
     """Return what each test file runs, by its path."""
-    return {name: Reach(one["seconds"], set(one["functions"])) for name, one in json.loads(file.read_text()).items()}
+    return {
+        name: Reach(one["seconds"], set(one["functions"]))
+        for name, one in json.loads(file.read_text()).items()
+    }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +64,9 @@ class _Recorder:
         def trace(frame: FrameType, event: str, argument: object) -> None:
             code = frame.f_code
             if code.co_filename.startswith(self._package):
-                seen.add(f"{code.co_filename[self._cut :]}:{code.co_qualname.partition('.<locals>')[0]}")
+                seen.add(
+                    f"{code.co_filename[self._cut :]}:{code.co_qualname.partition('.<locals>')[0]}"
+                )
 
         started = time.perf_counter()
         threading.settrace(trace)
@@ -70,12 +79,19 @@ class _Recorder:
             reach.seconds += time.perf_counter() - started
 
     def pytest_sessionfinish(self) -> None:
-        reach = {name: asdict(one) | {"functions": sorted(one.functions)} for name, one in self._reach.items()}
+        reach = {
+            name: asdict(one) | {"functions": sorted(one.functions)}
+            for name, one in self._reach.items()
+        }
         self._output.write_text(json.dumps(reach))
 
 
 def forget_results() -> None:
-    """Empty the package's caches, or only the first test file would be seen to reach what they hold."""
+    """Empty the package's caches, or only the first test file would be seen to reach what they
+    hold.
+    """
     for each in gc.get_objects():
-        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(PACKAGE.rstrip("/")):
+        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(
+            PACKAGE.rstrip("/")
+        ):
             each.cache_clear()

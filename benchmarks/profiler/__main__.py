@@ -1,6 +1,8 @@
-"""`python -m benchmarks.profiler [--runs N] [--processes N] [--json]`: one small request, over and over.
+"""`python -m benchmarks.profiler [--runs N] [--processes N] [--json]`: one small request, over and
+over.
 
-Says how far two runs of the same configuration differ, which is the least difference a search can trust.
+Says how far two runs of the same configuration differ, which is the least difference a search can
+trust.
 """
 
 from __future__ import annotations
@@ -30,14 +32,25 @@ def request(*, processes: int, gpu: str, steps: int, warmup_steps: int) -> Profi
     return ProfileRequest(
         run_id="repeatability",
         model=ModelSpec(
-            name="repeatability", num_hidden_layers=4, hidden_size=256, num_attention_heads=8, vocab_size=2048
+            name="repeatability",
+            num_hidden_layers=4,
+            hidden_size=256,
+            num_attention_heads=8,
+            vocab_size=2048,
         ),
         training=TrainingWorkload(
-            sequence_length=128, global_batch_size=8, precision="fp32" if gpu == "cpu" else "bf16", attention="unfused"
+            sequence_length=128,
+            global_batch_size=8,
+            precision="fp32" if gpu == "cpu" else "bf16",
+            attention="unfused",
         ),
         parallel=ParallelConfig(tensor_parallel_size=processes, sequence_parallel=processes > 1),
-        num_gpus=processes, gpu=gpu, steps=steps, warmup_steps=warmup_steps, timeout_s=300.0,
-    )  # fmt: skip
+        num_gpus=processes,
+        gpu=gpu,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        timeout_s=300.0,
+    )
 
 
 def run(launcher: Launcher, what: ProfileRequest, *, job_name: str) -> tuple[Measurement, float]:
@@ -50,7 +63,9 @@ def run(launcher: Launcher, what: ProfileRequest, *, job_name: str) -> tuple[Mea
 
 
 def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """Every run's median step time, and how they scatter. Runs that fail are reported and counted, not repeated."""
+    """Every run's median step time, and how they scatter. Runs that fail are reported and counted,
+    not repeated.
+    """
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hp-profiler-benchmark-") as folder:
         launcher = create("local", root=folder)
@@ -71,13 +86,22 @@ def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dic
                     "load": load,
                 }
             )
-            print(f"run {number + 1} of {runs}: {measurement.status}, {measurement.step_s} s a step", file=sys.stderr)
-    return {"hardware": here.device_name or here.gpu, "processes": processes, "steps": steps, "rows": rows, **scatter(rows)}
+            print(
+                f"run {number + 1} of {runs}: {measurement.status}, {measurement.step_s} s a step",
+                file=sys.stderr,
+            )
+    return {
+        "hardware": here.device_name or here.gpu,
+        "processes": processes,
+        "steps": steps,
+        "rows": rows,
+        **scatter(rows),
+    }
 
 
 def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median step time of the runs that succeeded and, relative to it, interquartile and whole range, between
-    runs and (median over runs) between the steps of one.
+    """Return the median step time of the runs that succeeded and, relative to it, interquartile and
+    whole range, between runs and (median over runs) between the steps of one.
     """
     good = [row for row in rows if row["status"] == "ok"]
     counts: dict[str, Any] = {"ok": len(good), "failed": len(rows) - len(good)}
@@ -90,23 +114,33 @@ def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "step_s_median": middle,
         "between_runs_interquartile": (high - low) / middle,
         "between_runs_range": (max(steps) - min(steps)) / middle,
-        "within_runs_interquartile": statistics.median(row["step_s_spread"] / row["step_s"] for row in good),
+        "within_runs_interquartile": statistics.median(
+            row["step_s_spread"] / row["step_s"] for row in good
+        ),
         "wall_s_median": statistics.median(row["wall_s"] for row in good),
     }
 
 
 def as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['ok']} runs over {report['processes']} processes on {report['hardware']}, {report['failed']} failed"]
+    lines = [
+        f"{report['ok']} runs over {report['processes']} processes on {report['hardware']}, "
+        f"{report['failed']} failed"
+    ]
     for row in report["rows"]:
         if row["status"] == "ok":
-            lines.append(f"  {row['step_s'] * 1e3:8.1f} ms a step, {row['wall_s']:.1f} s in all, load {row['load']:.1f} before")
+            lines.append(
+                f"  {row['step_s'] * 1e3:8.1f} ms a step, {row['wall_s']:.1f} s in all, load "
+                f"{row['load']:.1f} before"
+            )
         else:
             lines.append(f"  {row['status']}: {row['cause']}")
     if "step_s_median" in report:
         lines.append(
             f"median {report['step_s_median'] * 1e3:.1f} ms; between runs: interquartile range "
-            f"{report['between_runs_interquartile']:.1%}, whole range {report['between_runs_range']:.1%}; "
-            f"between the steps of a run: interquartile range {report['within_runs_interquartile']:.1%}"
+            f"{report['between_runs_interquartile']:.1%}, whole range "
+            f"{report['between_runs_range']:.1%}; "
+            "between the steps of a run: interquartile range "
+            f"{report['within_runs_interquartile']:.1%}"
         )
     return "\n".join(lines)
 
@@ -120,7 +154,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report = evaluate(
-        runs=arguments.runs, processes=arguments.processes, steps=arguments.steps, warmup_steps=arguments.warmup_steps
+        runs=arguments.runs,
+        processes=arguments.processes,
+        steps=arguments.steps,
+        warmup_steps=arguments.warmup_steps,
     )
     print(json.dumps(report, indent=2) if arguments.json else as_text(report))
     sys.exit(0 if report["ok"] else 1)

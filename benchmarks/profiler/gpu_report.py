@@ -1,8 +1,10 @@
-"""`python -m benchmarks.profiler.gpu_report [--gpu cpu] [--grid full|tiny] [--output DIR]`: predictions against a device.
+"""`python -m benchmarks.profiler.gpu_report [--gpu cpu] [--grid full|tiny] [--output DIR]`:
+predictions against a device.
 
-Runs a GPT and a Llama shape over micro-batch, sequence length, recomputation and precision, 40 configurations in all, some of
-them too large for any device of today, and writes what was predicted and measured of step time and peak memory, before and
-after calibration, to benchmarks/reports/DATE-GPU.md. Calibrated predictions are of rows that their fit did not see.
+Runs a GPT and a Llama shape over micro-batch, sequence length, recomputation and precision, 40
+configurations in all, some of them too large for any device of today, and writes what was predicted
+and measured of step time and peak memory, before and after calibration, to
+benchmarks/reports/DATE-GPU.md. Calibrated predictions are of rows that their fit did not see.
 """
 
 from __future__ import annotations
@@ -40,9 +42,17 @@ GPT: dict[str, Any] = {
     "vocab_size": 51200,
 }
 LLAMA: dict[str, Any] = {
-    "name": "llama-1.5b", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "intermediate_size": 8192, "vocab_size": 128256, "gated_mlp": True, "normalization": "rmsnorm", "tie_word_embeddings": True,
-}  # fmt: skip
+    "name": "llama-1.5b",
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "gated_mlp": True,
+    "normalization": "rmsnorm",
+    "tie_word_embeddings": True,
+}
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
 
 
@@ -65,14 +75,22 @@ class Row:
 
 def full_grid() -> list[Case]:
     """36 in bf16, four in fp32. Without recomputation 16 x 8192 tokens need hundreds of GB."""
-    bf16 = itertools.product((GPT, LLAMA), (2048, 8192), (1, 4, 16), ("none", "selective", "full"), ("bf16",))
+    bf16 = itertools.product(
+        (GPT, LLAMA), (2048, 8192), (1, 4, 16), ("none", "selective", "full"), ("bf16",)
+    )
     fp32 = itertools.product((GPT, LLAMA), (2048,), (1, 4), ("full",), ("fp32",))
     return [Case(*each) for each in (*bf16, *fp32)]
 
 
 def tiny_grid() -> list[Case]:
     """Three that any machine runs in seconds, to see that the command works."""
-    llama = {**LLAMA, **SMALL, "num_key_value_heads": 2, "intermediate_size": 160, "name": "tiny-llama"}
+    llama = {
+        **LLAMA,
+        **SMALL,
+        "num_key_value_heads": 2,
+        "intermediate_size": 160,
+        "name": "tiny-llama",
+    }
     gpt = {**SMALL, "name": "tiny-gpt"}
     cases = ((gpt, 32, 1, "none"), (gpt, 32, 2, "full"), (llama, 64, 1, "none"))
     return [Case(*each, "fp32") for each in cases]
@@ -81,31 +99,56 @@ def tiny_grid() -> list[Case]:
 def run(case: Case, *, gpu: str, launcher: Launcher, steps: int) -> Row:
     """One configuration on one device, two micro-batches a step."""
     query = {
-        "kind": "training", "model": case.model, "cluster": {"gpu": gpu, "num_gpus": 1},
+        "kind": "training",
+        "model": case.model,
+        "cluster": {"gpu": gpu, "num_gpus": 1},
         "training": {
-            "sequence_length": case.sequence_length, "global_batch_size": 2 * case.micro_batch_size, "precision": case.precision
+            "sequence_length": case.sequence_length,
+            "global_batch_size": 2 * case.micro_batch_size,
+            "precision": case.precision,
         },
-    }  # fmt: skip
+    }
     problem: TrainingProblem = resolve_training(parse_query(query))
     config = ParallelConfig(micro_batch_size=case.micro_batch_size, recompute=case.recompute)  # type: ignore[arg-type]
     request = ProfileRequest(
-        run_id="report", model=problem.model, training=problem.workload, parallel=config, num_gpus=1, gpu=gpu,
-        steps=steps, warmup_steps=2, timeout_s=600.0,
-    )  # fmt: skip
+        run_id="report",
+        model=problem.model,
+        training=problem.workload,
+        parallel=config,
+        num_gpus=1,
+        gpu=gpu,
+        steps=steps,
+        warmup_steps=2,
+        timeout_s=600.0,
+    )
     measurement = run_job(launcher, request)
     record: Any = SimpleNamespace(id=repr(case), parallel=config, measurement=measurement)
     return Row(case=case, measurement=measurement, evidence=evidence_of([record], problem=problem))
 
 
-def predictions(rows: list[Row], *, kind: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(before, after) calibration, each {step_s, memory_bytes} of (n,): after, by fits on the other folds."""
+def predictions(
+    rows: list[Row], *, kind: Any
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(before, after) calibration, each {step_s, memory_bytes} of (n,): after, by fits on the other
+    folds.
+    """
     evidence = Evidence.concatenate([row.evidence for row in rows])
-    before = {"step_s": np.sum(list(evidence.parts_s.values()), axis=0), "memory_bytes": evidence.memory_bytes}
+    before = {
+        "step_s": np.sum(list(evidence.parts_s.values()), axis=0),
+        "memory_bytes": evidence.memory_bytes,
+    }
     after = {name: np.array(values) for name, values in before.items()}
-    for fold in np.array_split(np.random.default_rng(0).permutation(len(rows)), min(FOLDS, len(rows))):
-        fit = fit_calibration(evidence=evidence.take(np.setdiff1d(np.arange(len(rows)), fold)), prior=prior_for(kind=kind))
+    for fold in np.array_split(
+        np.random.default_rng(0).permutation(len(rows)), min(FOLDS, len(rows))
+    ):
+        fit = fit_calibration(
+            evidence=evidence.take(np.setdiff1d(np.arange(len(rows)), fold)),
+            prior=prior_for(kind=kind),
+        )
         unseen = evidence.take(fold)
-        step = fit.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
+        step = fit.step_time.predict(
+            parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features
+        )
         after["step_s"][fold] = step.median_s
         after["memory_bytes"][fold] = fit.memory.predict(
             memory_bytes=unseen.memory_bytes, features=unseen.features
@@ -120,34 +163,57 @@ def as_markdown(rows: list[Row], *, gpu: str, kind: Any, command: str) -> str:
     versions = next((row.measurement.versions for row in rows if row.measurement.versions), {})
     measured = {
         "step_s": np.array([row.measurement.step_s or np.nan for row in rows]),
-        "memory_bytes": np.array([float(row.measurement.peak_memory_bytes or np.nan) for row in rows]),
+        "memory_bytes": np.array(
+            [float(row.measurement.peak_memory_bytes or np.nan) for row in rows]
+        ),
     }
     statuses = [row.measurement.status for row in rows]
     lines = [
         f"# {gpu}, {datetime.datetime.now(datetime.UTC).date()}",
         "",
-        f"{hardware.device_name if hardware else gpu}; " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"{hardware.device_name if hardware else gpu}; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items()),
         "",
-        f"By `{command}`: {len(rows)} configurations on one device, {statuses.count('ok')} ran, {statuses.count('oom')} were "
-        f"out of memory. Calibrated predictions are of rows that their fit did not see ({min(FOLDS, len(rows))} folds).",
+        f"By `{command}`: {len(rows)} configurations on one device, {statuses.count('ok')} ran, "
+        f"{statuses.count('oom')} were "
+        "out of memory. Calibrated predictions are of rows that their fit did not see "
+        f"({min(FOLDS, len(rows))} folds).",
         "",
         "| | median error before | after |",
         "|---|---|---|",
     ]
     for name, words in (("step_s", "step time"), ("memory_bytes", "peak memory")):
-        errors = [np.nanmedian(np.abs(predicted[name] / measured[name] - 1)) for predicted in (before, after)]
+        errors = [
+            np.nanmedian(np.abs(predicted[name] / measured[name] - 1))
+            for predicted in (before, after)
+        ]
         lines.append(f"| {words} | {errors[0]:.1%} | {errors[1]:.1%} |")
-    lines += ["", "| model | s | b | recompute | precision | result | step ms: measured | before | after |", "|---" * 9 + "|"]
+    lines += [
+        "",
+        "| model | s | b | recompute | precision | result | step ms: measured | before | after |",
+        "|---" * 9 + "|",
+    ]
     lines[-2] += " peak GiB: measured | before | after |"
     lines[-1] += "---|" * 3
     for n, row in enumerate(rows):
         case = row.case
-        cells: list[str] = [case.model["name"], str(case.sequence_length), str(case.micro_batch_size), case.recompute]
+        cells: list[str] = [
+            case.model["name"],
+            str(case.sequence_length),
+            str(case.micro_batch_size),
+            case.recompute,
+        ]
         cells += [case.precision, row.measurement.status]
         cells += [_number(column["step_s"][n], 1e3) for column in (measured, before, after)]
-        cells += [_number(column["memory_bytes"][n], 2.0**-30) for column in (measured, before, after)]
+        cells += [
+            _number(column["memory_bytes"][n], 2.0**-30) for column in (measured, before, after)
+        ]
         lines.append("| " + " | ".join(cells) + " |")
-    failed = [f"- {row.case}: {row.measurement.cause}" for row in rows if row.measurement.status not in ("ok", "oom")]
+    failed = [
+        f"- {row.case}: {row.measurement.cause}"
+        for row in rows
+        if row.measurement.status not in ("ok", "oom")
+    ]
     return "\n".join([*lines, *(["", "Failed otherwise:", "", *failed] if failed else []), ""])
 
 
@@ -156,7 +222,9 @@ def _number(value: float, unit: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler.gpu_report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profiler.gpu_report", description=__doc__
+    )
     parser.add_argument("--gpu", help="catalogue name; default: what this host has")
     parser.add_argument("--grid", choices=("full", "tiny"), default="full")
     parser.add_argument("--steps", type=int, default=8, help="measured steps a run")
@@ -172,13 +240,19 @@ def main() -> None:
             rows.append(run(case, gpu=gpu, launcher=launcher, steps=arguments.steps))
             measurement = rows[-1].measurement
             print(
-                f"{len(rows)}: {case}: {measurement.status}, {measurement.step_s} s; load {os.getloadavg()[0]:.1f}",
+                f"{len(rows)}: {case}: {measurement.status}, {measurement.step_s} s; load "
+                f"{os.getloadavg()[0]:.1f}",
                 file=sys.stderr,
             )
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"{datetime.datetime.now(datetime.UTC).date()}-{gpu}.md"
-    command = f"python -m benchmarks.profiler.gpu_report --gpu {gpu} --grid {arguments.grid} --steps {arguments.steps}"
-    path.write_text(as_markdown(rows, gpu=gpu, kind="cpu" if gpu == "cpu" else "gpu", command=command))
+    command = (
+        f"python -m benchmarks.profiler.gpu_report --gpu {gpu} --grid {arguments.grid} "
+        f"--steps {arguments.steps}"
+    )
+    path.write_text(
+        as_markdown(rows, gpu=gpu, kind="cpu" if gpu == "cpu" else "gpu", command=command)
+    )
     print(path)
 
 

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.profiler.microbenchmarks [--json]`: what a pass of micro-benchmarks is worth on this machine's cores.
+"""`python -m benchmarks.profiler.microbenchmarks [--json]`: what a pass of micro-benchmarks is
+worth on this machine's cores.
 
-Single operations are timed over two processes and the machine's constants fitted on them alone; then eight training
-configurations, none of which the fit has seen, are run and held against the predictions of the catalogue's `cpu` profile and
-of the fitted one.
+Single operations are timed over two processes and the machine's constants fitted on them alone;
+then eight training configurations, none of which the fit has seen, are run and held against the
+predictions of the catalogue's `cpu` profile and of the fitted one.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.launchers import create
 from hp_tool.learning.machine import applied, benchmark_machine, predicted_step_s, run_job
 
-GPT: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 4096}
+GPT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "vocab_size": 4096,
+}
 LLAMA: dict[str, Any] = {
-    **GPT, "num_key_value_heads": 4, "intermediate_size": 704, "gated_mlp": True, "normalization": "rmsnorm",
+    **GPT,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "gated_mlp": True,
+    "normalization": "rmsnorm",
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 TP2, PP2, DP2 = ({f"{name}_parallel_size": 2} for name in ("tensor", "pipeline", "data"))
 CASES: tuple[tuple[str, dict[str, Any], int, int, dict[str, Any]], ...] = (
     ("GPT, one process", GPT, 128, 8, {}),
@@ -44,16 +54,25 @@ CASES: tuple[tuple[str, dict[str, Any], int, int, dict[str, Any]], ...] = (
 """(name, model, sequence_length, global_batch_size, parallel)"""
 
 
-def request(name: str, model: dict[str, Any], sequence: int, batch: int, parallel: dict[str, Any]) -> ProfileRequest:
+def request(
+    name: str, model: dict[str, Any], sequence: int, batch: int, parallel: dict[str, Any]
+) -> ProfileRequest:
     config = ParallelConfig(**parallel)
     return ProfileRequest(
         run_id="held-out",
         model=ModelSpec(name=name, **model),
-        training=TrainingWorkload(sequence_length=sequence, global_batch_size=batch, precision="fp32"),
+        training=TrainingWorkload(
+            sequence_length=sequence, global_batch_size=batch, precision="fp32"
+        ),
         parallel=config,
-        num_gpus=config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size,
-        gpu="cpu", steps=6, warmup_steps=2, timeout_s=300.0,
-    )  # fmt: skip
+        num_gpus=config.tensor_parallel_size
+        * config.pipeline_parallel_size
+        * config.data_parallel_size,
+        gpu="cpu",
+        steps=6,
+        warmup_steps=2,
+        timeout_s=300.0,
+    )
 
 
 def processes(count: int) -> ClusterSpec:
@@ -62,10 +81,14 @@ def processes(count: int) -> ClusterSpec:
 
 
 def evaluate() -> dict[str, Any]:
-    """Fit, then run what was not fitted on. A configuration that fails counts as failed and is named."""
+    """Fit, then run what was not fitted on. A configuration that fails counts as failed and is
+    named.
+    """
     with tempfile.TemporaryDirectory(prefix="hp-microbenchmarks-") as folder:
         launcher = create("local", root=folder, cpu_only=True)
-        report, measured = benchmark_machine(cluster=processes(2), launcher=launcher, precisions=("fp32",))
+        report, measured = benchmark_machine(
+            cluster=processes(2), launcher=launcher, precisions=("fp32",)
+        )
         print(f"{len(measured.operations)} operations in {report.wall_s:.0f} s", file=sys.stderr)
         stock = efficiency(gpu=processes(1).gpu, framework="megatron-core")
         rows = []
@@ -84,27 +107,43 @@ def evaluate() -> dict[str, Any]:
                 before = predicted_step_s(job, cluster=machine, profile=stock)
                 after = predicted_step_s(job, cluster=machine, profile=fitted)
                 row |= {"measured_s": measurement.step_s, "before_s": before, "after_s": after}
-                row |= {"error_before": before / measurement.step_s - 1, "error_after": after / measurement.step_s - 1}
+                row |= {
+                    "error_before": before / measurement.step_s - 1,
+                    "error_after": after / measurement.step_s - 1,
+                }
             rows.append(row)
             print(f"{case[0]}: {measurement.status}, {measurement.step_s} s", file=sys.stderr)
     good = [row for row in rows if "measured_s" in row]
     return {
         "operations": len(measured.operations),
         "wall_s": report.wall_s,
-        "fit_errors": {what: {"operations": n, "median_error": error} for what, (n, error) in report.errors.items()},
+        "fit_errors": {
+            what: {"operations": n, "median_error": error}
+            for what, (n, error) in report.errors.items()
+        },
         "rows": rows,
-        "median_error_before": statistics.median(abs(row["error_before"]) for row in good) if good else None,
-        "median_error_after": statistics.median(abs(row["error_after"]) for row in good) if good else None,
+        "median_error_before": statistics.median(abs(row["error_before"]) for row in good)
+        if good
+        else None,
+        "median_error_after": statistics.median(abs(row["error_after"]) for row in good)
+        if good
+        else None,
     }
 
 
 def as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['operations']} operations timed in {report['wall_s']:.0f} s; then, none of them fitted on:"]
+    lines = [
+        f"{report['operations']} operations timed in {report['wall_s']:.0f} s; then, none of them "
+        "fitted on:"
+    ]
     for row in report["rows"]:
         if "measured_s" not in row:
             lines.append(f"  {row['name']:34} {row['status']}: {row['cause']}")
             continue
-        before, after = f"{row['before_s'] * 1e3:.0f} ({row['error_before']:+.0%})", f"{row['after_s'] * 1e3:.0f}"
+        before, after = (
+            f"{row['before_s'] * 1e3:.0f} ({row['error_before']:+.0%})",
+            f"{row['after_s'] * 1e3:.0f}",
+        )
         lines.append(
             f"  {row['name']:34} {row['measured_s'] * 1e3:7.0f} ms; predicted {before} before, "
             f"{after} ({row['error_after']:+.0%}) after; load {row['load']:.1f}"
@@ -116,7 +155,9 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler.microbenchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profiler.microbenchmarks", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report = evaluate()

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: all promises, held in simulated histories.
+"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: all promises,
+held in simulated histories.
 
 A breach ends the command with exit code 1 and the shortest history that shows it.
 """
@@ -32,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.promises", description=__doc__)
     parser.add_argument("--histories", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the first 500; the next have the next seed")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first 500; the next have the next seed"
+    )
     arguments = parser.parse_args()
     seeds = range(arguments.seed, arguments.seed + -(-arguments.histories // AT_A_TIME))
     tasks = [(seed, min(AT_A_TIME, arguments.histories)) for seed in seeds]
@@ -41,10 +44,15 @@ def main() -> None:
         for (seed, _), (count, breach) in zip(tasks, pool.imap(_chunk, tasks), strict=True):
             total += count
             if breach:
-                sys.exit(f"a promise is broken with seed {seed}, after {total} histories:\n{breach}")
+                sys.exit(
+                    f"a promise is broken with seed {seed}, after {total} histories:\n{breach}"
+                )
             minutes = (time.monotonic() - started) / 60
             sys.stderr.write(f"{total} histories, {total / minutes:.0f} a minute\n")
-    print(f"{total} histories without a broken promise in {(time.monotonic() - started) / 60:.1f} minutes")
+    print(
+        f"{total} histories without a broken promise in {(time.monotonic() - started) / 60:.1f} "
+        "minutes"
+    )
 
 
 def _chunk(task: tuple[int, int]) -> tuple[int, str]:

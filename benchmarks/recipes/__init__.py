@@ -1,1 +1,3 @@
-"""Generated recipes: a table of what releases of Megatron Bridge set becomes rules of the catalogue."""
+"""Generated recipes: a table of what releases of Megatron Bridge set becomes rules of the
+catalogue.
+"""

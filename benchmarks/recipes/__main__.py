@@ -1,6 +1,8 @@
-"""`python -m benchmarks.recipes FILE`: recipes of the catalogue from a table of presets, and how well rules alone know a model.
+"""`python -m benchmarks.recipes FILE`: recipes of the catalogue from a table of presets, and how
+well rules alone know a model.
 
---write replaces the catalogue's file; without it the command compares, and fails where the file differs.
+--write replaces the catalogue's file; without it the command compares, and fails where the file
+differs.
 """
 
 from __future__ import annotations
@@ -21,9 +23,17 @@ CATALOGUE = Path(catalog.__file__).parent / "data" / "recipes" / "megatron_bridg
 def main(arguments: list[str] | None = None) -> int:
     """Print both scores; 1 if the catalogue's file is not what the table gives."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
-    parser.add_argument("file", type=Path, help="table of presets, such as recipe_settings_by_release.csv")
-    parser.add_argument("--write", action="store_true", help=f"write {CATALOGUE.name} of the catalogue")
-    parser.add_argument("--seen-only", action="store_true", help="leave the models' presets in: seconds instead of a minute")
+    parser.add_argument(
+        "file", type=Path, help="table of presets, such as recipe_settings_by_release.csv"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {CATALOGUE.name} of the catalogue"
+    )
+    parser.add_argument(
+        "--seen-only",
+        action="store_true",
+        help="leave the models' presets in: seconds instead of a minute",
+    )
     options = parser.parse_args(arguments)
     listed = presets(options.file)
     text = recipes(releases(listed))
@@ -31,7 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write:
         CATALOGUE.write_text(text)
     seen = score(listed, text)
-    print(f"{len(listed)} presets, {seen.of.total():,} values: {seen.right.total():,} as the release has them")
+    print(
+        f"{len(listed)} presets, {seen.of.total():,} values: {seen.right.total():,} as the release "
+        "has them"
+    )
     if not options.seen_only:
         scores = left_out(listed)
         whole = next(iter(scores.values()))
@@ -39,7 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}, its presets left out: {each.share:.1%} of {each.of.total():,} values")
             if each is not whole:
                 whole.add(each)
-        print(f"by rule alone, a model's presets left out: {whole.share:.1%} of {whole.of.total():,} values")
+        print(
+            f"by rule alone, a model's presets left out: {whole.share:.1%} of {whole.of.total():,} "
+            "values"
+        )
         print("; ".join(f"{key} {share:.0%}" for key, share in whole.by_key().items()))
     if not (same or options.write):
         print(f"{CATALOGUE} is not what this table gives; --write replaces it", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""How many of the presets' values the rules give: with every preset seen, and for a model whose presets are left out."""
+"""How many of the presets' values the rules give: with every preset seen, and for a model whose
+presets are left out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.queries import schema
 from hp_tool.training.recipes import settings
 
-OF_EXPERTS = ("training.overlap", "parallel.moe_token_dispatcher_type", "parallel.expert_tensor_parallel_size")
+OF_EXPERTS = (
+    "training.overlap",
+    "parallel.moe_token_dispatcher_type",
+    "parallel.expert_tensor_parallel_size",
+)
 """Knobs that a dense model does not have."""
 RECOMPUTE = "parallel.recompute"
 
@@ -46,7 +52,9 @@ class Score:
 
 
 def score(presets: Iterable[Preset], text: str) -> Score:
-    """Compare the presets with what recipes of the catalogue's YAML set, a release that the text lacks left out."""
+    """Compare the presets with what recipes of the catalogue's YAML set, a release that the text
+    lacks left out.
+    """
     named = parsed(text)
     result = Score()
     for preset in presets:
@@ -54,7 +62,9 @@ def score(presets: Iterable[Preset], text: str) -> Score:
         if recipe is None:
             continue
         values = _columns(_settings(recipe, preset))
-        wanted = _columns({key: value for keys in preset.settings.values() for key, value in keys.items()})
+        wanted = _columns(
+            {key: value for keys in preset.settings.values() for key, value in keys.items()}
+        )
         for key, value in wanted.items():
             if key in OF_EXPERTS and preset.kind == "dense":
                 continue
@@ -111,4 +121,6 @@ def _settings(recipe: Recipe, preset: Preset) -> dict[str, object]:
         num_gpus=preset.num_gpus,
         workload=workload,
     )
-    return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
+    return {
+        f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()
+    }

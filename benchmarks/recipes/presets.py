@@ -60,13 +60,18 @@ class Preset:
 def presets(path: Path) -> list[Preset]:
     """Return the presets of models and GPUs that the catalogue has, those of one cell once."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] in NAMES and row["system"].upper() in GPUS]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["model"] in NAMES and row["system"].upper() in GPUS
+        ]
     rows.sort(key=lambda row: row["release"])
     return list({preset.cell: preset for preset in map(_preset, _with_modules(rows))}.values())
 
 
 def _with_modules(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """Yield the rows, oldest release first; a hybrid's row that names no recorded modules gets those of an earlier release.
+    """Yield the rows, oldest release first; a hybrid's row that names no recorded modules gets
+    those of an earlier release.
 
     From 26.08 on presets name them by set_cuda_graph_modules, which the table does not follow
     (perf_recipes/nemotronh: the modules are those of 26.06).
@@ -108,7 +113,9 @@ def _kind(row: dict[str, str]) -> str:
 def _settings(row: dict[str, str]) -> dict[str, Setting]:
     values: Setting = {key: None for keys in GROUPS.values() for key in keys}
     if row["cuda_graph_impl"] not in ("", "none"):
-        modules = [name for name in _modules(row["cuda_graph_modules"]) if name != "full"]  # an older name of the whole layer
+        modules = [
+            name for name in _modules(row["cuda_graph_modules"]) if name != "full"
+        ]  # an older name of the whole layer
         whole = row["cuda_graph_impl"] != "transformer_engine" or modules == ["full_iteration"]
         values["training.cuda_graphs"] = True
         values["training.cuda_graph_modules"] = None if whole else modules or WHOLE_LAYER
@@ -120,7 +127,8 @@ def _settings(row: dict[str, str]) -> dict[str, Setting]:
         values["parallel.moe_token_dispatcher_type"] = DISPATCHERS[row["dispatcher"]] or "alltoall"
         values["parallel.expert_tensor_parallel_size"] = int(row["etp"] or 1)
     layers = model(NAMES[row["model"]]).num_hidden_layers
-    # A count of all layers, which Megatron Core refuses, stands beside a switch that is off (perf_recipes/gpt_oss/common.py).
+    # A count of all layers, which Megatron Core refuses, stands beside a switch that is off
+    # (perf_recipes/gpt_oss/common.py).
     if row["offload_layers"] and int(row["offload_layers"]) < layers:
         values["training.offload"] = "activations"
         values["training.offload_fraction"] = round(int(row["offload_layers"]) / layers, 4)
@@ -128,9 +136,16 @@ def _settings(row: dict[str, str]) -> dict[str, Setting]:
         values["parallel.zero_stage"] = 3
     if row["recompute_num_layers"]:
         recomputed = int(row["recompute_num_layers"])
-        values["parallel.recompute"] = {"granularity": "full", "method": "block", "num_layers": recomputed}
+        values["parallel.recompute"] = {
+            "granularity": "full",
+            "method": "block",
+            "num_layers": recomputed,
+        }
     elif row["recompute_modules"]:
-        values["parallel.recompute"] = {"granularity": "selective", "modules": sorted(_modules(row["recompute_modules"]))}
+        values["parallel.recompute"] = {
+            "granularity": "selective",
+            "modules": sorted(_modules(row["recompute_modules"])),
+        }
     return {group: {key: values[key] for key in keys} for group, keys in GROUPS.items()}
 
 

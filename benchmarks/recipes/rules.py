@@ -1,7 +1,9 @@
-"""From presets to a short list of rules: what most models of a kind have, then what each has otherwise.
+"""From presets to a short list of rules: what most models of a kind have, then what each has
+otherwise.
 
-A rule is pure: every preset that it holds for has its value, so the order of a release's exceptions does not matter, and rules
-that set different keys under the same conditions are one. Each release's rules follow those of the release before.
+A rule is pure: every preset that it holds for has its value, so the order of a release's exceptions
+does not matter, and rules that set different keys under the same conditions are one. Each release's
+rules follow those of the release before.
 """
 
 from __future__ import annotations
@@ -81,13 +83,17 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
         exceptions = _exceptions(listed, [*inherited, *usual])
         models = tuple(sorted({preset.model for preset in listed}))
         gpus = tuple(sorted({preset.gpu for preset in listed}))
-        learned.append(Release(name, models, gpus, _without_idle_nulls([*usual, *exceptions], inherited)))
+        learned.append(
+            Release(name, models, gpus, _without_idle_nulls([*usual, *exceptions], inherited))
+        )
         inherited += learned[-1].rules
     return learned
 
 
 def _dropped(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
-    """The earlier presets of models and tasks that a release no longer lists: they stay as they were."""
+    """The earlier presets of models and tasks that a release no longer lists: they stay as they
+    were.
+    """
     known = {(preset.model, preset.task) for preset in listed}
     return [preset for preset in before if (preset.model, preset.task) not in known]
 
@@ -97,7 +103,9 @@ def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> lis
     known = {key for rule in inherited for key, value in rule.setting.items() if value is not None}
     kept: list[Rule] = []
     for rule in rules:
-        values = {key: value for key, value in rule.setting.items() if value is not None or key in known}
+        values = {
+            key: value for key, value in rule.setting.items() if value is not None or key in known
+        }
         known |= {key for key, value in values.items() if value is not None}
         if values:
             kept.append(Rule(rule.conditions, values))
@@ -105,9 +113,16 @@ def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> lis
 
 
 def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
-    """The presets without those that another scaling of fp8 tells apart: a query of fp8 alone is one of tensorwise fp8."""
+    """The presets without those that another scaling of fp8 tells apart: a query of fp8 alone is
+    one of tensorwise fp8.
+    """
     ordered = sorted(presets, key=lambda preset: preset.scaling in (None, "tensorwise"))
-    return list({tuple(part for part in preset.cell if part != preset.scaling): preset for preset in ordered}.values())
+    return list(
+        {
+            tuple(part for part in preset.cell if part != preset.scaling): preset
+            for preset in ordered
+        }.values()
+    )
 
 
 def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
@@ -120,18 +135,35 @@ def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
 
 
 def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
-    """Rules without a model's name: what most models of a kind that the release lists on a GPU in a precision set."""
+    """Rules without a model's name: what most models of a kind that the release lists on a GPU in a
+    precision set.
+    """
     general = [rule for rule in inherited if "models" not in rule.conditions]
     listed = [preset for preset in listed if not preset.is_hybrid]
     rules: list[Rule] = []
     for group in (name for name in GROUPS if name not in OF_A_SIZE):
         examples, wanted = [], []
         for kind in KINDS:
-            members = [preset for preset in listed if preset.kind == kind and preset.task == "pretrain"]
-            voters = members if group in OF_A_KIND or kind == "dense" else [p for p in listed if p.kind != "dense"]
-            for gpu, precision in dict.fromkeys((preset.gpu, preset.precision) for preset in members):
+            members = [
+                preset for preset in listed if preset.kind == kind and preset.task == "pretrain"
+            ]
+            voters = (
+                members
+                if group in OF_A_KIND or kind == "dense"
+                else [p for p in listed if p.kind != "dense"]
+            )
+            for gpu, precision in dict.fromkeys(
+                (preset.gpu, preset.precision) for preset in members
+            ):
                 example = next(p for p in members if (p.gpu, p.precision) == (gpu, precision))
-                votes = _votes([p for p in voters if (p.gpu, p.precision, p.task) == (gpu, precision, "pretrain")], group)
+                votes = _votes(
+                    [
+                        p
+                        for p in voters
+                        if (p.gpu, p.precision, p.task) == (gpu, precision, "pretrain")
+                    ],
+                    group,
+                )
                 before = _text(_filled(setting(general, example), group))
                 most = max(votes.values())
                 tied = [value for value, count in votes.items() if count > most - 1e-9]
@@ -159,19 +191,31 @@ def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
         own = [
             rule
             for group in GROUPS
-            for rule in _cover(mine, [_text(p.settings[group]) for p in mine], rules, group, of_models=True)
+            for rule in _cover(
+                mine, [_text(p.settings[group]) for p in mine], rules, group, of_models=True
+            )
         ]
         for rule in _joined(own):
             text = json.dumps([rule.conditions, rule.setting])
             names_by_rule[text].append(name)
             content[text] = rule
-    return [Rule({"models": names, **content[text].conditions}, content[text].setting) for text, names in names_by_rule.items()]
+    return [
+        Rule({"models": names, **content[text].conditions}, content[text].setting)
+        for text, names in names_by_rule.items()
+    ]
 
 
 def _cover(
-    presets: Sequence[Preset], wanted: Sequence[str], rules: Sequence[Rule], group: str, *, of_models: bool
+    presets: Sequence[Preset],
+    wanted: Sequence[str],
+    rules: Sequence[Rule],
+    group: str,
+    *,
+    of_models: bool,
 ) -> list[Rule]:
-    """The fewest and plainest rules, chosen greedily, after which each preset has the wanted setting of the group."""
+    """The fewest and plainest rules, chosen greedily, after which each preset has the wanted
+    setting of the group.
+    """
     places_of: dict[str, int] = defaultdict(int)
     wrong = 0
     for place, (preset, value) in enumerate(zip(presets, wanted, strict=True)):
@@ -186,14 +230,19 @@ def _cover(
             wrong &= ~mask
             chosen.append(Rule(conditions, json.loads(value)))
     if wrong:
-        raise ValueError(f"presets of one training differ in {group}: {[presets[i].cell for i in _places(wrong)]}")
+        raise ValueError(
+            f"presets of one training differ in {group}: "
+            f"{[presets[i].cell for i in _places(wrong)]}"
+        )
     return chosen
 
 
 def _purest(
     boxes: Iterable[tuple[Conditions, int]], wrong: int, places_of: Mapping[str, int]
 ) -> tuple[Conditions, int, str] | None:
-    """The box of one value alone that mends most, and of those the one with the fewest conditions."""
+    """The box of one value alone that mends most, and of those the one with the fewest
+    conditions.
+    """
     best: tuple[tuple[int, ...], tuple[Conditions, int, str]] | None = None
     for conditions, mask in boxes:
         hits = (mask & wrong).bit_count()
@@ -202,19 +251,32 @@ def _purest(
         value = next((text for text, places in places_of.items() if not mask & ~places), None)
         if value is None:
             continue
-        score = (hits, -len(conditions), -sum(len(v) if isinstance(v, list) else 1 for v in conditions.values()))
+        score = (
+            hits,
+            -len(conditions),
+            -sum(len(v) if isinstance(v, list) else 1 for v in conditions.values()),
+        )
         if best is None or score > best[0]:
             best = (score, (conditions, mask, value))
     return None if best is None else best[1]
 
 
-def _boxes(presets: Sequence[Preset], *, of_models: bool, sizes: bool) -> list[tuple[Conditions, int]]:
+def _boxes(
+    presets: Sequence[Preset], *, of_models: bool, sizes: bool
+) -> list[tuple[Conditions, int]]:
     """Conditions with the presets that meet them, a bit each."""
     everyone: tuple[Conditions, int] = ({}, _mask(presets, lambda _: True))
-    axes: list[list[tuple[Conditions, int]]] = [_subsets(presets, "gpus", "gpu"), _subsets(presets, "precisions", "precision")]
+    axes: list[list[tuple[Conditions, int]]] = [
+        _subsets(presets, "gpus", "gpu"),
+        _subsets(presets, "precisions", "precision"),
+    ]
     if of_models:
         axes.append(_subsets(presets, "tasks", "task"))
-        sides = _sides(presets, "gpus", "num_gpus") + _sides(presets, "batch", "global_batch_size") if sizes else []
+        sides = (
+            _sides(presets, "gpus", "num_gpus") + _sides(presets, "batch", "global_batch_size")
+            if sizes
+            else []
+        )
         axes.append([everyone, *sides])
     else:
         kinds = [
@@ -228,17 +290,23 @@ def _boxes(presets: Sequence[Preset], *, of_models: bool, sizes: bool) -> list[t
         for _, part in parts:
             mask &= part
         if mask and not _forgets_gpus(presets, mask, parts):
-            boxes.append(({key: value for conditions, _ in parts for key, value in conditions.items()}, mask))
+            boxes.append(
+                ({key: value for conditions, _ in parts for key, value in conditions.items()}, mask)
+            )
     return boxes
 
 
-def _forgets_gpus(presets: Sequence[Preset], mask: int, parts: Iterable[tuple[Conditions, int]]) -> bool:
+def _forgets_gpus(
+    presets: Sequence[Preset], mask: int, parts: Iterable[tuple[Conditions, int]]
+) -> bool:
     """Return True if a hybrid's box names no GPUs although its presets are of some GPUs alone.
 
-    A hybrid's presets have one kind of fp8 on each die: by precision alone, what fits H100 would be set for others beside the
-    graphs of theirs.
+    A hybrid's presets have one kind of fp8 on each die: by precision alone, what fits H100 would be
+    set for others beside the graphs of theirs.
     """
-    if not any(preset.is_hybrid for preset in presets) or any("gpus" in conditions for conditions, _ in parts):
+    if not any(preset.is_hybrid for preset in presets) or any(
+        "gpus" in conditions for conditions, _ in parts
+    ):
         return False
     return {presets[place].gpu for place in _places(mask)} != {preset.gpu for preset in presets}
 
@@ -249,18 +317,29 @@ def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Condi
     axes: list[tuple[Conditions, int]] = [({}, _mask(presets, lambda _: True))]
     for count in range(1, len(values)):
         for subset in itertools.combinations(values, count):
-            axes.append(({key: list(subset)}, _mask(presets, lambda p, s=subset: getattr(p, name) in s)))  # type: ignore[misc]
+            axes.append(
+                ({key: list(subset)}, _mask(presets, lambda p, s=subset: getattr(p, name) in s))
+            )  # type: ignore[misc]
     return axes
 
 
 def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
-    """Conditions that tell sizes apart; a size that is not listed belongs to the nearest, by ratio."""
+    """Conditions that tell sizes apart; a size that is not listed belongs to the nearest, by
+    ratio.
+    """
     sizes = sorted({value for preset in presets if (value := getattr(preset, name))})
     sides: list[tuple[Conditions, int]] = []
     for low, high in itertools.pairwise(sizes):
         bound = round((low * high) ** 0.5)
-        sides.append(({f"min_{key}": bound}, _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) >= b)))  # type: ignore[misc]
-        sides.append(({f"max_{key}": bound - 1}, _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) < b)))  # type: ignore[misc]
+        sides.append(
+            ({f"min_{key}": bound}, _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) >= b))
+        )  # type: ignore[misc]
+        sides.append(
+            (
+                {f"max_{key}": bound - 1},
+                _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) < b),
+            )
+        )  # type: ignore[misc]
     return sides
 
 
@@ -269,7 +348,9 @@ def _joined(rules: Iterable[Rule]) -> list[Rule]:
     joined: dict[str, Rule] = {}
     for rule in rules:
         known = joined.get(rule.key)
-        joined[rule.key] = rule if known is None else Rule(rule.conditions, known.setting | rule.setting)
+        joined[rule.key] = (
+            rule if known is None else Rule(rule.conditions, known.setting | rule.setting)
+        )
     return sorted(joined.values(), key=lambda rule: len(rule.conditions))
 
 

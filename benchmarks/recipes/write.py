@@ -18,18 +18,23 @@ source: >-
   NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs and src/megatron/bridge/perf_recipes of each release;
   docs/performance-summary.md and its archive
 entries:
-"""
+"""  # noqa: E501
 FIRST: tuple[Rule, ...] = (
     Rule({}, {"training.gradient_precision": "bf16", "training.cross_entropy": "in_place"}),
     Rule({"precisions": ["fp8"]}, {"training.fp8_recipe": "tensorwise"}),
-    Rule({"precisions": ["fp8", "mxfp8"], "tasks": ["pretrain", "sft"]}, {"training.parameter_precision": "fp8"}),
+    Rule(
+        {"precisions": ["fp8", "mxfp8"], "tasks": ["pretrain", "sft"]},
+        {"training.parameter_precision": "fp8"},
+    ),
     Rule({"precisions": ["fp8", "mxfp8"], "tasks": ["lora"]}, {"training.frozen_precision": "fp8"}),
     Rule({"experts": True, "gpus": ["b200"]}, {"training.expert_capacity_factor": 1.0}),
     Rule({"models": ["deepseek-v3"]}, {"training.optimizer_precision": "bf16"}),
 )
 """What the releases' sources set without a column in the table of presets."""
 LATER: dict[str, tuple[Rule, ...]] = {
-    "25.11": (Rule({"experts": True, "gpus": ["b200"]}, {"training.expert_capacity_factor": None}),),
+    "25.11": (
+        Rule({"experts": True, "gpus": ["b200"]}, {"training.expert_capacity_factor": None}),
+    ),
 }
 """The same from a later release on: 25.11 drops no token."""
 NOTES = {
@@ -48,18 +53,24 @@ def recipes(releases: Sequence[Release]) -> str:
         fixed = (Rule({}, {"training.framework_version": release.name}), *fixed)
         before = releases[place - 1] if place else None
         newest = release is releases[-1]
-        entries.append("\n".join(_entry(release, [*fixed, *release.rules], before=before, newest=newest)))
+        entries.append(
+            "\n".join(_entry(release, [*fixed, *release.rules], before=before, newest=newest))
+        )
     return HEAD + "\n".join(entries) + "\n"
 
 
-def _entry(release: Release, rules: Iterable[Rule], *, before: Release | None, newest: bool) -> list[str]:
+def _entry(
+    release: Release, rules: Iterable[Rule], *, before: Release | None, newest: bool
+) -> list[str]:
     note = NOTES.get(release.name)
     lines = [f"  megatron-bridge-{release.name}:"]
     if before is not None:
         lines.append(f"    extends: megatron-bridge-{before.name}")
     if newest:
         lines.append(f"    aliases: {_flow(list(ALIASES))}")
-    lines.append(f"    description: Megatron Bridge of NeMo {release.name}{f'; {note}' if note else ''}")
+    lines.append(
+        f"    description: Megatron Bridge of NeMo {release.name}{f'; {note}' if note else ''}"
+    )
     for name in ("models", "gpus"):
         if before is None or getattr(before, name) != getattr(release, name):
             lines += _list(name, getattr(release, name))
@@ -68,7 +79,9 @@ def _entry(release: Release, rules: Iterable[Rule], *, before: Release | None, n
 
 def _list(name: str, values: Sequence[str]) -> list[str]:
     one = f"    {name}: {_flow(list(values))}"
-    return [one] if len(one) <= WIDTH else [f"    {name}:", *(f"      - {value}" for value in values)]
+    return (
+        [one] if len(one) <= WIDTH else [f"    {name}:", *(f"      - {value}" for value in values)]
+    )
 
 
 def _rule(rule: Rule) -> list[str]:

@@ -1,4 +1,6 @@
-"""Measured cells: several layouts of one training, and whether group 1 holds the fastest of them."""
+"""Measured cells: several layouts of one training, and whether group 1 holds the fastest of
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,35 @@ class MeasuredCell:
 
     @property
     def group(self) -> list[int]:
-        """The rows that cannot be told apart from the first, as a ranking has them: by expected time, up to the first apart."""
+        """The rows that cannot be told apart from the first, as a ranking has them: by expected
+        time, up to the first apart.
+        """
         ordered = sorted(range(len(self.expected_s)), key=lambda row: self.expected_s[row])
         first_s, bound = self.predicted_s[ordered[0]], NORMAL_QUANTILE * self.log_sd
-        alike = (math.isfinite(self.expected_s[r]) and abs(math.log(self.predicted_s[r] / first_s)) <= bound for r in ordered)
-        return [row for row, _ in itertools.takewhile(lambda each: each[1], zip(ordered, alike, strict=True))]
+        alike = (
+            math.isfinite(self.expected_s[r])
+            and abs(math.log(self.predicted_s[r] / first_s)) <= bound
+            for r in ordered
+        )
+        return [
+            row
+            for row, _ in itertools.takewhile(
+                lambda each: each[1], zip(ordered, alike, strict=True)
+            )
+        ]
 
 
 def cell_rows(folder: Path) -> list[MeasuredCell]:
-    """Cells of at least two layouts: nanotron's grid by constants and a scatter without the cell's model, published runs by the
-    shipped ones, which saw them.
+    """Cells of at least two layouts: nanotron's grid by constants and a scatter without the cell's
+    model, published runs by the shipped ones, which saw them.
     """
     return [*_nanotron(folder), *_published(folder)]
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
-    """Return, by source, the number of cells, how often group 1 holds the fastest row, its first (which no group can leave out)
-    and its slowest take at most WITHIN times as long, the slowest's median, and the median rows of group 1 and of the cell.
+    """Return, by source, the number of cells, how often group 1 holds the fastest row, its first
+    (which no group can leave out) and its slowest take at most WITHIN times as long, the slowest's
+    median, and the median rows of group 1 and of the cell.
     """
     by_source: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):
@@ -66,12 +80,21 @@ def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
         groups = [[cell.measured_s[row] for row in cell.group] for cell in mine]
         by_source[source] = {
             "cells": len(mine),
-            "fastest in group 1": _share([best == min(group) for best, group in zip(fastest, groups, strict=True)]),
-            f"first within {WITHIN}": _share(
-                [cell.measured_s[cell.group[0]] <= WITHIN * b for b, cell in zip(fastest, mine, strict=True)]
+            "fastest in group 1": _share(
+                [best == min(group) for best, group in zip(fastest, groups, strict=True)]
             ),
-            f"slowest within {WITHIN}": _share([max(g) <= WITHIN * best for best, g in zip(fastest, groups, strict=True)]),
-            "median slowest": median(max(g) / best for best, g in zip(fastest, groups, strict=True)),
+            f"first within {WITHIN}": _share(
+                [
+                    cell.measured_s[cell.group[0]] <= WITHIN * b
+                    for b, cell in zip(fastest, mine, strict=True)
+                ]
+            ),
+            f"slowest within {WITHIN}": _share(
+                [max(g) <= WITHIN * best for best, g in zip(fastest, groups, strict=True)]
+            ),
+            "median slowest": median(
+                max(g) / best for best, g in zip(fastest, groups, strict=True)
+            ),
             "median group": median(map(len, groups)),
             "median cell": median(len(cell.measured_s) for cell in mine),
         }
@@ -90,7 +113,10 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
     steps: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)
     for cell in read_grid(path, shapes={}, gpu=gpu, sequence_length=4096, framework="nanotron")[0]:
         profile = profiles.of(cell.model.name)
-        table, rows = table_of(cell, profile), np.intersect1d(legal_rows(cell), np.flatnonzero(np.isfinite(cell.step_s)))
+        table, rows = (
+            table_of(cell, profile),
+            np.intersect1d(legal_rows(cell), np.flatnonzero(np.isfinite(cell.step_s))),
+        )
         if len(rows) < 2:
             continue
         predicted_s = sum(table.parts_s.values(), np.zeros(len(cell.step_s)))
@@ -101,12 +127,19 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
             total_bytes=total_bytes,
             device_bytes=case_of(cell, profile).cluster.gpu.memory_bytes,
         )
-        expected_s = np.where(table.memory_bytes <= table.usable_bytes, predicted_s / np.maximum(1.0 - fails, 1e-9), np.inf)
+        expected_s = np.where(
+            table.memory_bytes <= table.usable_bytes,
+            predicted_s / np.maximum(1.0 - fails, 1e-9),
+            np.inf,
+        )
         steps[cell.model.name].append((predicted_s[rows], cell.step_s[rows], expected_s[rows]))
     judged = []
     for model, cells in steps.items():
         others = [
-            np.log(measured / predicted) for name, each in steps.items() if name != model for predicted, measured, _ in each
+            np.log(measured / predicted)
+            for name, each in steps.items()
+            if name != model
+            for predicted, measured, _ in each
         ]
         halves = [(logs[: len(logs) // 2], logs[len(logs) // 2 :]) for logs in others]
         log_sd = regular_scatter(np.concatenate([one - other[: len(one)] for one, other in halves]))
@@ -126,14 +159,24 @@ def _published(folder: Path) -> list[MeasuredCell]:
     for layouts in cells.values():
         known = [resolve_configuration(cases[0].query) for cases in layouts.values()]
         estimates = [one.estimate(with_fixes=False) for one in known]
-        rows = [row for row, each in enumerate(estimates) if each.time is not None and each.memory is not None]
+        rows = [
+            row
+            for row, each in enumerate(estimates)
+            if each.time is not None and each.memory is not None
+        ]
         if len(rows) < 2:
             continue
         members = list(layouts.values())
         measured = [median(case.step_s for case in members[row]) for row in rows]
         predicted = [each.time.step_s for each in estimates if each.time is not None]
         judged.append(
-            _cell(members[0][0].source, predicted, measured, predicted, log_sd=float(ratio_log_sd(known[0].problem.profile)))
+            _cell(
+                members[0][0].source,
+                predicted,
+                measured,
+                predicted,
+                log_sd=float(ratio_log_sd(known[0].problem.profile)),
+            )
         )
     return judged
 

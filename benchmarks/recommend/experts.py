@@ -1,8 +1,10 @@
-"""Where experts' layouts stand in the ranking: `python -m benchmarks.recommend.experts [--data DIR] [--json]`.
+"""Where experts' layouts stand in the ranking: `python -m benchmarks.recommend.experts [--data DIR]
+[--json]`.
 
-Each published layout keeps its workload (batch, precision, knobs that change what is trained); `parallel` alone is free. An
-expert's layout is in group 1 if the 90 % interval of the ratio of its step to our fastest holds 1, `slower` beyond it. Measured
-cells: whether group 1 of the rows that were measured holds the fastest.
+Each published layout keeps its workload (batch, precision, knobs that change what is trained);
+`parallel` alone is free. An expert's layout is in group 1 if the 90 % interval of the ratio of its
+step to our fastest holds 1, `slower` beyond it. Measured cells: whether group 1 of the rows that
+were measured holds the fastest.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Standing:
     verdict: str
     """group 1, slower, infeasible, illegal, or refused."""
     place: str = "-"
-    """Among layouts, each with its best recomputation; `>N` where N of ours are faster and no more were ranked."""
+    """Among layouts, each with its best recomputation; `>N` where N of ours are faster and no more
+    were ranked.
+    """
     gap: float = math.nan
     """Predicted step over our fastest, less 1."""
     why: str = ""
@@ -57,13 +61,22 @@ def standing(case: Case) -> Standing:
         return Standing(name=case.name, what=case.what, verdict="refused", why=error.message)
     if theirs.time is None or not theirs.feasible:
         verdict = "infeasible" if theirs.time is not None else "illegal"
-        return Standing(name=case.name, what=case.what, verdict=verdict, why="; ".join(one.message for one in theirs.reasons))
+        return Standing(
+            name=case.name,
+            what=case.what,
+            verdict=verdict,
+            why="; ".join(one.message for one in theirs.reasons),
+        )
     if not len(best.layout):
-        return Standing(name=case.name, what=case.what, verdict="slower", why="nothing of ours fits")
+        return Standing(
+            name=case.name, what=case.what, verdict="slower", why="nothing of ours fits"
+        )
     ours = recommendations_of(best.take(np.arange(1)))[0].estimate
     assert ours.time is not None
     unchecked = [set(each.provenance.get("unchecked", ())) for each in (ours, theirs)]  # type: ignore[call-overload]
-    bound = NORMAL_QUANTILE * float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
+    bound = NORMAL_QUANTILE * float(
+        ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1]))
+    )
     gap = theirs.time.step_s / ours.time.step_s - 1.0
     faster = len(set(best.layout[best.value_s < theirs.time.step_s].tolist()))
     reached = theirs.time.step_s <= best.value_s[-1]
@@ -88,13 +101,23 @@ def _published(query: Query) -> Estimate:
 
 def _why(ours: Estimate, theirs: Estimate) -> str:
     """The changes from theirs to ours, and the part of the step that these shorten most."""
-    assert ours.time is not None and theirs.time is not None and ours.parallel is not None and theirs.parallel is not None
-    saved = {name: theirs.time.parts_s[name] - seconds for name, seconds in ours.time.parts_s.items()}
+    assert (
+        ours.time is not None
+        and theirs.time is not None
+        and ours.parallel is not None
+        and theirs.parallel is not None
+    )
+    saved = {
+        name: theirs.time.parts_s[name] - seconds for name, seconds in ours.time.parts_s.items()
+    }
     part = max(saved, key=lambda name: saved[name])
     changed = _changes(theirs.parallel, ours.parallel)
     if not changed:
         return "it is ours"
-    return f"{changed} saves {saved[part] / theirs.time.step_s:.1%} of the step in {part.replace('_', ' ')}"
+    return (
+        f"{changed} saves {saved[part] / theirs.time.step_s:.1%} of the step in "
+        f"{part.replace('_', ' ')}"
+    )
 
 
 def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
@@ -104,7 +127,10 @@ def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
 
 def summary(rows: Sequence[Standing]) -> dict[str, float]:
     """How many layouts have each verdict."""
-    return {name: count / len(rows) for name, count in Counter(row.verdict for row in rows).most_common()}
+    return {
+        name: count / len(rows)
+        for name, count in Counter(row.verdict for row in rows).most_common()
+    }
 
 
 def main() -> None:
@@ -119,12 +145,21 @@ def main() -> None:
     rows, cells = [standing(case) for case in cases], judged_cells(cell_rows(folder))
     if arguments.json:
         standings = [dataclasses.asdict(row) for row in rows]
-        print(json.dumps({"layouts": standings, "verdicts": summary(rows), "untold": untold, "cells": cells}))
+        print(
+            json.dumps(
+                {"layouts": standings, "verdicts": summary(rows), "untold": untold, "cells": cells}
+            )
+        )
         return
     for row in rows:
         print(f"{row.verdict:10} {row.place:>4} {row.gap:+7.1%} {row.name}, {row.what}: {row.why}")
-    print(f"{len(rows)} layouts: " + ", ".join(f"{name} {share:.0%}" for name, share in summary(rows).items()))
-    print(f"{untold} rows left out: they do not tell their sequence length, or are of no known model")
+    print(
+        f"{len(rows)} layouts: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in summary(rows).items())
+    )
+    print(
+        f"{untold} rows left out: they do not tell their sequence length, or are of no known model"
+    )
     for source, figures in cells.items():
         print(f"{source}: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
 

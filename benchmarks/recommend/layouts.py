@@ -1,4 +1,6 @@
-"""Layouts that experts chose: NVIDIA's recipes, MLPerf's submissions, the pre-training of Llama 3."""
+"""Layouts that experts chose: NVIDIA's recipes, MLPerf's submissions, the pre-training of Llama
+3.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ UNTOLD = {"release": "26.06.00", "fp8_params": "0", "token_drop": "", "mtp": "",
 
 
 def chosen(folder: Path) -> tuple[list[Case], int]:
-    """Every published layout once, and how many rows do not tell their sequence length or are of no known model."""
+    """Every published layout once, and how many rows do not tell their sequence length or are of no
+    known model.
+    """
     rows = read(folder, FILE)
     known = [row for row in rows if _is_known(row)]
     recipes = [recipe_case({**row, **UNTOLD}) for row in known]
@@ -28,33 +32,52 @@ def chosen(folder: Path) -> tuple[list[Case], int]:
     for case in (*recipes, *mlperf_cases(folder), *llama_cases()):
         training, parallel = case.query.training, case.query.parallel
         assert training is not None
-        key = (case.name, case.query.cluster, training.precision, training.global_batch_size, parallel)
+        key = (
+            case.name,
+            case.query.cluster,
+            training.precision,
+            training.global_batch_size,
+            parallel,
+        )
         cases.setdefault(str(key), case)
     return list(cases.values()), len(rows) - len(known)
 
 
 def llama_cases() -> list[Case]:
-    """The three stages of Llama 3.1 405B's pre-training. Section 3.3.2 of the paper says that the schedule is interleaved, not
-    by how many chunks, and that FSDP shards optimizer states and gradients: both stages that may mean are left open, and
-    gradients are reduced by runs of micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
+    """The three stages of Llama 3.1 405B's pre-training. Section 3.3.2 of the paper says that the
+    schedule is interleaved, not by how many chunks, and that FSDP shards optimizer states and
+    gradients: both stages that may mean are left open, and gradients are reduced by runs of
+    micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
     """
     return [
         Case(
             name="llama-3.1-405b",
             what=f"Llama 3's paper, {gpus:,} GPUs{', long' if context > 1 else ''}",
             query=Query(
-                kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-                training=TrainingWorkload(sequence_length=length, global_batch_size=batch, gradient_reduction="run"),
+                kind="training",
+                model="llama-3.1-405b",
+                cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+                training=TrainingWorkload(
+                    sequence_length=length, global_batch_size=batch, gradient_reduction="run"
+                ),
                 parallel=ParallelQuery(
-                    context_parallel_size=context, zero_stage=(1, 2), context_parallel_communication="all_gather",
-                    recompute="none", **LLAMA_3_LAYOUT,
+                    context_parallel_size=context,
+                    zero_stage=(1, 2),
+                    context_parallel_communication="all_gather",
+                    recompute="none",
+                    **LLAMA_3_LAYOUT,
                 ),
             ),
             source="Llama 3",
         )
         for gpus, length, batch, context, _ in LLAMA_3
-    ]  # fmt: skip
+    ]
 
 
 def _is_known(row: Row) -> bool:
-    return bool(row["seq_tokens"]) and row["model"] in MODELS and row["gpu"] in GPUS and row["precision"] in PRECISIONS
+    return (
+        bool(row["seq_tokens"])
+        and row["model"] in MODELS
+        and row["gpu"] in GPUS
+        and row["precision"] in PRECISIONS
+    )

@@ -1,8 +1,10 @@
-"""Are the search's own constants more than a good guess for this grid? `python -m benchmarks.search.design --grid FILE.csv`.
+"""Are the search's own constants more than a good guess for this grid? `python -m
+benchmarks.search.design --grid FILE.csv`.
 
-The prior's hyperparameters, changed one at a time. For each model the setting with the least regret (mean after 1, 3, 5 and 10
-runs) on the cells of the other models is chosen, and what it does on the model's own cells is told beside the shipped setting:
-a figure for constants that nothing of the model was shown to.
+The prior's hyperparameters, changed one at a time. For each model the setting with the least regret
+(mean after 1, 3, 5 and 10 runs) on the cells of the other models is chosen, and what it does on the
+model's own cells is told beside the shipped setting: a figure for constants that nothing of the
+model was shown to.
 """
 
 from __future__ import annotations
@@ -66,20 +68,30 @@ def regrets(task: Task) -> list[float]:
     after = []
     for seed in range(task.seeds):
         method = Ours(table=table, rows=rows, evidence=None, seed=seed, prior=task.prior)
-        regret = replay(task.cell, table, method, seed=seed, noise_log_sd=task.noise_log_sd, runs=CHECKPOINTS[-1]).regret
+        regret = replay(
+            task.cell,
+            table,
+            method,
+            seed=seed,
+            noise_log_sd=task.noise_log_sd,
+            runs=CHECKPOINTS[-1],
+        ).regret
         after.append([regret.get(k, min(regret.values())) for k in CHECKPOINTS])
     return np.mean(after, axis=0).tolist()
 
 
 def choose(by_setting: dict[str, dict[str, list[list[float]]]]) -> list[dict[str, Any]]:
-    """For each model: the setting that the others choose, and the model's own regrets under it and as shipped.
+    """For each model: the setting that the others choose, and the model's own regrets under it and
+    as shipped.
 
     `by_setting`: regrets of each cell, by setting and model.
     """
     chosen = []
     for model in by_setting[SHIPPED]:
         score = {
-            name: np.mean([regret for other, cells in models.items() if other != model for regret in cells])
+            name: np.mean(
+                [regret for other, cells in models.items() if other != model for regret in cells]
+            )
             for name, models in by_setting.items()
         }
         best = min(score, key=lambda name: score[name])
@@ -99,20 +111,33 @@ def choose(by_setting: dict[str, dict[str, list[list[float]]]]) -> list[dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
-    parser.add_argument("--shapes", type=Path, metavar="FILE", help="CSV, YAML or JSON: shapes of models the grid names")
+    parser.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE",
+        help="CSV, YAML or JSON: shapes of models the grid names",
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--noise", type=float, default=0.04, metavar="LOG_SD", help="run-to-run scatter")
+    parser.add_argument(
+        "--noise", type=float, default=0.04, metavar="LOG_SD", help="run-to-run scatter"
+    )
     parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
-    parser.add_argument("--sequence-length", type=int, default=4096, help="where the grid has no such column")
+    parser.add_argument(
+        "--sequence-length", type=int, default=4096, help="where the grid has no such column"
+    )
     parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
     arguments = parser.parse_args()
     where: dict[str, Any] = {"gpu": arguments.gpu, "framework": arguments.framework}
     profiles = profiles_without(grid=arguments.grid, **where)
     shapes = read_shapes(arguments.shapes) if arguments.shapes else {}
-    cells, _ = read_grid(arguments.grid, shapes=shapes, sequence_length=arguments.sequence_length, **where)
+    cells, _ = read_grid(
+        arguments.grid, shapes=shapes, sequence_length=arguments.sequence_length, **where
+    )
     wanted = list(product(settings().items(), cells))
     tasks = [
         Task(
@@ -124,13 +149,22 @@ def main() -> None:
         )
         for (_, prior), cell in wanted
     ]
-    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        arguments.processes, initializer=threadpool_limits, initargs=(1,)
+    ) as pool:
         lost = list(pool.map(regrets, tasks))
     by_setting: dict[str, dict[str, list[list[float]]]] = {name: {} for name in settings()}
     for ((name, _), cell), regret in zip(wanted, lost, strict=True):
         by_setting[name].setdefault(cell.model.name, []).append(regret)
-    means = {name: {model: float(np.mean(each)) for model, each in models.items()} for name, models in by_setting.items()}
-    print(json.dumps({"seeds": arguments.seeds, "mean_regret": means, "models": choose(by_setting)}, indent=1))
+    means = {
+        name: {model: float(np.mean(each)) for model, each in models.items()}
+        for name, models in by_setting.items()
+    }
+    print(
+        json.dumps(
+            {"seeds": arguments.seeds, "mean_regret": means, "models": choose(by_setting)}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

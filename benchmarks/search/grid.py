@@ -1,4 +1,6 @@
-"""A measured grid as cells to search in: each a model on a number of nodes, with what every configuration answered."""
+"""A measured grid as cells to search in: each a model on a number of nodes, with what every
+configuration answered.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Cell:
 
     @property
     def second_best_gap(self) -> float:
-        """How much slower the second-best configuration is; decides whether the best one can be told by luck alone."""
+        """How much slower the second-best configuration is; decides whether the best one can be
+        told by luck alone.
+        """
         fastest = np.sort(self.step_s[np.isfinite(self.step_s)])
         return float(fastest[1] / fastest[0] - 1.0) if len(fastest) > 1 else float("inf")
 
@@ -61,30 +65,51 @@ class Cell:
 def read_grid(
     path: Path, *, shapes: Shapes, gpu: str, sequence_length: int, framework: str
 ) -> tuple[list[Cell], dict[str, int]]:
-    """The cells of at least MIN_ROWS rows, and how many rows were read, dropped (data-parallel size x micro-batch x
-    accumulation is not the batch) and left in cells too small. Columns `gpu` and `sequence_length` override the defaults.
+    """The cells of at least MIN_ROWS rows, and how many rows were read, dropped (data-parallel size
+    x micro-batch x accumulation is not the batch) and left in cells too small. Columns `gpu` and
+    `sequence_length` override the defaults.
     """
     rows = read(path.parent, path.name)
-    kept = [row for row in rows if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"])]
+    kept = [
+        row
+        for row in rows
+        if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"])
+    ]
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in kept:
-        where = (int(row["nodes"]), row.get("gpu") or gpu, int(row.get("sequence_length") or sequence_length))
+        where = (
+            int(row["nodes"]),
+            row.get("gpu") or gpu,
+            int(row.get("sequence_length") or sequence_length),
+        )
         groups[(row["model"], model_of(row, shapes).kv_heads, *where, int(row["gbs"]))].append(row)
     # Sorted by model, KV heads, nodes: the order in which cells are named and reported.
     cells = [
         _cell(
-            members, model=model_of(members[0], shapes), gpu=str(key[3]), sequence_length=int(str(key[4])), framework=framework
+            members,
+            model=model_of(members[0], shapes),
+            gpu=str(key[3]),
+            sequence_length=int(str(key[4])),
+            framework=framework,
         )
         for key, members in sorted(groups.items(), key=lambda item: tuple(map(_sortable, item[0])))
         if len(members) >= MIN_ROWS and any(row["status"] == "ok" for row in members)
     ]
-    counts = {"rows": len(rows), "dropped": len(rows) - len(kept), "too_small": len(kept) - sum(cell.rows for cell in cells)}
+    counts = {
+        "rows": len(rows),
+        "dropped": len(rows) - len(kept),
+        "too_small": len(kept) - sum(cell.rows for cell in cells),
+    }
     return cells, counts
 
 
-def _cell(rows: list[Row], *, model: ModelSpec, gpu: str, sequence_length: int, framework: str) -> Cell:
+def _cell(
+    rows: list[Row], *, model: ModelSpec, gpu: str, sequence_length: int, framework: str
+) -> Cell:
     devices = int(rows[0]["tp"]) * int(rows[0]["pp"]) * int(rows[0]["dp"])
-    machine = cluster(ClusterQuery(gpu=gpu, num_gpus=devices, gpus_per_node=devices // int(rows[0]["nodes"])))
+    machine = cluster(
+        ClusterQuery(gpu=gpu, num_gpus=devices, gpus_per_node=devices // int(rows[0]["nodes"]))
+    )
     batch = int(rows[0]["gbs"])
     by_config: dict[ParallelConfig, list[Row]] = defaultdict(list)
     for row in rows:
@@ -93,12 +118,20 @@ def _cell(rows: list[Row], *, model: ModelSpec, gpu: str, sequence_length: int, 
     def seconds(row: Row) -> float:
         return batch * sequence_length / (float(row["tok_s_gpu"]) * devices)
 
-    ran = {c: [seconds(row) for row in members if row["status"] == "ok"] for c, members in by_config.items()}
-    memory = {c: [float(row["mem_gb"]) * GIB for row in members if row.get("mem_gb")] for c, members in by_config.items()}
+    ran = {
+        c: [seconds(row) for row in members if row["status"] == "ok"]
+        for c, members in by_config.items()
+    }
+    memory = {
+        c: [float(row["mem_gb"]) * GIB for row in members if row.get("mem_gb")]
+        for c, members in by_config.items()
+    }
     return Cell(
         model=model,
         cluster=machine,
-        workload=TrainingWorkload(sequence_length=sequence_length, global_batch_size=batch, framework=framework),
+        workload=TrainingWorkload(
+            sequence_length=sequence_length, global_batch_size=batch, framework=framework
+        ),
         candidates=Candidates.from_configs(by_config),
         step_s=_medians(ran.values()),
         memory_bytes=_medians(memory.values()),

@@ -1,7 +1,8 @@
 """A real search on this machine against measuring everything: `python -m benchmarks.search.local`.
 
-Searches the quickstart's space (63 candidates on two processes) as `hp-tool tune` does, then runs the candidates one by
-one, and tells how much slower the configuration found is than the best of them all. About 14 minutes on two quiet cores.
+Searches the quickstart's space (63 candidates on two processes) as `hp-tool tune` does, then runs
+the candidates one by one, and tells how much slower the configuration found is than the best of
+them all. About 14 minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ QUERY = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 
 def measured(
-    query: Query, *, launcher: Launcher | None = None, on_event: OnEvent = lambda kind, payload: None
+    query: Query,
+    *,
+    launcher: Launcher | None = None,
+    on_event: OnEvent = lambda kind, payload: None,
 ) -> tuple[TuneResult, dict[ParallelConfig, float], float]:
-    """A search of its own, with nothing known before: its answer, seconds a step of each configuration in its first whole run,
-    and the seconds it took."""
+    """A search of its own, with nothing known before: its answer, seconds a step of each
+    configuration in its first whole run, and the seconds it took.
+    """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'search.sqlite3'}")
@@ -43,22 +48,32 @@ def measured(
     step_s = {
         run.parallel: run.measurement.step_s
         for run in reversed(runs)  # the leader may have run again, for twice the steps
-        if run.fidelity.is_whole and run.measurement is not None and run.measurement.step_s is not None
+        if run.fidelity.is_whole
+        and run.measurement is not None
+        and run.measurement.step_s is not None
     }
     return result, step_s, time.perf_counter() - started
 
 
 def compare(
-    query: Query, *, candidates: int, launcher: Launcher | None = None, on_event: OnEvent = lambda kind, payload: None
+    query: Query,
+    *,
+    candidates: int,
+    launcher: Launcher | None = None,
+    on_event: OnEvent = lambda kind, payload: None,
 ) -> dict[str, Any]:
-    """The search as the query has it, then `candidates` of the space run whole, each in a run of the same length.
+    """The search as the query has it, then `candidates` of the space run whole, each in a run of
+    the same length.
 
-    regret: 1 - best step time / step time of the configuration recommended, both from the second pass, so that neither
-    was chosen by the run it is judged by; the search's own time where the second pass left the configuration out.
+    regret: 1 - best step time / step time of the configuration recommended, both from the second
+    pass, so that neither was chosen by the run it is judged by; the search's own time where the
+    second pass left the configuration out.
     """
     result, own, search_s = measured(query, launcher=launcher, on_event=on_event)
     once = min(candidates, result.space.feasible)
-    settings = replace(query.search, budget_runs=once + 1, min_gain_fraction=0.0, fidelity="full", reuse=False)
+    settings = replace(
+        query.search, budget_runs=once + 1, min_gain_fraction=0.0, fidelity="full", reuse=False
+    )
     settings = replace(settings, budget_gpu_seconds=None, configurations_per_job=1, baseline=None)
     everything = replace(query, search=settings)
     grid, truth, grid_s = measured(everything, launcher=launcher, on_event=on_event)
@@ -86,9 +101,18 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--query", type=Path, default=QUERY, metavar="FILE", help="another search to judge")
-    parser.add_argument("--candidates", type=int, default=1000, help="at most so many are run for comparison; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--query", type=Path, default=QUERY, metavar="FILE", help="another search to judge"
+    )
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        default=1000,
+        help="at most so many are run for comparison; default: all",
+    )
     parser.add_argument("--budget-runs", type=int, help="of the search, in place of the query's")
     arguments = parser.parse_args()
     query = schema.parse_query(arguments.query.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""Who chooses the next run: the product's sampler, Optuna's own, chance, and an ordered enumeration."""
+"""Who chooses the next run: the product's sampler, Optuna's own, chance, and an ordered
+enumeration.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from hp_tool.search.table import CandidateTable
 
 METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")
 MAX_MISSES = 20
-"""Proposals of a baseline that name no row of the cell, or one already run, before a row is drawn for it."""
+"""Proposals of a baseline that name no row of the cell, or one already run, before a row is drawn
+for it.
+"""
 ENUMERATED = ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "zero_stage")
 """Order of the loops of NVIDIA's auto-configurator, outermost first, each from small to large."""
 
@@ -30,17 +34,23 @@ class Method(Protocol):
     """Proposes one row after another and is told what each brought."""
 
     begins_job: bool
-    """Whether the last row proposed has a job of its own, or runs in the processes of the one before."""
+    """Whether the last row proposed has a job of its own, or runs in the processes of the one
+    before.
+    """
 
     def ask(self) -> int:
         """A row not asked for before."""
 
     def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
-        """Seconds (NaN: it failed), peak bytes (NaN: unknown), and whether the failure was for want of memory."""
+        """Seconds (NaN: it failed), peak bytes (NaN: unknown), and whether the failure was for want
+        of memory.
+        """
 
 
 class Ours:
-    """The product's sampler in a plain Optuna study, as a search uses it: over the rows that the framework accepts."""
+    """The product's sampler in a plain Optuna study, as a search uses it: over the rows that the
+    framework accepts.
+    """
 
     def __init__(
         self,
@@ -76,7 +86,11 @@ class Ours:
         row = self.sampler.table.row_of(self._trial.params)
         assert row is not None
         if self.begins_job:
-            beside = self.sampler.rivals(study=self.study, count=self._together - 1) if self._together > 1 else []
+            beside = (
+                self.sampler.rivals(study=self.study, count=self._together - 1)
+                if self._together > 1
+                else []
+            )
             self._rivals = [proposal.row for proposal in beside]
         return int(self.rows[row])
 
@@ -94,9 +108,10 @@ class Ours:
 
 
 class Baseline:
-    """One of Optuna's samplers over the same axes as categories. It minimises log seconds; a failed run counts as the
-    slowest seen. Proposals that name no row cost nothing, nor does asking for a row again: the sampler is told that they
-    failed and is asked anew, and after MAX_MISSES of them a row is drawn for it.
+    """One of Optuna's samplers over the same axes as categories. It minimises log seconds; a failed
+    run counts as the slowest seen. Proposals that name no row cost nothing, nor does asking for a
+    row again: the sampler is told that they failed and is asked anew, and after MAX_MISSES of them
+    a row is drawn for it.
     """
 
     begins_job = True
@@ -105,7 +120,9 @@ class Baseline:
         self._table = table
         self._rng = np.random.default_rng(seed)
         self.study: Study = optuna.create_study(sampler=sampler)
-        self._distributions = {n: optuna.distributions.CategoricalDistribution(c) for n, c in table.choices.items()}
+        self._distributions = {
+            n: optuna.distributions.CategoricalDistribution(c) for n, c in table.choices.items()
+        }
         self._trials: dict[int, Trial] = {}
         self._values: dict[int, float] = {}
 
@@ -150,10 +167,18 @@ def quiet() -> None:
 
 
 def create(
-    name: str, *, table: CandidateTable, legal: NDArray[np.intp], carried: Evidence, seed: int, together: int = 1
+    name: str,
+    *,
+    table: CandidateTable,
+    legal: NDArray[np.intp],
+    carried: Evidence,
+    seed: int,
+    together: int = 1,
 ) -> Method:
-    """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster.
-    `legal`: rows that the framework accepts, which the baselines do not know. `together`: configurations of one of our jobs."""
+    """The method of this name over one cell's table; `carried`: measurements of other models on the
+    same cluster. `legal`: rows that the framework accepts, which the baselines do not know.
+    `together`: configurations of one of our jobs.
+    """
     quiet()
     if name in ("hp_tool", "hp_tool_carried"):
         evidence = carried if name == "hp_tool_carried" else None

@@ -1,5 +1,5 @@
-"""The cost model's constants for each cell: a framework's, fitted without the runs of the cell's model where it was fitted
-on such a grid.
+"""The cost model's constants for each cell: a framework's, fitted without the runs of the cell's
+model where it was fitted on such a grid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 REFITTED = "nanotron"
-"""The framework whose catalogue constants come from a grid of this kind, and are therefore not shown its models' cells."""
+"""The framework whose catalogue constants come from a grid of this kind, and are therefore not
+shown its models' cells.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,9 @@ class Profiles:
 
 
 def profiles_without(*, grid: Path, gpu: str, framework: str) -> Profiles:
-    """Profiles for searching a grid, leaving out one model at a time of those that the catalogue's constants were fitted on."""
+    """Profiles for searching a grid, leaving out one model at a time of those that the catalogue's
+    constants were fitted on.
+    """
     device = catalogue_gpu(gpu)
     without = {}
     if framework == REFITTED:

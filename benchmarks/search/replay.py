@@ -1,8 +1,10 @@
-"""How many real runs until a configuration within 2 % of the best: `python -m benchmarks.search.replay --grid FILE.csv`.
+"""How many real runs until a configuration within 2 % of the best: `python -m
+benchmarks.search.replay --grid FILE.csv`.
 
-Replays a measured grid. Each cell (a model on a number of nodes) is searched by each method with the same seeds; a run is
-answered from the file, a failed one by a failure. Nothing that a replayed cell measured reaches a method before it ran it.
-Rows that the framework refuses by its own rules are known to this search, as in the product, and not to the baselines.
+Replays a measured grid. Each cell (a model on a number of nodes) is searched by each method with
+the same seeds; a run is answered from the file, a failed one by a failure. Nothing that a replayed
+cell measured reaches a method before it ran it. Rows that the framework refuses by its own rules
+are known to this search, as in the product, and not to the baselines.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from hp_tool.calibration import Evidence
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 NOISE_LOG_SD = 0.04
-"""Run-to-run scatter where the grid has too few repeats to tell: repeated runs on clusters differ by up to 13 %."""
+"""Run-to-run scatter where the grid has too few repeats to tell: repeated runs on clusters differ
+by up to 13 %.
+"""
 MIN_REPEATS = 10
 
 
@@ -50,12 +54,21 @@ def run_task(task: Task) -> list[Trace]:
     table = table_of(task.cell, task.profile)
     carried = Evidence.empty()
     if task.method == "hp_tool_carried":
-        carried = Evidence.concatenate([evidence_of(other, table_of(other, task.profile)) for other in task.carried])
+        carried = Evidence.concatenate(
+            [evidence_of(other, table_of(other, task.profile)) for other in task.carried]
+        )
     return [
         replay(
             task.cell,
             table,
-            create(task.method, table=table, legal=legal_rows(task.cell), carried=carried, seed=seed, together=task.together),
+            create(
+                task.method,
+                table=table,
+                legal=legal_rows(task.cell),
+                carried=carried,
+                seed=seed,
+                together=task.together,
+            ),
             seed=seed,
             noise_log_sd=task.noise_log_sd,
         )
@@ -64,33 +77,51 @@ def run_task(task: Task) -> list[Trace]:
 
 
 def noise_of(cells: list[Cell]) -> float:
-    """Standard deviation of ln(time) among repeats: 1.4826 x the median deviation from a configuration's median; a robust
-    figure, because some repeats met a fault. NOISE_LOG_SD where fewer than MIN_REPEATS configurations were repeated.
+    """Standard deviation of ln(time) among repeats: 1.4826 x the median deviation from a
+    configuration's median; a robust figure, because some repeats met a fault. NOISE_LOG_SD where
+    fewer than MIN_REPEATS configurations were repeated.
     """
-    deviations = [np.abs(np.log(times) - np.median(np.log(times))) for cell in cells for times in cell.repeats]
+    deviations = [
+        np.abs(np.log(times) - np.median(np.log(times))) for cell in cells for times in cell.repeats
+    ]
     if len(deviations) < MIN_REPEATS:
         return NOISE_LOG_SD
     return float(1.4826 * np.median(np.concatenate(deviations)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
-    parser.add_argument("--shapes", type=Path, metavar="FILE", help="CSV, YAML or JSON: shapes of models the grid names")
-    parser.add_argument("--cells", nargs="*", metavar="MODEL[-KV-NODES]", help="only cells whose name begins so")
+    parser.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE",
+        help="CSV, YAML or JSON: shapes of models the grid names",
+    )
+    parser.add_argument(
+        "--cells", nargs="*", metavar="MODEL[-KV-NODES]", help="only cells whose name begins so"
+    )
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--together", type=int, default=1, help="configurations of one of our jobs")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--noise", type=float, metavar="LOG_SD", help="run-to-run scatter; default: as repeats show")
+    parser.add_argument(
+        "--noise", type=float, metavar="LOG_SD", help="run-to-run scatter; default: as repeats show"
+    )
     parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
-    parser.add_argument("--sequence-length", type=int, default=4096, help="where the grid has no such column")
+    parser.add_argument(
+        "--sequence-length", type=int, default=4096, help="where the grid has no such column"
+    )
     parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
     shapes = read_shapes(arguments.shapes) if arguments.shapes else {}
-    profiles = profiles_without(grid=arguments.grid, gpu=arguments.gpu, framework=arguments.framework)
+    profiles = profiles_without(
+        grid=arguments.grid, gpu=arguments.gpu, framework=arguments.framework
+    )
     cells, counts = read_grid(
         arguments.grid,
         shapes=shapes,
@@ -99,7 +130,11 @@ def main() -> None:
         framework=arguments.framework,
     )
     noise = noise_of(cells) if arguments.noise is None else arguments.noise
-    wanted = [cell for cell in cells if not arguments.cells or any(_name(cell).startswith(c) for c in arguments.cells)]
+    wanted = [
+        cell
+        for cell in cells
+        if not arguments.cells or any(_name(cell).startswith(c) for c in arguments.cells)
+    ]
     tasks = [
         Task(
             cell=cell,
@@ -113,15 +148,26 @@ def main() -> None:
         for cell, method in product(wanted, arguments.methods)
     ]
     # Matrices here are small: threads inside a process would only fight over the cores.
-    with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        arguments.processes, initializer=threadpool_limits, initargs=(1,)
+    ) as pool:
         traces = list(pool.map(run_task, tasks))
     report = summarise(
         cells=wanted,
         tables=[table_of(cell, profiles.of(cell.model.name)) for cell in wanted],
-        traces={(task.cell.key, task.method): trace for task, trace in zip(tasks, traces, strict=True)},
+        traces={
+            (task.cell.key, task.method): trace for task, trace in zip(tasks, traces, strict=True)
+        },
         methods=arguments.methods,
     )
-    report |= {"grid": {**counts, "noise_log_sd": noise, "seeds": arguments.seeds, "profile": profiles.describe()}}
+    report |= {
+        "grid": {
+            **counts,
+            "noise_log_sd": noise,
+            "seeds": arguments.seeds,
+            "profile": profiles.describe(),
+        }
+    }
     print(json.dumps(report, indent=1) if arguments.json else as_text(report))
 
 

@@ -1,4 +1,6 @@
-"""One search replayed on one cell: which rows were run, when a good one was found, what was believed after ten."""
+"""One search replayed on one cell: which rows were run, when a good one was found, what was
+believed after ten.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ MEASUREMENTS = 10
 """Successful runs after which predictions of the others are judged."""
 CONFIDENCE = 0.9
 STARTUP_S = 60.0
-"""What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
+"""What a run costs before its first step, and all that one costs which fails at once: loading,
+rendezvous, first kernels.
+"""
 STEPS, HOPELESS_STEPS = 7, 3
-"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one measured if it is hopeless."""
+"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one
+measured if it is hopeless.
+"""
 HOPELESS = 3.0
 """Times the best step so far, or the first run's prediction (`search.hopeless_factor`)."""
 OUT_OF_MEMORY_FROM = 1.0
-"""A grid that does not say why a run failed: it counts as out of memory where the cost model predicts more than this share
-of the device, which makes that likelier than not, as a crash elsewhere. A real run says which it was."""
+"""A grid that does not say why a run failed: it counts as out of memory where the cost model
+predicts more than this share of the device, which makes that likelier than not, as a crash
+elsewhere. A real run says which it was.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +64,13 @@ class Trace:
     """What one replayed search did."""
 
     found_at: int
-    """Runs, failed ones counted, up to the first good-enough configuration; 0: not among those asked for."""
+    """Runs, failed ones counted, up to the first good-enough configuration; 0: not among those
+    asked for.
+    """
     regret: dict[int, float]
-    """By number of runs: share of the best throughput that the best configuration measured so far gives away."""
+    """By number of runs: share of the best throughput that the best configuration measured so far
+    gives away.
+    """
     after_job: float
     """The same after the first job, which may run several configurations."""
     gpu_seconds: float
@@ -67,14 +79,17 @@ class Trace:
 
 
 def case_of(cell: Cell, profile: EfficiencyProfile) -> TrainingCase:
-    return TrainingCase(model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile)
+    return TrainingCase(
+        model=cell.model, cluster=cell.cluster, workload=cell.workload, profile=profile
+    )
 
 
 def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
     """The cell's configurations as the product's search sees them.
 
-    A grid's memory is what the first pipeline stage held, so that is what is predicted of it, and capacities are the
-    first stage's share of a device whose worst stage fills it: a row fits where it fitted before.
+    A grid's memory is what the first pipeline stage held, so that is what is predicted of it, and
+    capacities are the first stage's share of a device whose worst stage fills it: a row fits where
+    it fitted before.
     """
     case = case_of(cell, profile)
     costs = training_costs(case=case, candidates=cell.candidates)
@@ -89,9 +104,12 @@ def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
 
 
 def legal_rows(cell: Cell) -> NDArray[np.intp]:
-    """Rows that the framework accepts by its own rules; the product's search never proposes another."""
+    """Rows that the framework accepts by its own rules; the product's search never proposes
+    another.
+    """
     codes = legality(
-        case=case_of(cell, efficiency(gpu=cell.cluster.gpu, framework=cell.workload.framework)), candidates=cell.candidates
+        case=case_of(cell, efficiency(gpu=cell.cluster.gpu, framework=cell.workload.framework)),
+        candidates=cell.candidates,
     )
     return np.flatnonzero(codes == 0)
 
@@ -117,10 +135,17 @@ def evidence_of(cell: Cell, table: CandidateTable) -> Evidence:
 
 
 def replay(
-    cell: Cell, table: CandidateTable, method: Method, *, seed: int, noise_log_sd: float, runs: int | None = None
+    cell: Cell,
+    table: CandidateTable,
+    method: Method,
+    *,
+    seed: int,
+    noise_log_sd: float,
+    runs: int | None = None,
 ) -> Trace:
-    """Search until a good-enough row was run and every checkpoint passed, or for `runs` runs; each row answers with its
-    measured seconds times a factor of its own, drawn anew for each seed. Regrets are of the true seconds.
+    """Search until a good-enough row was run and every checkpoint passed, or for `runs` runs; each
+    row answers with its measured seconds times a factor of its own, drawn anew for each seed.
+    Regrets are of the true seconds.
     """
     rng = np.random.default_rng([seed, *map(ord, str(cell.key))])
     answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
@@ -132,29 +157,52 @@ def replay(
     regret: dict[int, float] = {}
     jobs, after_job = 0, 1.0
     limit = len(cell.step_s) if runs is None else min(runs, len(cell.step_s))
-    while len(done) < limit and (not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)):
+    while len(done) < limit and (
+        not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)
+    ):
         row = method.ask()
         jobs += method.begins_job
-        method.tell(row, step_s=answers[row], memory_bytes=cell.memory_bytes[row], out_of_memory=bool(out_of_memory[row]))
+        method.tell(
+            row,
+            step_s=answers[row],
+            memory_bytes=cell.memory_bytes[row],
+            out_of_memory=bool(out_of_memory[row]),
+        )
         done.append(row)
         if not found_at:
-            known_s = min((s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row])
+            known_s = min(
+                (s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row]
+            )
             steps = STEPS if answers[row] <= HOPELESS * known_s else HOPELESS_STEPS
-            starting_s = STARTUP_S if method.begins_job else assumed().search.next_startup_share * STARTUP_S
+            starting_s = (
+                STARTUP_S if method.begins_job else assumed().search.next_startup_share * STARTUP_S
+            )
             spent += (starting_s + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
             found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
         if jobs == 1:
             after_job = _regret(cell, answers, done)
         if len(done) in CHECKPOINTS:
             regret[len(done)] = _regret(cell, answers, done)
-        if isinstance(method, Ours) and beliefs is None and np.isfinite(cell.step_s[done]).sum() == needed:
+        if (
+            isinstance(method, Ours)
+            and beliefs is None
+            and np.isfinite(cell.step_s[done]).sum() == needed
+        ):
             beliefs = _beliefs(cell, method, done)
-    return Trace(found_at=found_at, regret=regret, after_job=after_job, gpu_seconds=float(spent), beliefs=beliefs)
+    return Trace(
+        found_at=found_at,
+        regret=regret,
+        after_job=after_job,
+        gpu_seconds=float(spent),
+        beliefs=beliefs,
+    )
 
 
 def model_alone(cell: Cell, table: CandidateTable, *, top: int) -> float:
     """Regret of the best of the first `top` rows by prediction, among those predicted to fit."""
-    predicted: FloatArray = np.where(table.memory_bytes <= table.usable_bytes, sum(table.parts_s.values()), np.inf)
+    predicted: FloatArray = np.where(
+        table.memory_bytes <= table.usable_bytes, sum(table.parts_s.values()), np.inf
+    )
     return _regret(cell, cell.step_s, np.argsort(predicted, kind="stable")[:top].tolist())
 
 
@@ -180,7 +228,9 @@ def _beliefs(cell: Cell, method: Ours, done: list[int]) -> Beliefs:
     least, most = (bound[unseen] for bound in used.interval(confidence=CONFIDENCE))
     memory, known = cell.memory_bytes[rows], np.isfinite(cell.memory_bytes[rows])
     return Beliefs(
-        rank_correlation=float(spearmanr(predicted, measured).statistic) if len(measured) > 2 else float("nan"),
+        rank_correlation=float(spearmanr(predicted, measured).statistic)
+        if len(measured) > 2
+        else float("nan"),
         throughput_median_error=float(np.median(np.abs(measured / predicted - 1.0))),
         memory_median_error=float(np.nanmedian(np.abs(used.median_bytes[unseen] / memory - 1.0))),
         coverage=float(np.mean((low <= measured) & (measured <= high))),

@@ -1,4 +1,6 @@
-"""Traces into the figures people ask for: runs, regrets, beliefs, and whether the differences are more than chance."""
+"""Traces into the figures people ask for: runs, regrets, beliefs, and whether the differences are
+more than chance.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from hp_tool.search.table import CandidateTable
 
 OURS = ("hp_tool", "hp_tool_carried")
 CLOSE_SECOND = 0.1
-"""Cells whose second-best configuration is within this of the best: elsewhere only one run answers, found or not."""
+"""Cells whose second-best configuration is within this of the best: elsewhere only one run answers,
+found or not.
+"""
 
 
 def summarise(
@@ -26,9 +30,14 @@ def summarise(
     traces: Mapping[tuple[tuple[str, int, int], str], list[Trace]],
     methods: Sequence[str],
 ) -> dict[str, Any]:
-    """{cells, overall, tests}: figures by cell, over all cells (each cell counts the same), and paired tests."""
+    """{cells, overall, tests}: figures by cell, over all cells (each cell counts the same), and
+    paired tests.
+    """
     by_cell = [{method: traces[cell.key, method] for method in methods} for cell in cells]
-    described = [_cell(cell, table, by_method) for cell, table, by_method in zip(cells, tables, by_cell, strict=True)]
+    described = [
+        _cell(cell, table, by_method)
+        for cell, table, by_method in zip(cells, tables, by_cell, strict=True)
+    ]
     close = [cell["second_best_gap"] <= CLOSE_SECOND for cell in described]
     overall = {method: _overall(described, close, method) for method in methods}
     tests = {
@@ -42,7 +51,9 @@ def summarise(
 
 def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) -> dict[str, Any]:
     model, heads, nodes = cell.key
-    runs = {name: np.array([trace.found_at for trace in members]) for name, members in traces.items()}
+    runs = {
+        name: np.array([trace.found_at for trace in members]) for name, members in traces.items()
+    }
     return {
         "model": model,
         "num_key_value_heads": heads,
@@ -51,12 +62,17 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
         "measured": int(np.isfinite(cell.step_s).sum()),
         "second_best_gap": cell.second_best_gap,
         "runs": {
-            name: {"mean": float(n.mean()), "median": float(np.median(n)), "worst": int(n.max())} for name, n in runs.items()
+            name: {"mean": float(n.mean()), "median": float(np.median(n)), "worst": int(n.max())}
+            for name, n in runs.items()
         },
         "regret_after": {name: _regret_after(members) for name, members in traces.items()},
-        "regret_after_job": {name: float(np.mean([trace.after_job for trace in members])) for name, members in traces.items()},
+        "regret_after_job": {
+            name: float(np.mean([trace.after_job for trace in members]))
+            for name, members in traces.items()
+        },
         "gpu_hours": {
-            name: float(np.mean([trace.gpu_seconds for trace in members])) / 3600 for name, members in traces.items()
+            name: float(np.mean([trace.gpu_seconds for trace in members])) / 3600
+            for name, members in traces.items()
         },
         "beliefs": {name: _beliefs(members) for name, members in traces.items() if name in OURS},
         "memory_error_knowing_the_others": memory_floor(cell, table),
@@ -66,19 +82,39 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
 
 
 def memory_floor(cell: Cell, table: CandidateTable) -> float:
-    """Median relative error of each peak when every other row of the cell is known: what ten of them cannot beat by much."""
+    """Median relative error of each peak when every other row of the cell is known: what ten of
+    them cannot beat by much.
+    """
     process = fit_memory(evidence=evidence_of(cell, table), prior=prior_for(kind="gpu")).process
-    return float("nan") if process is None else float(np.median(np.abs(np.expm1(process.values - process.left_out()[0]))))
+    return (
+        float("nan")
+        if process is None
+        else float(np.median(np.abs(np.expm1(process.values - process.left_out()[0]))))
+    )
 
 
 def _regret_after(traces: list[Trace]) -> dict[str, float]:
-    return {str(k): float(np.mean([trace.regret[k] for trace in traces])) for k in CHECKPOINTS if k in traces[0].regret}
+    return {
+        str(k): float(np.mean([trace.regret[k] for trace in traces]))
+        for k in CHECKPOINTS
+        if k in traces[0].regret
+    }
 
 
 def _beliefs(traces: list[Trace]) -> dict[str, float]:
     known = [trace.beliefs for trace in traces if trace.beliefs is not None]
-    names = ("rank_correlation", "throughput_median_error", "memory_median_error", "coverage", "memory_coverage")
-    return {name: float(np.nanmean([getattr(beliefs, name) for beliefs in known])) for name in names} if known else {}
+    names = (
+        "rank_correlation",
+        "throughput_median_error",
+        "memory_median_error",
+        "coverage",
+        "memory_coverage",
+    )
+    return (
+        {name: float(np.nanmean([getattr(beliefs, name) for beliefs in known])) for name in names}
+        if known
+        else {}
+    )
 
 
 def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str) -> dict[str, Any]:
@@ -90,41 +126,69 @@ def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str
         "median_runs": float(np.median([run["median"] for run in runs])),
         "worst_runs": max(run["worst"] for run in runs),
         "worst_runs_close_second": max(worst_close, default=None),
-        "regret_after": {str(k): float(np.mean([r[str(k)] for r in regrets if str(k) in r])) for k in CHECKPOINTS},
+        "regret_after": {
+            str(k): float(np.mean([r[str(k)] for r in regrets if str(k) in r])) for k in CHECKPOINTS
+        },
         "regret_after_job": float(np.mean([cell["regret_after_job"][method] for cell in cells])),
         "gpu_hours": float(np.mean([cell["gpu_hours"][method] for cell in cells])),
     }
     if method in OURS:
         known = [cell["beliefs"][method] for cell in cells if cell["beliefs"][method]]
-        overall["beliefs"] = {name: float(np.median([beliefs[name] for beliefs in known])) for name in known[0]}
+        overall["beliefs"] = {
+            name: float(np.median([beliefs[name] for beliefs in known])) for name in known[0]
+        }
         for name in ("coverage", "memory_coverage"):
             overall["beliefs"][name] = float(np.mean([beliefs[name] for beliefs in known]))
     return overall
 
 
 def _paired(cells: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, float]:
-    """Wilcoxon's signed-rank test on the cells' mean runs: seeds of one cell are no independent cells."""
+    """Wilcoxon's signed-rank test on the cells' mean runs: seeds of one cell are no independent
+    cells.
+    """
     pairs = np.array([(cell["runs"][ours]["mean"], cell["runs"][other]["mean"]) for cell in cells])
     difference = pairs[:, 0] - pairs[:, 1]
     p_value = float(wilcoxon(difference, alternative="less").pvalue) if np.any(difference) else 1.0
-    return {"mean_difference_runs": float(difference.mean()), "cells": len(cells), "p_value": p_value}
+    return {
+        "mean_difference_runs": float(difference.mean()),
+        "cells": len(cells),
+        "p_value": p_value,
+    }
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Tables for people."""
     grid, methods = report["grid"], list(report["overall"])
     lines = [
-        f"{grid['rows']} rows; {grid['dropped']} dropped, whose sizes do not multiply to the batch; {grid['too_small']} in "
-        f"cells too small; {len(report['cells'])} cells, {grid['seeds']} seeds, noise {grid['noise_log_sd']:.0%}",
+        f"{grid['rows']} rows; {grid['dropped']} dropped, whose sizes do not multiply to the "
+        f"batch; {grid['too_small']} in "
+        f"cells too small; {len(report['cells'])} cells, {grid['seeds']} seeds, noise "
+        f"{grid['noise_log_sd']:.0%}",
         grid["profile"],
         "",
-        f"{'runs: mean (worst)':28}" + "".join(f"{name:>17}" for name in methods) + "     top1  top3",
+        f"{'runs: mean (worst)':28}"
+        + "".join(f"{name:>17}" for name in methods)
+        + "     top1  top3",
     ]
     for cell in report["cells"]:
-        name = f"{cell['model']} kv{cell['num_key_value_heads']} {cell['nodes']} nodes ({cell['measured']}/{cell['configs']})"
-        runs = "".join(f"{cell['runs'][m]['mean']:10.1f} ({cell['runs'][m]['worst']:3d}) " for m in methods)
+        name = (
+            f"{cell['model']} kv{cell['num_key_value_heads']} {cell['nodes']} nodes "
+            f"({cell['measured']}/{cell['configs']})"
+        )
+        runs = "".join(
+            f"{cell['runs'][m]['mean']:10.1f} ({cell['runs'][m]['worst']:3d}) " for m in methods
+        )
         lines.append(f"{name:28}{runs}    {cell['top1']:4.0%}  {cell['top3']:4.0%}")
-    titles = (("runs mean", 10), ("median", 8), ("worst", 7), ("worst*", 8), ("regret after 1", 16), (3, 6), (5, 6), (10, 6))
+    titles = (
+        ("runs mean", 10),
+        ("median", 8),
+        ("worst", 7),
+        ("worst*", 8),
+        ("regret after 1", 16),
+        (3, 6),
+        (5, 6),
+        (10, 6),
+    )
     further = (("a job", 7), ("GPU-hours", 11))
     lines += ["", " " * 18 + "".join(f"{title:>{width}}" for title, width in (*titles, *further))]
     for name in methods:
@@ -133,22 +197,25 @@ def as_text(report: dict[str, Any]) -> str:
         close = overall["worst_runs_close_second"]
         lines.append(
             f"{name:18}{overall['mean_runs']:10.1f}{overall['median_runs']:8.1f}{overall['worst_runs']:7d}"
-            f"{close if close is not None else '-':>8}{regrets:>34}{overall['regret_after_job']:7.0%}"
+            f"{close if close is not None else '-':>8}{regrets:>34}{overall['regret_after_job']:7.0%}"  # noqa: E501
             f"{overall['gpu_hours']:11.1f}"
         )
     lines.append(f"* in cells whose second best is within {CLOSE_SECOND:.0%} of the best")
     for name in methods:
         if beliefs := report["overall"][name].get("beliefs"):
             lines.append(
-                f"{name}, unseen rows after 10 measurements: rank correlation {beliefs['rank_correlation']:.2f}, "
+                f"{name}, unseen rows after 10 measurements: rank correlation "
+                f"{beliefs['rank_correlation']:.2f}, "
                 f"throughput error {beliefs['throughput_median_error']:.0%}, memory error "
                 f"{beliefs['memory_median_error']:.1%}; {report['confidence']:.0%} intervals hold "
-                f"{beliefs['coverage']:.0%} of step times and {beliefs['memory_coverage']:.0%} of peaks"
+                f"{beliefs['coverage']:.0%} of step times and {beliefs['memory_coverage']:.0%} of "
+                "peaks"
             )
     floor = np.median([cell["memory_error_knowing_the_others"] for cell in report["cells"]])
     lines.append(f"memory error of each row where all others of its cell are known: {floor:.1%}")
     lines += [
-        f"{pair}: {test['mean_difference_runs']:+.1f} runs, p = {test['p_value']:.2g} (Wilcoxon, {test['cells']} cells)"
+        f"{pair}: {test['mean_difference_runs']:+.1f} runs, p = {test['p_value']:.2g} (Wilcoxon, "
+        f"{test['cells']} cells)"
         for pair, test in report["paired_tests"].items()
     ]
     return "\n".join(lines)

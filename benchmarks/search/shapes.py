@@ -33,11 +33,18 @@ COLUMNS = {
 }
 """Short column names, beside those of Hugging Face's config.json, which are taken too."""
 _FLAGS = ("gated_mlp", "tie_word_embeddings")
-_LLAMA = {"num_attention_heads": 32, "vocab_size": 131072, "gated_mlp": True, "normalization": "rmsnorm"}
+_LLAMA = {
+    "num_attention_heads": 32,
+    "vocab_size": 131072,
+    "gated_mlp": True,
+    "normalization": "rmsnorm",
+}
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Shapes by model name: a CSV file with a `model` column, or a YAML or JSON mapping of names to fields."""
+    """Shapes by model name: a CSV file with a `model` column, or a YAML or JSON mapping of names to
+    fields.
+    """
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8") as stream:
             return {row["model"]: row for row in csv.DictReader(stream)}
@@ -61,13 +68,17 @@ def model_of(row: Row, shapes: Shapes) -> ModelSpec:
     try:
         return catalogue_model(name)
     except NotFoundError as unknown:
-        raise InputError(f"no shape for model {name!r}: give shape columns or --shapes", field="--shapes") from unknown
+        raise InputError(
+            f"no shape for model {name!r}: give shape columns or --shapes", field="--shapes"
+        ) from unknown
 
 
 def _fields(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a config.json from columns of either naming; empty cells say nothing."""
     known = {**{name: name for name in COLUMNS.values()}, **COLUMNS}
-    fields: dict[str, Any] = {known[c]: int(float(v)) for c, v in columns.items() if c in known and v not in ("", None)}
+    fields: dict[str, Any] = {
+        known[c]: int(float(v)) for c, v in columns.items() if c in known and v not in ("", None)
+    }
     fields |= {c: _flag(columns[c]) for c in _FLAGS if columns.get(c) not in ("", None)}
     if columns.get("normalization"):
         fields["normalization"] = columns["normalization"]

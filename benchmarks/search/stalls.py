@@ -1,8 +1,10 @@
-"""Which configurations stall, and how well that foresees others: `python -m benchmarks.search.stalls --grid FILE.csv`.
+"""Which configurations stall, and how well that foresees others: `python -m
+benchmarks.search.stalls --grid FILE.csv`.
 
-Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x log2(nodes)) on a grid's cells; printed
-are STALL_RISK's constants, the same beside the share that the cost model states. The losses (nats a run) are those of a model
-left out: by one share for all, by kind, and with a few runs of the cell known, for several WEIGHTs.
+Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x
+log2(nodes)) on a grid's cells; printed are STALL_RISK's constants, the same beside the share that
+the cost model states. The losses (nats a run) are those of a model left out: by one share for all,
+by kind, and with a few runs of the cell known, for several WEIGHTs.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
         cells.append(
             Seen(
                 model=cell.model.name,
-                usual=(float(np.mean(features[STEP_LOG_SD] ** 2)) - assumed().step_time.regular_log_sd_limit ** 2)
+                usual=(
+                    float(np.mean(features[STEP_LOG_SD] ** 2))
+                    - assumed().step_time.regular_log_sd_limit ** 2
+                )
                 / (2.0 * assumed().stalls.mean_log_excess ** 2),
                 kinds=np.stack([np.ones(len(rows)), crosses, nodes], axis=1),
                 points=scaled(features, sorted(set(features) - STATED)),
@@ -82,13 +87,18 @@ def loss(shares: FloatArray, stalled: FloatArray) -> float:
 
 def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
     """(3,) constants, or (1,): one share for all."""
-    stalled, start = np.concatenate([cell.stalled for cell in cells]), np.array([-1.5, 0.0, 0.0])[: 3 if by_kind else 1]
+    stalled, start = (
+        np.concatenate([cell.stalled for cell in cells]),
+        np.array([-1.5, 0.0, 0.0])[: 3 if by_kind else 1],
+    )
 
     def unlikely(constants: FloatArray) -> float:
         shares = np.concatenate([cell.shares(constants) for cell in cells])
         return len(stalled) * loss(shares, stalled) + 0.25 * float(np.sum(constants[1:] ** 2))
 
-    fitted: FloatArray = minimize(unlikely, start, method="Nelder-Mead", options={"maxiter": 4000}).x
+    fitted: FloatArray = minimize(
+        unlikely, start, method="Nelder-Mead", options={"maxiter": 4000}
+    ).x
     return fitted
 
 
@@ -97,32 +107,54 @@ def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:
     rng, usual = np.random.default_rng(0), cell.shares(constants)
     apart = ((cell.points[:, None] - cell.points) ** 2).sum(axis=2)
     near, losses = np.exp(-0.5 * apart / assumed().stalls.distance ** 2), []
-    for known in [rng.permutation(len(usual))[:size] for size in KNOWN if len(usual) > 2 * size for _ in range(SEEDS)]:
+    for known in [
+        rng.permutation(len(usual))[:size]
+        for size in KNOWN
+        if len(usual) > 2 * size
+        for _ in range(SEEDS)
+    ]:
         rest = np.setdiff1d(np.arange(len(usual)), known)
-        before = assumed().stalls.share_runs * float(usual[known].mean())  # a gamma prior that has seen so many usual runs
+        before = assumed().stalls.share_runs * float(
+            usual[known].mean()
+        )  # a gamma prior that has seen so many usual runs
         more = (before + cell.stalled[known].sum()) / (before + usual[known].sum())
-        prior, close = np.minimum(more * usual[rest], assumed().step_time.stall_share_limit), near[np.ix_(rest, known)]
+        prior, close = (
+            np.minimum(more * usual[rest], assumed().step_time.stall_share_limit),
+            near[np.ix_(rest, known)],
+        )
         shares = (weight * prior + close @ cell.stalled[known]) / (weight + close.sum(axis=1))
         losses.append(loss(np.clip(shares, 1e-3, 1.0 - 1e-3), cell.stalled[rest]))
     return float(np.mean(losses))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
     where = {"gpu": "h100-sxm-80gb", "sequence_length": 4096, "framework": "nanotron"}
     cells = seen_of(parser.parse_args().grid, **where)
     models = sorted({cell.model for cell in cells})
     everything = fit(cells)
-    answer: dict[str, Any] = {"constants": (everything - [np.log(cells[0].usual), 0.0, 0.0]).round(2).tolist(), "left_out": {}}
+    answer: dict[str, Any] = {
+        "constants": (everything - [np.log(cells[0].usual), 0.0, 0.0]).round(2).tolist(),
+        "left_out": {},
+    }
     for model in models:
-        own, others = ([cell for cell in cells if (cell.model == model) == mine] for mine in (True, False))
+        own, others = (
+            [cell for cell in cells if (cell.model == model) == mine] for mine in (True, False)
+        )
         rows = np.concatenate([cell.stalled for cell in own])
         constants = {kind: fit(others, by_kind=kind) for kind in (True, False)}
         answer["left_out"][model] = {
-            "one_share": loss(np.concatenate([cell.shares(constants[False]) for cell in own]), rows),
+            "one_share": loss(
+                np.concatenate([cell.shares(constants[False]) for cell in own]), rows
+            ),
             "by_kind": loss(np.concatenate([cell.shares(constants[True]) for cell in own]), rows),
-            "by_weight": {w: float(np.mean([loss_knowing(cell, constants[True], weight=w) for cell in own])) for w in WEIGHTS},
+            "by_weight": {
+                w: float(np.mean([loss_knowing(cell, constants[True], weight=w) for cell in own]))
+                for w in WEIGHTS
+            },
         }
     print(json.dumps(answer, indent=1))
 

@@ -1,1 +1,3 @@
-"""The service under load and under faults: `python -m benchmarks.service.{load,batch,million,faults,pages}`."""
+"""The service under load and under faults: `python -m
+benchmarks.service.{load,batch,million,faults,pages}`.
+"""

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.service.batch [--lines 100000] [--json]`: a long batch through POST /v1/batch, and a client that stops.
+"""`python -m benchmarks.service.batch [--lines 100000] [--json]`: a long batch through POST
+/v1/batch, and a client that stops.
 
-The lines are different estimates of GPT-3 175B on 1,024 GPUs. One client sends while it reads; the server's peak of resident
-memory is watched, and its processor time tells lines per second and core. Then a client sends the same and never reads: the
-server must stop taking lines from it, keep its memory, and go on answering others.
+The lines are different estimates of GPT-3 175B on 1,024 GPUs. One client sends while it reads; the
+server's peak of resident memory is watched, and its processor time tells lines per second and core.
+Then a client sends the same and never reads: the server must stop taking lines from it, keep its
+memory, and go on answering others.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def opened(port: int) -> socket.socket:
     """A connection that has begun a chunked POST."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=600)
     head = (
-        f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked"
+        f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: "
+        "application/x-ndjson\r\nTransfer-Encoding: chunked"
     )
     connection.sendall(head.encode() + b"\r\n\r\n")
     return connection
@@ -84,7 +87,8 @@ def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, 
             data = connection.recv(2**20)
             if not data:
                 break
-            # Chunks may cut a line anywhere, but not these words of ours, which are looked for in what joins two pieces.
+            # Chunks may cut a line anywhere, but not these words of ours, which are looked for in
+            # what joins two pieces.
             joined = tail[-64:] + data
             answered += joined.count(b'"status":"ok"') - tail[-64:].count(b'"status":"ok"')
             errors += joined.count(b'"status": "error"') - tail[-64:].count(b'"status": "error"')
@@ -110,7 +114,10 @@ def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[st
     connection.settimeout(1.0)
     data = b"".join(line + b"\n" for line in lines)
     ending, times, errors = time.monotonic() + seconds, [], 0
-    with Peak(pid) as peak, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as other:
+    with (
+        Peak(pid) as peak,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as other,
+    ):
         sender = threading.Thread(target=lambda: _send_all(connection, data, ending), daemon=True)
         sender.start()
         while time.monotonic() < ending:
@@ -120,8 +127,13 @@ def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[st
             time.sleep(0.05)
         sender.join()
     connection.close()
-    return {"seconds": seconds, "others": len(times), "others_median_s": statistics.median(times), "others_errors": errors,
-            "peak_bytes": peak.bytes}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "others": len(times),
+        "others_median_s": statistics.median(times),
+        "others_errors": errors,
+        "peak_bytes": peak.bytes,
+    }
 
 
 def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
@@ -140,7 +152,13 @@ def evaluate(*, count: int) -> dict[str, Any]:
         long = stream(port=port, pid=pid, lines=lines, count=count)
         stalled = stall(port=port, pid=pid, lines=lines, seconds=STALLED_S)
     bounded = max(long["peak_bytes"], stalled["peak_bytes"]) - small["peak_bytes"] < LIMIT_BYTES
-    return {"small": small, "long": long, "stalled": stalled, "bounded": bounded, "load": os.getloadavg()[0]}
+    return {
+        "small": small,
+        "long": long,
+        "stalled": stalled,
+        "bounded": bounded,
+        "load": os.getloadavg()[0],
+    }
 
 
 def main() -> None:
@@ -155,13 +173,17 @@ def main() -> None:
         return
     for row in (report["small"], report["long"]):
         print(
-            f"{row['lines']:,} lines: {row['answered']:,} answered, {row['errors']} errors, {row['per_second']:,.0f} lines/s "
-            f"by the wall clock, {row['per_cpu_second']:,.0f} a second of processor, peak {row['peak_bytes'] / 2**20:.0f} MiB"
+            f"{row['lines']:,} lines: {row['answered']:,} answered, {row['errors']} errors, "
+            f"{row['per_second']:,.0f} lines/s "
+            f"by the wall clock, {row['per_cpu_second']:,.0f} a second of processor, peak "
+            f"{row['peak_bytes'] / 2**20:.0f} MiB"
         )
     row = report["stalled"]
     print(
-        f"a client that never reads, {row['seconds']:.0f} s: peak {row['peak_bytes'] / 2**20:.0f} MiB; {row['others']} "
-        f"estimates for others meanwhile, {1e3 * row['others_median_s']:.0f} ms each, {row['others_errors']} errors"
+        f"a client that never reads, {row['seconds']:.0f} s: peak {row['peak_bytes'] / 2**20:.0f} "
+        f"MiB; {row['others']} "
+        f"estimates for others meanwhile, {1e3 * row['others_median_s']:.0f} ms each, "
+        f"{row['others_errors']} errors"
     )
 
 

@@ -1,7 +1,9 @@
-"""A database as large as one gets in years, written through the drivers' fastest door: searches, runs, measurements.
+"""A database as large as one gets in years, written through the drivers' fastest door: searches,
+runs, measurements.
 
-A few rows are real ones, as the API and a worker would store them; the rest repeat them under other names, times and
-owners. Only sizes and distributions matter here: nothing is measured, and nothing learns from it.
+A few rows are real ones, as the API and a worker would store them; the rest repeat them under other
+names, times and owners. Only sizes and distributions matter here: nothing is measured, and nothing
+learns from it.
 """
 
 from __future__ import annotations
@@ -48,8 +50,14 @@ def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, 
     searches = measurements // MEASUREMENTS_PER_SEARCH
     ids = [f"{dice.getrandbits(64):016x}" for _ in range(searches)]
     engine = create_engine(url)
-    indexes = [index for table in (tables.searches, tables.runs, tables.measurements) for index in table.indexes]
-    with engine.begin() as connection:  # made again at once in the end, which takes a tenth of the time
+    indexes = [
+        index
+        for table in (tables.searches, tables.runs, tables.measurements)
+        for index in table.indexes
+    ]
+    with (
+        engine.begin() as connection
+    ):  # made again at once in the end, which takes a tenth of the time
         for index in indexes:
             index.drop(connection)
     counts = {
@@ -62,15 +70,21 @@ def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, 
             index.create(connection)
     options = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**options) as connection:
-        # As autovacuum does within minutes: statistics, and which pages an index may answer for alone.
-        connection.exec_driver_sql("VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE")
+        # As autovacuum does within minutes: statistics, and which pages an index may answer for
+        # alone.
+        connection.exec_driver_sql(
+            "VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE"
+        )
         connection.commit()
     engine.dispose()
     return counts
 
 
 def _searches(dice: random.Random, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    query, progress = json.dumps(QUERY), json.dumps({"profile_runs": 8, "budget_runs": 8, "gpu_seconds": 100.0})
+    query, progress = (
+        json.dumps(QUERY),
+        json.dumps({"profile_runs": 8, "budget_runs": 8, "gpu_seconds": 100.0}),
+    )
     for number, search in enumerate(ids):
         at = BEGUN + timedelta(seconds=number * APART_S * MEASUREMENTS_PER_SEARCH)
         yield {
@@ -92,7 +106,9 @@ def _searches(dice: random.Random, ids: Sequence[str]) -> Iterator[dict[str, Any
 
 
 def _runs(dice: random.Random, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    parallel, fidelity, predicted = (json.dumps(each) for each in (_parallel(), to_dict(Fidelity()), _predicted()))
+    parallel, fidelity, predicted = (
+        json.dumps(each) for each in (_parallel(), to_dict(Fidelity()), _predicted())
+    )
     for place, search in enumerate(ids):
         for number in range(RUNS_PER_SEARCH):
             at = BEGUN + timedelta(seconds=(place * MEASUREMENTS_PER_SEARCH + number) * APART_S)
@@ -160,7 +176,9 @@ def _run_id(search: str, number: int) -> str:
 
 
 def _parallel() -> dict[str, Any]:
-    parallel: dict[str, Any] = to_dict(ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2))
+    parallel: dict[str, Any] = to_dict(
+        ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2)
+    )
     return parallel
 
 
@@ -170,9 +188,19 @@ def _predicted() -> dict[str, float]:
 
 def _outcome(status: Any) -> Measurement:
     if status != "ok":
-        return Measurement(status=status, cause="rank 3 failed", log_tail="[rank3] out of memory\n" * 40)
-    hardware = Hardware(gpu="h100-sxm-80gb", num_gpus=64, hosts=tuple(f"node-{n}" for n in range(8)))
-    return Measurement(status="ok", step_s=1.5, step_times_s=(1.4, 1.5, 1.6), peak_memory_bytes=6 * 10**10, hardware=hardware)
+        return Measurement(
+            status=status, cause="rank 3 failed", log_tail="[rank3] out of memory\n" * 40
+        )
+    hardware = Hardware(
+        gpu="h100-sxm-80gb", num_gpus=64, hosts=tuple(f"node-{n}" for n in range(8))
+    )
+    return Measurement(
+        status="ok",
+        step_s=1.5,
+        step_times_s=(1.4, 1.5, 1.6),
+        peak_memory_bytes=6 * 10**10,
+        hardware=hardware,
+    )
 
 
 def _write(url: str, table: sa.Table, rows: Iterator[dict[str, Any]]) -> int:
@@ -197,16 +225,25 @@ def _write(url: str, table: sa.Table, rows: Iterator[dict[str, Any]]) -> int:
 
 def _write_sqlite(url: str, table: str, names: Sequence[str], rows: Iterator[list[Any]]) -> None:
     statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-    with contextlib.closing(sqlite3.connect(parse_url(url).database or "")) as connection, connection:
+    with (
+        contextlib.closing(sqlite3.connect(parse_url(url).database or "")) as connection,
+        connection,
+    ):
         connection.executemany(statement, ([_text(value) for value in row] for row in rows))
 
 
 def _text(value: Any) -> Any:
     """An instant as our columns keep it in SQLite."""
-    return value.replace(tzinfo=None).isoformat(" ", timespec="microseconds") if isinstance(value, datetime) else value
+    return (
+        value.replace(tzinfo=None).isoformat(" ", timespec="microseconds")
+        if isinstance(value, datetime)
+        else value
+    )
 
 
-def _write_postgresql(url: str, table: str, names: Sequence[str], rows: Iterator[list[Any]]) -> None:
+def _write_postgresql(
+    url: str, table: str, names: Sequence[str], rows: Iterator[list[Any]]
+) -> None:
     import psycopg
 
     libpq = parse_url(url).set(drivername="postgresql").render_as_string(hide_password=False)

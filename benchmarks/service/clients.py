@@ -1,5 +1,5 @@
-"""Many clients of one server in one process: plain asyncio streams with keep-alive and prepared bytes, so that asking costs
-little beside answering.
+"""Many clients of one server in one process: plain asyncio streams with keep-alive and prepared
+bytes, so that asking costs little beside answering.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ async def _client(port: int, requests: Iterator[bytes], ending: float, tally: As
     while (begun := time.perf_counter()) < ending:
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = next(
+            int(line[15:])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        )
         await reader.readexactly(length)
         tally.seconds.append(time.perf_counter() - begun)
         tally.errors += not head.startswith(b"HTTP/1.1 200")

@@ -22,7 +22,9 @@ REPORT: dict[str, Any] = {
 
 
 def contend(*, service: Service, seconds: float, clients: int = CLIENTS) -> dict[str, Any]:
-    """Let every client read and write for `seconds` while workers search; how it went. The API must be up."""
+    """Let every client read and write for `seconds` while workers search; how it went. The API must
+    be up.
+    """
     service.ensure_workers(WORKERS)
     ending = time.monotonic() + seconds
     statuses: Counter[str] = Counter()
@@ -52,7 +54,11 @@ def contend(*, service: Service, seconds: float, clients: int = CLIENTS) -> dict
         thread.start()
     for thread in threads:
         thread.join()
-    logs = "".join((service.home / name).read_text() for name in ("api.log", "worker.log") if (service.home / name).exists())
+    logs = "".join(
+        (service.home / name).read_text()
+        for name in ("api.log", "worker.log")
+        if (service.home / name).exists()
+    )
     return {
         "clients": clients,
         "workers": WORKERS,

@@ -1,5 +1,6 @@
-"""How long the explorer's charts take to follow a slider, in a real Chromium: from the input event to the frame that shows it;
-and the processor time of server and page for it, which a busy machine does not stretch.
+"""How long the explorer's charts take to follow a slider, in a real Chromium: from the input event
+to the frame that shows it; and the processor time of server and page for it, which a busy machine
+does not stretch.
 
 python -m benchmarks.service.explorer [--moves N] [--json]
 """
@@ -47,7 +48,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with _server() as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page()
         page.goto(f"{url}/explorer")
         page.locator("summary", has_text="Change").click()  # behind which the sliders are
@@ -69,20 +72,27 @@ def main() -> None:
         print(json.dumps(report))
         return
     print(
-        f"{report['moves']} moves: median {report['median_ms']:.0f} ms, 95 % within {report['p95_ms']:.0f} ms, slowest "
-        f"{report['slowest_ms']:.0f} ms; {report['within_target']:.0%} within {TARGET_MS:.0f} ms; processor time median "
+        f"{report['moves']} moves: median {report['median_ms']:.0f} ms, 95 % within "
+        f"{report['p95_ms']:.0f} ms, slowest "
+        f"{report['slowest_ms']:.0f} ms; {report['within_target']:.0%} within {TARGET_MS:.0f} ms; "
+        "processor time median "
         f"{report['processor_median_ms']:.0f} ms, 95 % within {report['processor_p95_ms']:.0f} ms; "
         f"the page has {size / 1e3:.0f} kB"
     )
 
 
 def moves(page: Page, *, number: int) -> Iterator[tuple[float, float]]:
-    """Milliseconds of each move, slider by slider from one end to the other and back: on the clock, and of processors."""
+    """Milliseconds of each move, slider by slider from one end to the other and back: on the clock,
+    and of processors.
+    """
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def processor_ms() -> float:
-        metrics = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
+        metrics = {
+            metric["name"]: metric["value"]
+            for metric in devtools.send("Performance.getMetrics")["metrics"]
+        }
         return 1e3 * (time.process_time() + float(metrics["TaskDuration"]))
 
     for k in range(number):

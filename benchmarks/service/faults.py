@@ -1,8 +1,9 @@
-"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--engine local|slurm|ray]
-[--fault NAME] [--json]`.
+"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--engine
+local|slurm|ray] [--fault NAME] [--json]`.
 
-The long test `tests/service/test_faults.py` causes each fault once; this command causes each many times. Jobs run on this host,
-or on a real Slurm or Ray that it starts; there the database is SQLite.
+The long test `tests/service/test_faults.py` causes each fault once; this command causes each many
+times. Jobs run on this host, or on a real Slurm or Ray that it starts; there the database is
+SQLite.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from tests.service.faults.processes import preload
 
 def main() -> None:
     """Run the campaigns, one after another; exit 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.faults", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.service.faults", description=__doc__
+    )
     parser.add_argument("--times", type=int, default=20, help="how often each fault happens")
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="local")
-    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated")
+    parser.add_argument(
+        "--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
@@ -40,7 +45,12 @@ def main() -> None:
     try:
         for kind in kinds if arguments.database == "both" else (arguments.database,):
             for fault in arguments.fault or FAULTS:
-                campaign = {"fault": fault, "kind": kind, "times": arguments.times, "seed": arguments.seed}
+                campaign = {
+                    "fault": fault,
+                    "kind": kind,
+                    "times": arguments.times,
+                    "seed": arguments.seed,
+                }
                 under_false_clock = fault != CLOCK or false_clock.FILE in os.environ
                 row = (
                     own_campaign(**campaign, engine=engine)
@@ -57,22 +67,41 @@ def main() -> None:
         print(json.dumps({"faults": rows, "clean": not bad}))
     else:
         times, runs = (sum(row[name] for row in rows) for name in ("times", "runs"))
-        print(f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns are not clean")
+        print(
+            f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns are not clean"
+        )
     sys.exit(1 if bad else 0)
 
 
-def clock_campaign(*, fault: str, kind: str, times: int, seed: int, engine: str) -> dict[str, Any] | None:
-    """A campaign in a process whose clock, and that of all it starts, can be set; None where this machine has no libfaketime,
-    and on clusters, whose daemons take no message from another time."""
+def clock_campaign(
+    *, fault: str, kind: str, times: int, seed: int, engine: str
+) -> dict[str, Any] | None:
+    """A campaign in a process whose clock, and that of all it starts, can be set; None where this
+    machine has no libfaketime, and on clusters, whose daemons take no message from another time.
+    """
     with tempfile.TemporaryDirectory(prefix="hp-clock-") as folder:
         Path(folder).chmod(0o755)  # PostgreSQL may run as another user
         environment = false_clock.environment(Path(folder) / "clock")
         if not environment or engine != "local":
-            sys.stderr.write(f"{fault}, {kind}: left out, {'no libfaketime' if not environment else f'not on {engine}'}\n")
+            sys.stderr.write(
+                f"{fault}, {kind}: left out, "
+                f"{'no libfaketime' if not environment else f'not on {engine}'}\n"
+            )
             return None
-        command = [sys.executable, "-m", "benchmarks.service.faults", "--json", "--fault", fault, "--database", kind]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.service.faults",
+            "--json",
+            "--fault",
+            fault,
+            "--database",
+            kind,
+        ]
         command += ["--times", str(times), "--seed", str(seed)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
     row: dict[str, Any] = json.loads(done.stdout)["faults"][0]
     return row
 

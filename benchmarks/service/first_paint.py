@@ -1,8 +1,9 @@
-"""When each page of the dashboard is first painted, in a real Chromium: `python -m benchmarks.service.first_paint [--json]`.
+"""When each page of the dashboard is first painted, in a real Chromium: `python -m
+benchmarks.service.first_paint [--json]`.
 
-The median of three visits with an empty cache, over a store that has something of everything; and the processor time of the
-server and of the page's own thread, which a busy machine does not stretch. One more: the first page that a new `hp-tool serve`
-shows, once it has warmed up.
+The median of three visits with an empty cache, over a store that has something of everything; and
+the processor time of the server and of the page's own thread, which a busy machine does not
+stretch. One more: the first page that a new `hp-tool serve` shows, once it has warmed up.
 """
 
 from __future__ import annotations
@@ -36,15 +37,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, closing(open_store(f"sqlite:///{folder}/hp.sqlite3")) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_store(f"sqlite:///{folder}/hp.sqlite3")) as store,
+    ):
         app = create_app(Settings(), store=store)
         with TestClient(app, base_url="http://127.0.0.1:8000") as http:
             pages = seeded_pages(store, http, SMALL)
         with served(app) as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
             report = {name: _painted(browser, url + path) for name, path in pages.items()}
-            with api_process(database_url=f"sqlite:///{folder}/hp.sqlite3", home=Path(folder)) as (new, process):
-                report["the first of a process"] = _first(browser, new, processor_s=lambda: sum(process.cpu_times()[:2]))
+            with api_process(database_url=f"sqlite:///{folder}/hp.sqlite3", home=Path(folder)) as (
+                new,
+                process,
+            ):
+                report["the first of a process"] = _first(
+                    browser, new, processor_s=lambda: sum(process.cpu_times()[:2])
+                )
             browser.close()
     if arguments.json:
         print(json.dumps(report))
@@ -54,11 +63,21 @@ def main() -> None:
 
 
 def _painted(
-    browser: Browser, address: str, *, visits: int = VISITS, processor_s: Callable[[], float] = time.process_time
+    browser: Browser,
+    address: str,
+    *,
+    visits: int = VISITS,
+    processor_s: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-    """Medians: milliseconds until something is painted, and of processors; `processor_s`: those of the server so far."""
+    """Medians: milliseconds until something is painted, and of processors; `processor_s`: those of
+    the server so far.
+    """
     measured = [_visit(browser, address, processor_s) for _ in range(visits)]
-    return dict(zip(("ms", "processor_ms"), map(statistics.median, zip(*measured, strict=True)), strict=True))
+    return dict(
+        zip(
+            ("ms", "processor_ms"), map(statistics.median, zip(*measured, strict=True)), strict=True
+        )
+    )
 
 
 def _visit(browser: Browser, address: str, processor_s: Callable[[], float]) -> tuple[float, float]:
@@ -68,7 +87,10 @@ def _visit(browser: Browser, address: str, processor_s: Callable[[], float]) -> 
     before_s = processor_s()
     page.goto(address, wait_until="commit")
     painted_ms = page.evaluate(FIRST_PAINT)
-    metrics = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
+    metrics = {
+        metric["name"]: metric["value"]
+        for metric in devtools.send("Performance.getMetrics")["metrics"]
+    }
     server_s = processor_s() - before_s
     page.context.close()
     return painted_ms, 1e3 * (server_s + metrics["TaskDuration"])

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.service.fuzz [--requests 50000] [--seed 0]`: what the API's description allows and forbids, sent to
-every operation: no answer is a 5xx, none takes more than 2 s of processor time.
+"""`python -m benchmarks.service.fuzz [--requests 50000] [--seed 0]`: what the API's description
+allows and forbids, sent to every operation: no answer is a 5xx, none takes more than 2 s of
+processor time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ class Tally:
         self.slowest_s = 0.0
         self.operations = 0
 
-    def send(self, operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, *, number: int, seed: int) -> None:
+    def send(
+        self,
+        operation: schemathesis.APIOperation,
+        mode: schemathesis.GenerationMode,
+        *,
+        number: int,
+        seed: int,
+    ) -> None:
         """So many generated requests to one operation."""
 
         @hypothesis.seed(seed)
@@ -56,32 +64,49 @@ class Tally:
             self.statuses[answer.status_code] += 1
             self.slowest_s = max(self.slowest_s, took)
             if answer.status_code >= 500 or took > LIMIT_S:
-                self.faults.append(f"{answer.status_code} after {took:.1f} s: {case.as_curl_command()[:2000]}")
+                self.faults.append(
+                    f"{answer.status_code} after {took:.1f} s: {case.as_curl_command()[:2000]}"
+                )
 
-        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing invalid can be sent to what takes nothing
+        with contextlib.suppress(
+            hypothesis.errors.Unsatisfiable
+        ):  # nothing invalid can be sent to what takes nothing
             each()
 
 
-def fuzz(*, requests: int, seed: int, seconds: float = math.inf, at_once: int | None = None) -> Tally:
-    """Send about this many generated requests, in rounds over all operations and for at most so many seconds.
+def fuzz(
+    *, requests: int, seed: int, seconds: float = math.inf, at_once: int | None = None
+) -> Tally:
+    """Send about this many generated requests, in rounds over all operations and for at most so
+    many seconds.
 
-    `at_once`: how many go to one operation before the next one's turn; None: as many as one round over all needs.
+    `at_once`: how many go to one operation before the next one's turn; None: as many as one round
+    over all needs.
     """
     tally = Tally()
     ending = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{folder}/fuzz.sqlite3")
         hosts = ("testserver",)
-        settings = Settings(api_key="the-operator", allowed_hosts=hosts, max_body_bytes=100_000, poll_s=0.01, max_wait_s=0.05)
+        settings = Settings(
+            api_key="the-operator",
+            allowed_hosts=hosts,
+            max_body_bytes=100_000,
+            poll_s=0.01,
+            max_wait_s=0.05,
+        )
         config = SchemathesisConfig.from_path(ROOT / "schemathesis.toml")
         app = create_app(settings, store=store)
         api = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS, config=config)
         operations = [each.ok() for each in api.get_all_operations()]
         tally.operations = len(operations)
         modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
-        # In an order of the seed's, so that a run that ends early does not always leave out the same ones.
+        # In an order of the seed's, so that a run that ends early does not always leave out the
+        # same ones.
         turns = random.Random(seed).sample(operations, len(operations))
-        while (left := requests - sum(tally.statuses.values())) > 0:  # few can be sent to what takes little
+        while (
+            left := requests - sum(tally.statuses.values())
+        ) > 0:  # few can be sent to what takes little
             number = at_once or -(-left // (len(operations) * len(modes)))
             for operation in turns:
                 for mode in modes:
@@ -89,7 +114,9 @@ def fuzz(*, requests: int, seed: int, seconds: float = math.inf, at_once: int | 
                         store.close()
                         return tally
                     tally.send(operation, mode, number=number, seed=seed)
-                sys.stderr.write(f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n")
+                sys.stderr.write(
+                    f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n"
+                )
             seed += 1
         store.close()
     return tally
@@ -103,7 +130,10 @@ def main() -> None:
     arguments = parser.parse_args()
     tally = fuzz(requests=arguments.requests, seed=arguments.seed)
     print("\n".join(tally.faults))
-    print(f"{sum(tally.statuses.values())} requests to {tally.operations} operations: {dict(tally.statuses.most_common())}")
+    print(
+        f"{sum(tally.statuses.values())} requests to {tally.operations} operations: "
+        f"{dict(tally.statuses.most_common())}"
+    )
     print(f"{len(tally.faults)} faults; the slowest took {tally.slowest_s:.2f} s of processor time")
     sys.exit(bool(tally.faults))
 

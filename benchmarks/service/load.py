@@ -1,9 +1,11 @@
-"""`python -m benchmarks.service.load [--seconds 5] [--clients 1 8 64] [--json]`: estimates and recommendations under load.
+"""`python -m benchmarks.service.load [--seconds 5] [--clients 1 8 64] [--json]`: estimates and
+recommendations under load.
 
-GPT-3 175B on 1,024 GPUs: the same query again and again (cached), and no two alike (uncached). A trivial FastAPI route in
-the same uvicorn process tells what HTTP alone costs: the ceiling. The clients are one process of their own, asyncio streams
-with keep-alive. Beside requests per second and latencies by the wall clock stands the server's processor time per request,
-which a busy machine does not stretch.
+GPT-3 175B on 1,024 GPUs: the same query again and again (cached), and no two alike (uncached). A
+trivial FastAPI route in the same uvicorn process tells what HTTP alone costs: the ceiling. The
+clients are one process of their own, asyncio streams with keep-alive. Beside requests per second
+and latencies by the wall clock stands the server's processor time per request, which a busy machine
+does not stretch.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ CEILING = "trivial route"
 
 
 def serve(url: str, port: int) -> None:
-    """The service as `hp-tool serve` runs it, and beside it in the same process one trivial route."""
+    """The service as `hp-tool serve` runs it, and beside it in the same process one trivial
+    route.
+    """
     import uvicorn
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
@@ -58,7 +62,9 @@ def serve(url: str, port: int) -> None:
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         await (bare if scope.get("path") == TRIVIAL else ours)(scope, receive, send)
 
-    uvicorn.run(both, host="127.0.0.1", port=port, log_config=None, access_log=False, server_header=False)
+    uvicorn.run(
+        both, host="127.0.0.1", port=port, log_config=None, access_log=False, server_header=False
+    )
 
 
 @contextmanager
@@ -98,7 +104,9 @@ def workloads(port: int) -> dict[str, Iterator[bytes]]:
     def different(path: str, query: dict[str, Any]) -> Iterator[bytes]:
         for number in itertools.count():
             training = query["training"] | {"total_tokens": 300e9 + number}
-            yield request_bytes(path=path, body=json.dumps(query | {"training": training}).encode(), port=port)
+            yield request_bytes(
+                path=path, body=json.dumps(query | {"training": training}).encode(), port=port
+            )
 
     def same(path: str, query: dict[str, Any]) -> Iterator[bytes]:
         return endless(request_bytes(path=path, body=json.dumps(query).encode(), port=port))
@@ -135,15 +143,25 @@ def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
                     }
                 )
                 sys.stderr.write(as_text(rows[-1]) + "\n")
-    return {"load": os.getloadavg()[0], "cores": os.cpu_count(), "rows": rows, "of_ceiling": of_ceiling(rows)}
+    return {
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+        "rows": rows,
+        "of_ceiling": of_ceiling(rows),
+    }
 
 
 def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Requests a second as a share of the trivial route's, by the wall clock and by processor time, best over the clients."""
+    """Requests a second as a share of the trivial route's, by the wall clock and by processor time,
+    best over the clients.
+    """
     ceiling = {row["clients"]: row for row in rows if row["workload"] == CEILING}
     shares: dict[str, dict[str, float]] = {}
     for row in rows:
-        top, share = ceiling[row["clients"]], shares.setdefault(row["workload"], {"wall": 0.0, "cpu": 0.0})
+        top, share = (
+            ceiling[row["clients"]],
+            shares.setdefault(row["workload"], {"wall": 0.0, "cpu": 0.0}),
+        )
         share["wall"] = max(share["wall"], row["per_second"] / top["per_second"])
         share["cpu"] = max(share["cpu"], top["cpu_s"] / row["cpu_s"] if row["cpu_s"] else 0.0)
     return shares
@@ -152,15 +170,19 @@ def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def as_text(row: dict[str, Any]) -> str:
     """One line of the report."""
     return (
-        f"{row['workload']:26} {row['clients']:3} clients: {row['per_second']:8,.0f}/s, p50 {1e3 * row['p50_s']:7.1f} ms, "
-        f"p99 {1e3 * row['p99_s']:7.1f} ms, {row['errors']} errors, {1e3 * row['cpu_s']:6.2f} ms of processor each"
+        f"{row['workload']:26} {row['clients']:3} clients: {row['per_second']:8,.0f}/s, p50 "
+        f"{1e3 * row['p50_s']:7.1f} ms, "
+        f"p99 {1e3 * row['p99_s']:7.1f} ms, {row['errors']} errors, {1e3 * row['cpu_s']:6.2f} ms "
+        "of processor each"
     )
 
 
 def main() -> None:
     """Run, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.load", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each workload and number of clients")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="for each workload and number of clients"
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
@@ -168,7 +190,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(report))
         return
-    print(f"load {report['load']:.1f} on {report['cores']} cores; shares of the ceiling by wall clock and by processor time:")
+    print(
+        f"load {report['load']:.1f} on {report['cores']} cores; shares of the ceiling by wall "
+        "clock and by processor time:"
+    )
     for name, share in report["of_ceiling"].items():
         print(f"  {name:26} {share['wall']:.2f} {share['cpu']:.2f}")
 

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.service.million [--measurements 1000000] [--database ...] [--json]`: lists of a large database.
+"""`python -m benchmarks.service.million [--measurements 1000000] [--database ...] [--json]`: lists
+of a large database.
 
-Every GET of the API and the dashboard that reads the store is asked over HTTP, through the whole service, with filters that
-hit much and little, and cursors from the middle: the wall clock's best and median of several, and the processor seconds of
-API and database together, which a busy machine does not stretch. Then two workers and sixteen clients use the same database
-at once, and every answer is looked at.
+Every GET of the API and the dashboard that reads the store is asked over HTTP, through the whole
+service, with filters that hit much and little, and cursors from the middle: the wall clock's best
+and median of several, and the processor seconds of API and database together, which a busy machine
+does not stretch. Then two workers and sixteen clients use the same database at once, and every
+answer is looked at.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def paths(database: Database) -> dict[str, str]:
     s = tables.searches.c
     engine = database.engine()
     with engine.connect() as connection:
-        search = connection.execute(sa.select(s.id).where(s.state == "succeeded").order_by(s.created_at).limit(1)).scalar_one()
+        search = connection.execute(
+            sa.select(s.id).where(s.state == "succeeded").order_by(s.created_at).limit(1)
+        ).scalar_one()
     engine.dispose()
     rare = f"model-{bulk.MODELS - 1}"
     listed = "/v1/measurements?limit=100"
@@ -94,7 +98,12 @@ def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dic
         client.get(path)
         times.append(time.perf_counter() - begun)
     cpu = (cpu_s() - cpu_begun) / REPEATS
-    return {"status": status, "best_s": min(times), "median_s": statistics.median(times), "cpu_s": cpu}
+    return {
+        "status": status,
+        "best_s": min(times),
+        "median_s": statistics.median(times),
+        "cpu_s": cpu,
+    }
 
 
 def processor_seconds(processes: Sequence[psutil.Process]) -> float:
@@ -104,7 +113,11 @@ def processor_seconds(processes: Sequence[psutil.Process]) -> float:
         for each in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 t = each.cpu_times()
-                total += t.user + t.system + (t.children_user + t.children_system if each is process else 0.0)
+                total += (
+                    t.user
+                    + t.system
+                    + (t.children_user + t.children_system if each is process else 0.0)
+                )
     return total
 
 
@@ -126,28 +139,44 @@ def evaluate(*, kind: str, measurements: int, seconds: float) -> dict[str, Any]:
             rows = {}
             with httpx.Client(base_url=service.url, timeout=120.0) as client:
                 for name, path in paths(database).items():
-                    address = middle(client, path.removeprefix("cursor:")) if path.startswith("cursor:") else path
+                    address = (
+                        middle(client, path.removeprefix("cursor:"))
+                        if path.startswith("cursor:")
+                        else path
+                    )
                     rows[name] = timed(client, address, cpu_s=busy)
             contention = contend(service=service, seconds=seconds)
         finally:
             service.stop()
             database.close()
-    return {"database": kind, "rows": counts, "seeded_s": seeded_s, "requests": rows, "contention": contention}
+    return {
+        "database": kind,
+        "rows": counts,
+        "seeded_s": seeded_s,
+        "requests": rows,
+        "contention": contention,
+    }
 
 
 def main() -> None:
     """Run on one or both databases."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.million", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.service.million", description=__doc__
+    )
     parser.add_argument("--measurements", type=int, default=1_000_000)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long workers and clients use it at once")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="how long workers and clients use it at once"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     preload()
     kinds = ("postgresql", "sqlite") if arguments.database == "both" else (arguments.database,)
     reports = []
     for kind in kinds:
-        reports.append(evaluate(kind=kind, measurements=arguments.measurements, seconds=arguments.seconds))
+        reports.append(
+            evaluate(kind=kind, measurements=arguments.measurements, seconds=arguments.seconds)
+        )
         sys.stderr.write(as_text(reports[-1]) + "\n")
     if arguments.json:
         print(json.dumps({"databases": reports}))
@@ -161,11 +190,15 @@ def as_text(report: dict[str, Any]) -> str:
         mark = "" if row["status"] == httpx.codes.OK else f"  STATUS {row['status']}"
         slow = "  above 100 ms" if min(row["best_s"], row["cpu_s"]) > LIMIT_S else ""
         walls = f"best {1e3 * row['best_s']:.1f}, median {1e3 * row['median_s']:.1f}"
-        lines.append(f"  {name:48} {1e3 * row['cpu_s']:7.1f} ms of processor; wall {walls}{mark}{slow}")
+        lines.append(
+            f"  {name:48} {1e3 * row['cpu_s']:7.1f} ms of processor; wall {walls}{mark}{slow}"
+        )
     c = report["contention"]
     lines.append(
-        f"  {c['clients']} clients and {c['workers']} workers at once for {c['seconds']:.0f} s: {c['requests']:,} requests, "
-        f"{c['writes']:,} of them writes, {c['errors']} errors, {c['locked']} times locked; {c['searches']} searches ended"
+        f"  {c['clients']} clients and {c['workers']} workers at once for {c['seconds']:.0f} s: "
+        f"{c['requests']:,} requests, "
+        f"{c['writes']:,} of them writes, {c['errors']} errors, {c['locked']} times locked; "
+        f"{c['searches']} searches ended"
     )
     return "\n".join(lines)
 

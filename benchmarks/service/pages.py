@@ -1,9 +1,11 @@
-"""A search's page with very many trials in a real browser: `python -m benchmarks.service.pages [--trials N] [--json]`.
+"""A search's page with very many trials in a real browser: `python -m benchmarks.service.pages
+[--trials N] [--json]`.
 
-First paint, the moment the table has its rows, the moment the chart below it is drawn; how long each filter takes until table
-and charts in sight follow, and each order of the table; and what the page weighs. Of rows the processor time of server and page
-too, of each filter that of the page's own thread, which a busy machine does not stretch. The server is a process of its own
-over a SQLite file; the browser is headless Chromium.
+First paint, the moment the table has its rows, the moment the chart below it is drawn; how long
+each filter takes until table and charts in sight follow, and each order of the table; and what the
+page weighs. Of rows the processor time of server and page too, of each filter that of the page's
+own thread, which a busy machine does not stretch. The server is a process of its own over a SQLite
+file; the browser is headless Chromium.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ TIMEOUT_MS = 60_000
 FIRST_PAINT = """async () => {
     while (!performance.getEntriesByName('first-contentful-paint').length) await new Promise((next) => setTimeout(next, 20));
     return performance.getEntriesByName('first-contentful-paint')[0].startTime;
-}"""
+}"""  # noqa: E501
 ROWS = """async () => {
     while (!document.querySelector('#trials[data-drawn]')) await new Promise((next) => setTimeout(next, 5));
     return performance.now();
-}"""
+}"""  # noqa: E501
 WEIGHT = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].map(
-    (entry) => [new URL(entry.name).pathname.split('/').pop() || 'page', entry.transferSize, entry.decodedBodySize])"""
+    (entry) => [new URL(entry.name).pathname.split('/').pop() || 'page', entry.transferSize, entry.decodedBodySize])"""  # noqa: E501
 FILTERED = """([name, value]) => new Promise((resolve) => {
     const root = document.querySelector('#trials');
     const select = root.querySelector(`select[name="${name}"]`);
@@ -48,19 +50,24 @@ FILTERED = """([name, value]) => new Promise((resolve) => {
     watch.observe(root, { attributes: true, attributeFilter: ['data-drawn'] });
     select.value = value;
     select.dispatchEvent(new Event('change'));
-})"""
+})"""  # noqa: E501
 SORTED = """(column) => new Promise((resolve) => {
     const started = performance.now();
     document.querySelector(`#trials th[data-column="${column}"] button`).click();
     requestAnimationFrame(() => resolve(performance.now() - started));
 })"""
-COLUMNS = "() => [...document.querySelectorAll('#trials th[data-column]')].map((head) => head.dataset.column)"
+COLUMNS = (
+    "() => [...document.querySelectorAll('#trials th[data-column]')].map((head) => "
+    "head.dataset.column)"
+)
 CHOICES = """() => [...document.querySelectorAll('#trials [data-part=filter] select')].flatMap(
     (select) => [...select.options].slice(1).map((option) => [select.name, option.value]))"""
 
 
 def measure(*, trials: int, repeat: int) -> dict[str, Any]:
-    """Medians of `repeat` visits with an empty cache, and every filter once from everything and back."""
+    """Medians of `repeat` visits with an empty cache, and every filter once from everything and
+    back.
+    """
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/pages.sqlite3"
         schema.upgrade(url)
@@ -77,7 +84,11 @@ def measure(*, trials: int, repeat: int) -> dict[str, Any]:
                     server = psutil.Process(service.api.pid if service.api else None)
                     visits.append(_visit(page, f"{service.url}/searches/{search}", server=server))
                 filters = _filters(page)
-                sorts = [page.evaluate(SORTED, column) for column in page.evaluate(COLUMNS) for _ in ("up", "down")]
+                sorts = [
+                    page.evaluate(SORTED, column)
+                    for column in page.evaluate(COLUMNS)
+                    for _ in ("up", "down")
+                ]
                 browser.close()
         finally:
             service.stop()
@@ -113,7 +124,10 @@ def _visit(page: Page, url: str, *, server: psutil.Process) -> dict[str, Any]:
         "rows_ms": rows_ms,
         "rows_processor_ms": rows_processor_ms,
         "all_drawn_ms": page.evaluate("performance.now()"),
-        "weight": [{"file": f, "sent_bytes": sent, "bytes": size} for f, sent, size in page.evaluate(WEIGHT)],
+        "weight": [
+            {"file": f, "sent_bytes": sent, "bytes": size}
+            for f, sent, size in page.evaluate(WEIGHT)
+        ],
     }
 
 
@@ -123,7 +137,10 @@ def _processor_ms(page: Page) -> Callable[[], float]:
     cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def processor_ms() -> float:
-        metrics = {metric["name"]: metric["value"] for metric in cdp.send("Performance.getMetrics")["metrics"]}
+        metrics = {
+            metric["name"]: metric["value"]
+            for metric in cdp.send("Performance.getMetrics")["metrics"]
+        }
         return 1e3 * float(metrics["TaskDuration"])
 
     return processor_ms
@@ -136,7 +153,9 @@ def _filters(page: Page) -> list[dict[str, Any]]:
         for chosen in (value, ""):
             before = cpu_ms()
             ms = page.evaluate(FILTERED, [name, chosen])
-            times.append({"filter": name, "value": chosen or "any", "ms": ms, "cpu_ms": cpu_ms() - before})
+            times.append(
+                {"filter": name, "value": chosen or "any", "ms": ms, "cpu_ms": cpu_ms() - before}
+            )
     return times
 
 
@@ -151,14 +170,25 @@ def main() -> None:
         print(json.dumps(report, indent=2))
         return
     print(
-        f"{report['trials']:,} trials: first paint {report['first_paint_ms']:.0f} ms, rows after {report['rows_ms']:.0f} ms "
-        f"({report['rows_processor_ms']:.0f} ms of processors), a chart after {report['all_drawn_ms']:.0f} ms"
+        f"{report['trials']:,} trials: first paint {report['first_paint_ms']:.0f} ms, rows after "
+        f"{report['rows_ms']:.0f} ms "
+        f"({report['rows_processor_ms']:.0f} ms of processors), a chart after "
+        f"{report['all_drawn_ms']:.0f} ms"
     )
     for name, of in (("filter_ms", "wall"), ("filter_cpu_ms", "processor")):
-        print(f"filters: median {report[name]['median']:.0f} ms, slowest {report[name]['worst']:.0f} ms ({of})")
-    print(f"sorts: median {report['sort_ms']['median']:.0f} ms, slowest {report['sort_ms']['worst']:.0f} ms (wall)")
+        print(
+            f"filters: median {report[name]['median']:.0f} ms, slowest {report[name]['worst']:.0f} "
+            f"ms ({of})"
+        )
+    print(
+        f"sorts: median {report['sort_ms']['median']:.0f} ms, slowest "
+        f"{report['sort_ms']['worst']:.0f} ms (wall)"
+    )
     for file in sorted(report["weight"], key=lambda each: -each["sent_bytes"]):
-        print(f"{file['sent_bytes'] / 1e3:10,.0f} kB sent {file['bytes'] / 1e3:10,.0f} kB  {file['file']}")
+        print(
+            f"{file['sent_bytes'] / 1e3:10,.0f} kB sent {file['bytes'] / 1e3:10,.0f} kB  "
+            f"{file['file']}"
+        )
 
 
 if __name__ == "__main__":

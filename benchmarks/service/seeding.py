@@ -1,7 +1,9 @@
-"""A search with very many trials, put straight into the tables: pages of that size without waiting for the runs.
+"""A search with very many trials, put straight into the tables: pages of that size without waiting
+for the runs.
 
-Configurations and predictions are the cost model's own for a 70B model on 1,024 H100. What was "measured" scatters around
-them and some fail, so that lists and charts have something to show; it says nothing of any GPU.
+Configurations and predictions are the cost model's own for a 70B model on 1,024 H100. What was
+"measured" scatters around them and some fail, so that lists and charts have something to show; it
+says nothing of any GPU.
 """
 
 from __future__ import annotations
@@ -29,16 +31,26 @@ QUERY: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024, "gpus_per_node": 8},
     "training": {"sequence_length": 4096, "global_batch_size": 1024},
     "parallel": {
-        "recompute": ["none", "selective", *({"granularity": "full", "method": "block", "num_layers": n} for n in range(1, 9))]
+        "recompute": [
+            "none",
+            "selective",
+            *({"granularity": "full", "method": "block", "num_layers": n} for n in range(1, 9)),
+        ]
     },
 }
-CAUSES = {"oom": "rank 3 ran out of memory", "crashed": "rank 1 failed", "timeout": "not done after 300 s"}
+CAUSES = {
+    "oom": "rank 3 ran out of memory",
+    "crashed": "rank 1 failed",
+    "timeout": "not done after 300 s",
+}
 OUTCOMES = ("ok",) * 17 + tuple(CAUSES)
 LOG = "".join(f"[rank{rank}] iteration {rank}: loss 10.{rank:02}\n" for rank in range(40))
 
 
 def seed_search(*, url: str, trials: int, seed: int = 0) -> str:
-    """A running search with this many ended trials in the database at `url`, whose tables exist; its id."""
+    """A running search with this many ended trials in the database at `url`, whose tables exist;
+    its id.
+    """
     query = parse_query(QUERY | {"search": {"budget_runs": trials + 1}})
     space = cost_space(problem=resolve_training(query))
     order = np.lexsort((space.step_s, ~space.acceptable))[:trials]
@@ -88,7 +100,13 @@ def seed_search(*, url: str, trials: int, seed: int = 0) -> str:
 
 
 def _run(
-    search_id: str, number: int, parallel: ParallelConfig, *, step_s: float, memory: float, at: datetime
+    search_id: str,
+    number: int,
+    parallel: ParallelConfig,
+    *,
+    step_s: float,
+    memory: float,
+    at: datetime,
 ) -> dict[str, Any]:
     return {
         "id": new_id(),

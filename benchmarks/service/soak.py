@@ -1,5 +1,6 @@
-"""`python -m benchmarks.service.soak [--minutes 30] [--json]`: 16 clients and 2 workers for half an hour. Memory and handles of
-API and workers are to be level, the last third against the one before it.
+"""`python -m benchmarks.service.soak [--minutes 30] [--json]`: 16 clients and 2 workers for half an
+hour. Memory and handles of API and workers are to be level, the last third against the one before
+it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,36 @@ ESTIMATE: dict[str, Any] = {
     **{part: QUERY[part] for part in ("kind", "model", "cluster", "training")},
     "parallel": {"data_parallel_size": 2},
 }
-PATHS = ("/", "/searches", "/metrics", "/v1/models", "/v1/searches?limit=50", "/v1/measurements?limit=50")
+PATHS = (
+    "/",
+    "/searches",
+    "/metrics",
+    "/v1/models",
+    "/v1/searches?limit=50",
+    "/v1/measurements?limit=50",
+)
 
 
 def soak(*, home: Path, seconds: float) -> dict[str, Any]:
-    """What the clients met, and by process the medians of (MiB, handles) in the second and the last third."""
-    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0, busy_timeout_s=engine.BUSY_TIMEOUT_S)
+    """What the clients met, and by process the medians of (MiB, handles) in the second and the last
+    third.
+    """
+    service = Service(
+        database_url=Sqlite(home).url, home=home, lease_s=30.0, busy_timeout_s=engine.BUSY_TIMEOUT_S
+    )
     (home / "faults").mkdir()
     try:
         service.start_api()
         service.ensure_workers(2)
-        processes = {"api": service.api, **{f"worker {n}": worker for n, worker in enumerate(service.workers)}}
-        seen = {name: psutil.Process(process.pid) for name, process in processes.items() if process is not None}
+        processes = {
+            "api": service.api,
+            **{f"worker {n}": worker for n, worker in enumerate(service.workers)},
+        }
+        seen = {
+            name: psutil.Process(process.pid)
+            for name, process in processes.items()
+            if process is not None
+        }
         samples: dict[str, list[tuple[float, int]]] = {name: [] for name in seen}
         over = threading.Event()
 
@@ -50,10 +69,16 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
             with httpx.Client(base_url=service.url, timeout=120.0) as client:
                 number = 0
                 while not over.wait(seconds / SAMPLES):
-                    for path in PATHS:  # pages beside what the clients ask, and estimates that no cache has
+                    for path in (
+                        PATHS
+                    ):  # pages beside what the clients ask, and estimates that no cache has
                         client.get(path).raise_for_status()
-                        training = ESTIMATE["training"] | {"global_batch_size": 8 * (number := number + 1)}
-                        client.post("/v1/estimates", json={**ESTIMATE, "training": training}).raise_for_status()
+                        training = ESTIMATE["training"] | {
+                            "global_batch_size": 8 * (number := number + 1)
+                        }
+                        client.post(
+                            "/v1/estimates", json={**ESTIMATE, "training": training}
+                        ).raise_for_status()
                     for name, process in seen.items():
                         samples[name].append((process.memory_info().rss / 2**20, process.num_fds()))
 
@@ -70,8 +95,14 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
 def _thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
     third = len(samples) // 3
     parts = samples[third : 2 * third], samples[2 * third :]
-    mib, handles = ([round(median(sample[kind] for sample in part), 1) for part in parts] for kind in (0, 1))
-    return {"mib": mib, "handles": handles, "level": mib[1] <= LEVEL * mib[0] and handles[1] <= handles[0] + HANDLES}
+    mib, handles = (
+        [round(median(sample[kind] for sample in part), 1) for part in parts] for kind in (0, 1)
+    )
+    return {
+        "mib": mib,
+        "handles": handles,
+        "level": mib[1] <= LEVEL * mib[0] and handles[1] <= handles[0] + HANDLES,
+    }
 
 
 def main() -> None:
@@ -87,11 +118,20 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(report))
     else:
-        counts = f"{report['requests']} requests, {report['errors']} errors, {report['searches']} searches"
+        counts = (
+            f"{report['requests']} requests, {report['errors']} errors, {report['searches']} "
+            "searches"
+        )
         print(f"{counts}, {report['statuses']} in {time.monotonic() - began:.0f} s")
         for name, process in report["processes"].items():
-            print(f"{name}: MiB {process['mib']}, handles {process['handles']}{'' if process['level'] else ': RISES'}")
-    sys.exit(not all(process["level"] for process in report["processes"].values()) or report["errors"] > 0)
+            print(
+                f"{name}: MiB {process['mib']}, handles "
+                f"{process['handles']}{'' if process['level'] else ': RISES'}"
+            )
+    sys.exit(
+        not all(process["level"] for process in report["processes"].values())
+        or report["errors"] > 0
+    )
 
 
 if __name__ == "__main__":

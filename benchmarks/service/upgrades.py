@@ -1,8 +1,10 @@
-"""`python -m benchmarks.service.upgrades [--measurements 300000] [--database ...] [--json]`: what an upgrade does to writers.
+"""`python -m benchmarks.service.upgrades [--measurements 300000] [--database ...] [--json]`: what
+an upgrade does to writers.
 
-A database of schema 0008 with that many measurements of one search's cluster is upgraded by `hp-tool db upgrade`, while a
-writer does what a search does all the time: it renews a lease, and stores a measurement. Waits are the writer's own, beside
-the same writes on the same database before.
+A database of schema 0008 with that many measurements of one search's cluster is upgraded by
+`hp-tool db upgrade`, while a writer does what a search does all the time: it renews a lease, and
+stores a measurement. Waits are the writer's own, beside the same writes on the same database
+before.
 """
 
 from __future__ import annotations
@@ -28,9 +30,22 @@ from tests.service.processes import hp_tool
 
 FROM = "0008"
 PART_KEY, WHOLE_KEY = "h100-sxm-80gb/node2/nvlink2/50GBps", "h100-sxm-80gb/node8/nvlink8/50GBps"
-"""Of every measurement before and after: revision 0009 files small jobs under their whole machine."""
+"""Of every measurement before and after: revision 0009 files small jobs under their whole
+machine.
+"""
 EVERY_S = 0.005
-KEPT = ("source", "cluster_key", "gpu", "framework", "model", "query", "parallel", "problem_digest", "digest", "status")
+KEPT = (
+    "source",
+    "cluster_key",
+    "gpu",
+    "framework",
+    "model",
+    "query",
+    "parallel",
+    "problem_digest",
+    "digest",
+    "status",
+)
 KEPT += ("step_s", "measurement", "predicted", "trust", "created_at")
 
 
@@ -54,7 +69,9 @@ def seed(url: str, *, measurements: int) -> None:
     bulk.seed_everything(url=url, measurements=measurements)
     schema.downgrade(url, to=FROM)
     with opened(url) as engine, engine.execution_options(**{WRITES: True}).begin() as connection:
-        connection.execute(sa.text("UPDATE hp_measurements SET cluster_key = :key"), {"key": PART_KEY})
+        connection.execute(
+            sa.text("UPDATE hp_measurements SET cluster_key = :key"), {"key": PART_KEY}
+        )
 
 
 class Writer:
@@ -76,9 +93,13 @@ class Writer:
 
     def _run(self) -> None:
         columns = ", ".join(KEPT)
-        renew = sa.text("UPDATE hp_searches SET updated_at = updated_at WHERE id = (SELECT max(id) FROM hp_searches)")
+        renew = sa.text(
+            "UPDATE hp_searches SET updated_at = updated_at WHERE id = (SELECT max(id) FROM "
+            "hp_searches)"
+        )
         store = sa.text(
-            f"INSERT INTO hp_measurements (id, {columns}) SELECT :id, {columns} FROM hp_measurements "
+            f"INSERT INTO hp_measurements (id, {columns}) SELECT :id, {columns} FROM "
+            "hp_measurements "
             "WHERE id = (SELECT min(id) FROM hp_measurements)"
         )
         with opened(self._url) as engine:
@@ -99,7 +120,9 @@ def upgrade_under_writes(url: str) -> Report:
         usual_s, before = max(writer.waits_s), len(writer.waits_s)
         begun = time.perf_counter()
         command = hp_tool("db", "upgrade")
-        subprocess.run(command, env=os.environ | {"HP_DATABASE_URL": url}, check=True, capture_output=True)
+        subprocess.run(
+            command, env=os.environ | {"HP_DATABASE_URL": url}, check=True, capture_output=True
+        )
         upgrade_s = time.perf_counter() - begun
     during = writer.waits_s[before:]
     return Report(
@@ -125,7 +148,9 @@ def evaluate(*, kind: str, measurements: int) -> Report:
 
 def main() -> None:
     """Run on one or both databases."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.upgrades", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.service.upgrades", description=__doc__
+    )
     parser.add_argument("--measurements", type=int, default=300_000)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -134,8 +159,10 @@ def main() -> None:
     reports = {kind: evaluate(kind=kind, measurements=arguments.measurements) for kind in kinds}
     for kind, report in reports.items():
         line = (
-            f"{kind}: {arguments.measurements:,} measurements upgraded in {report.upgrade_s:.1f} s; of "
-            f"{report.writes:,} writes meanwhile the longest took {report.longest_wait_s:.2f} s (before: "
+            f"{kind}: {arguments.measurements:,} measurements upgraded in {report.upgrade_s:.1f} "
+            "s; of "
+            f"{report.writes:,} writes meanwhile the longest took {report.longest_wait_s:.2f} s "
+            "(before: "
             f"{report.usual_wait_s:.2f} s)"
         )
         sys.stderr.write(line + "\n")

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.speed.batch [--lines N] [--jobs N] [--json]`: `hp-tool batch` on a large file, as a process.
+"""`python -m benchmarks.speed.batch [--lines N] [--jobs N] [--json]`: `hp-tool batch` on a large
+file, as a process.
 
-Rate by wall clock and by processor time, and peak of resident memory (the largest process) of a batch of N lines and of one
-of a tenth: a batch in bounded memory needs the same for both.
+Rate by wall clock and by processor time, and peak of resident memory (the largest process) of a
+batch of N lines and of one of a tenth: a batch in bounded memory needs the same for both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 from benchmarks.speed.workloads import query_lines, single_queries
 
 DIFFERENT = 400
-"""Queries drawn from the space of GPT-3 175B on 1,024 devices; the file repeats them under ids of their own."""
+"""Queries drawn from the space of GPT-3 175B on 1,024 devices; the file repeats them under ids of
+their own.
+"""
 
 
 def batch(lines: int, *, jobs: int) -> dict[str, Any]:
@@ -32,9 +35,15 @@ def batch(lines: int, *, jobs: int) -> dict[str, Any]:
             for number, query in enumerate(itertools.islice(itertools.cycle(queries), lines)):
                 stream.write(json.dumps(query | {"id": str(number)}) + "\n")
         command = [
-            sys.executable, "-c", "from hp_tool.cli.main import main; main()", "batch", "queries.jsonl",
-            "--output=answers.jsonl", "--no-calibration", f"--jobs={jobs}",
-        ]  # fmt: skip
+            sys.executable,
+            "-c",
+            "from hp_tool.cli.main import main; main()",
+            "batch",
+            "queries.jsonl",
+            "--output=answers.jsonl",
+            "--no-calibration",
+            f"--jobs={jobs}",
+        ]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         before, start = os.times(), time.perf_counter()
         subprocess.run(command, cwd=folder, check=True, env=environment, capture_output=True)
@@ -42,12 +51,19 @@ def batch(lines: int, *, jobs: int) -> dict[str, Any]:
         with (Path(folder) / "answers.jsonl").open() as stream:
             answered = [json.loads(line)["id"] for line in stream]
     assert answered == [str(number) for number in range(lines)]
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return {
-        "lines": lines, "jobs": jobs, "wall_s": wall, "cpu_s": cpu, "per_second": lines / wall,
-        "per_cpu_second": lines / cpu, "peak_bytes": peak,
-    }  # fmt: skip
+        "lines": lines,
+        "jobs": jobs,
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "per_second": lines / wall,
+        "per_cpu_second": lines / cpu,
+        "peak_bytes": peak,
+    }
 
 
 def main() -> None:
@@ -57,13 +73,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     # The smaller one first: the peak is that of all processes so far.
-    batches = [batch(lines, jobs=arguments.jobs) for lines in (max(arguments.lines // 10, 1), arguments.lines)]
+    batches = [
+        batch(lines, jobs=arguments.jobs)
+        for lines in (max(arguments.lines // 10, 1), arguments.lines)
+    ]
     if arguments.json:
         print(json.dumps({"batches": batches}))
         return
     for one in batches:
         print(
-            f"{one['lines']:,} lines, {one['jobs']} jobs: {one['per_second']:,.0f} lines/s ({one['per_cpu_second']:,.0f} "
+            f"{one['lines']:,} lines, {one['jobs']} jobs: {one['per_second']:,.0f} lines/s "
+            f"({one['per_cpu_second']:,.0f} "
             f"a second of processor time), at most {one['peak_bytes'] / 2**20:.0f} MiB a process"
         )
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.speed.calibrated [--rows 100] [--json]`: what calibrations cost those who wait for them.
+"""`python -m benchmarks.speed.calibrated [--rows 100] [--json]`: what calibrations cost those who
+wait for them.
 
-`hp-tool estimate` as a process with and without a calibration, in turns; and over HTTP a list of measurements and the fit of
-their cluster by POST /v1/calibrations, the first and the next one, beside those of a tenth of the rows. Processor time, which a
-busy machine does not stretch, stands beside the wall clock.
+`hp-tool estimate` as a process with and without a calibration, in turns; and over HTTP a list of
+measurements and the fit of their cluster by POST /v1/calibrations, the first and the next one,
+beside those of a tenth of the rows. Processor time, which a busy machine does not stretch, stands
+beside the wall clock.
 """
 
 from __future__ import annotations
@@ -28,12 +30,16 @@ from hp_tool import training
 from hp_tool.queries import schema
 
 ESTIMATE_RATIO, FIT_S = 1.5, 1.0
-"""What a release must reach: processor time of a calibrated estimate over that of an uncalibrated one, and seconds of a fit."""
+"""What a release must reach: processor time of a calibrated estimate over that of an uncalibrated
+one, and seconds of a fit.
+"""
 REPEATS = 7
 
 
 def measured(rows: int) -> list[dict[str, Any]]:
-    """Reports of so many layouts of one model, a fifth slower than predicted give or take a tenth."""
+    """Reports of so many layouts of one model, a fifth slower than predicted give or take a
+    tenth.
+    """
     dice = random.Random(7)
     reports = []
     for line in query_lines(single_queries(rows)):
@@ -41,7 +47,9 @@ def measured(rows: int) -> list[dict[str, Any]]:
         estimate = training.estimate(query=schema.parse_query(query), with_fixes=False)
         assert estimate.time is not None
         step_s = 1.2 * dice.uniform(0.9, 1.1) * estimate.time.step_s
-        reports.append({"query": query, "parallel": query.pop("parallel"), "measurement": {"step_s": step_s}})
+        reports.append(
+            {"query": query, "parallel": query.pop("parallel"), "measurement": {"step_s": step_s}}
+        )
     return reports
 
 
@@ -54,31 +62,61 @@ def as_processes(reports: list[dict[str, Any]]) -> dict[str, Any]:
         lines.write_text("".join(json.dumps(report) + "\n" for report in reports))
 
         def run(*arguments: str) -> tuple[float, float, str]:
-            command = (sys.executable, "-c", "from hp_tool.cli.main import main; main()", *arguments)
+            command = (
+                sys.executable,
+                "-c",
+                "from hp_tool.cli.main import main; main()",
+                *arguments,
+            )
             before, start = os.times(), time.perf_counter()
-            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                command, env=environment, check=True, capture_output=True, text=True
+            )
             wall_s, after = time.perf_counter() - start, os.times()
-            cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+            cpu_s = (
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
             return cpu_s, wall_s, done.stdout
 
         run("calibrate", "--measurements", str(lines))
-        taken: dict[str, list[tuple[float, float, str]]] = {"--calibration": [], "--no-calibration": []}
+        taken: dict[str, list[tuple[float, float, str]]] = {
+            "--calibration": [],
+            "--no-calibration": [],
+        }
         for _ in range(REPEATS):
             for option, times in taken.items():
                 times.append(run("estimate", str(query), option, "--json"))
-    answers = {option: json.loads(times[-1][2])["calibrated_estimate"] for option, times in taken.items()}
+    answers = {
+        option: json.loads(times[-1][2])["calibrated_estimate"] for option, times in taken.items()
+    }
     assert answers["--calibration"] is not None and answers["--no-calibration"] is None
-    calibrated, alone = (statistics.median(cpu_s for cpu_s, _, _ in times) for times in taken.values())
-    calibrated_wall, alone_wall = (statistics.median(wall_s for _, wall_s, _ in times) for times in taken.values())
+    calibrated, alone = (
+        statistics.median(cpu_s for cpu_s, _, _ in times) for times in taken.values()
+    )
+    calibrated_wall, alone_wall = (
+        statistics.median(wall_s for _, wall_s, _ in times) for times in taken.values()
+    )
     return {
-        "cpu_s": calibrated, "baseline_cpu_s": alone, "ratio": calibrated / alone,
-        "wall_s": calibrated_wall, "baseline_wall_s": alone_wall, "wall_ratio": calibrated_wall / alone_wall,
-    }  # fmt: skip
+        "cpu_s": calibrated,
+        "baseline_cpu_s": alone,
+        "ratio": calibrated / alone,
+        "wall_s": calibrated_wall,
+        "baseline_wall_s": alone_wall,
+        "wall_ratio": calibrated_wall / alone_wall,
+    }
 
 
 def over_http(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds of the wall clock and of the server's processor time: the list, the first fit, a further one."""
-    with serving() as (port, pid), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+    """Seconds of the wall clock and of the server's processor time: the list, the first fit, a
+    further one.
+    """
+    with (
+        serving() as (port, pid),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http,
+    ):
         server = psutil.Process(pid)
 
         def post(path: str, body: Any = None) -> tuple[dict[str, float], Any]:
@@ -100,7 +138,9 @@ def over_http(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.calibrated", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.calibrated", description=__doc__
+    )
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
@@ -117,14 +157,24 @@ def main() -> None:
         return
     one = result["estimate"]
     print(
-        f"load {result['load']:.1f}; hp-tool estimate: {one['cpu_s']:.2f} s of processor time calibrated, "
-        f"{one['baseline_cpu_s']:.2f} s without: {one['ratio']:.2f} times (wall {one['wall_s']:.2f} and "
+        f"load {result['load']:.1f}; hp-tool estimate: {one['cpu_s']:.2f} s of processor time "
+        "calibrated, "
+        f"{one['baseline_cpu_s']:.2f} s without: {one['ratio']:.2f} times (wall "
+        f"{one['wall_s']:.2f} and "
         f"{one['baseline_wall_s']:.2f} s: {one['wall_ratio']:.2f} times)"
     )
     for fit in result["fits"]:
-        parts = (f"{name} {fit[name]['cpu_s']:.2f} s ({fit[name]['wall_s']:.2f} s wall)" for name in list(fit)[1:])
+        parts = (
+            f"{name} {fit[name]['cpu_s']:.2f} s ({fit[name]['wall_s']:.2f} s wall)"
+            for name in list(fit)[1:]
+        )
         print(f"{fit['rows']} rows over HTTP, processor time: {', '.join(parts)}".replace("_", " "))
-    print("limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in result["limits"].items()))
+    print(
+        "limits: "
+        + ", ".join(
+            f"{name} {'holds' if holds else 'MISSED'}" for name, holds in result["limits"].items()
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.speed.events [--json]`: single events and the fluid of serving, their time, and how far they disagree.
+"""`python -m benchmarks.speed.events [--json]`: single events and the fluid of serving, their time,
+and how far they disagree.
 
-A discrete-event run has 10,000 requests of lengths uniform up to twice the mean; the fluid screens 200 configurations under
-100,000 arrivals. Both then see the same arrivals, Poisson at three shares of a configuration's capacity and equal lengths.
+A discrete-event run has 10,000 requests of lengths uniform up to twice the mean; the fluid screens
+200 configurations under 100,000 arrivals. Both then see the same arrivals, Poisson at three shares
+of a configuration's capacity and equal lengths.
 """
 
 from __future__ import annotations
@@ -30,12 +32,22 @@ LENGTHS = ((1024, 128), (1024, 1024), (8192, 1024))
 SHARES = (0.3, 0.6, 0.85)
 
 
-def problem(engine: str, inputs: int, outputs: int, *, tensor: int) -> tuple[ServingProblem, ServingCandidates]:
+def problem(
+    engine: str, inputs: int, outputs: int, *, tensor: int
+) -> tuple[ServingProblem, ServingCandidates]:
     """One replica of a 70B model, and its configuration."""
-    load = {"input_length": inputs, "output_length": outputs, "concurrency": 1, "precision": "fp8", "engine": engine}
+    load = {
+        "input_length": inputs,
+        "output_length": outputs,
+        "concurrency": 1,
+        "precision": "fp8",
+        "engine": engine,
+    }
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": tensor}
     resolved = resolve_serving(
-        parse_query({"kind": "inference", "model": "llama-3-70b", "cluster": cluster, "inference": load})
+        parse_query(
+            {"kind": "inference", "model": "llama-3-70b", "cluster": cluster, "inference": load}
+        )
     )
     config = ServingConfig(tensor_parallel_size=tensor, max_num_seqs=256)
     return resolved, ServingCandidates.from_configs([config], concurrency=[1])
@@ -72,8 +84,8 @@ def fluid_seconds() -> float:
 
 
 def disagreements() -> dict[str, dict[str, Any]]:
-    """{figure: {median, worst, at, loads}}: fluid / events - 1 of every engine, lengths, size and share of the capacity, and
-    where it is worst.
+    """{figure: {median, worst, at, loads}}: fluid / events - 1 of every engine, lengths, size and
+    share of the capacity, and where it is worst.
     """
     ratios: dict[str, dict[str, float]] = {"ttft_s": {}, "tpot_s": {}, "in_flight": {}}
     rng, n = np.random.default_rng(2), 5000
@@ -87,29 +99,52 @@ def disagreements() -> dict[str, dict[str, Any]]:
                 for share in SHARES:
                     arrivals = np.cumsum(rng.exponential(1.0 / (share * capacity), n))
                     events = serve(
-                        table=table, input_tokens=np.full(n, inputs), output_tokens=np.full(n, outputs), arrival_s=arrivals
+                        table=table,
+                        input_tokens=np.full(n, inputs),
+                        output_tokens=np.full(n, outputs),
+                        arrival_s=arrivals,
                     )
-                    counts = np.histogram(arrivals, bins=STEPS, range=(0.0, arrivals[-1]))[0].astype(np.float64)
-                    fluid = flow(case=case, candidates=one, arrivals=counts, step_s=arrivals[-1] / STEPS)
+                    counts = np.histogram(arrivals, bins=STEPS, range=(0.0, arrivals[-1]))[
+                        0
+                    ].astype(np.float64)
+                    fluid = flow(
+                        case=case, candidates=one, arrivals=counts, step_s=arrivals[-1] / STEPS
+                    )
                     before_end = np.minimum(events.finish_s, arrivals[-1]) - events.arrival_s
-                    exact = {"ttft_s": events.ttft_s.mean(), "tpot_s": events.tpot_s.mean(),
-                             "in_flight": before_end.sum() / arrivals[-1]}  # fmt: skip
+                    exact = {
+                        "ttft_s": events.ttft_s.mean(),
+                        "tpot_s": events.tpot_s.mean(),
+                        "in_flight": before_end.sum() / arrivals[-1],
+                    }
                     for name, value in exact.items():
-                        load = f"{engine}, {inputs} in, {outputs} out, TP {tensor}, {share:.0%} of capacity"
+                        load = (
+                            f"{engine}, {inputs} in, {outputs} out, TP {tensor}, {share:.0%} of "
+                            "capacity"
+                        )
                         ratios[name][load] = float(getattr(fluid, name)[0]) / float(value) - 1.0
     return {name: _summary(loads) for name, loads in ratios.items()}
 
 
 def _summary(loads: dict[str, float]) -> dict[str, Any]:
     at = max(loads, key=lambda load: abs(loads[load]))
-    return {"median": float(np.median(np.abs(list(loads.values())))), "worst": loads[at], "at": at, "loads": loads}
+    return {
+        "median": float(np.median(np.abs(list(loads.values())))),
+        "worst": loads[at],
+        "at": at,
+        "loads": loads,
+    }
 
 
 def evaluate() -> dict[str, Any]:
     """Every measurement, and whether the limits hold."""
     events, fluid = event_seconds(), fluid_seconds()
     within = max(events.values()) <= LIMITS["events_s"] and fluid <= LIMITS["fluid_s"]
-    return {"events_s": events, "fluid_s": fluid, "within_limits": within, "disagreement": disagreements()}
+    return {
+        "events_s": events,
+        "fluid_s": fluid,
+        "within_limits": within,
+        "disagreement": disagreements(),
+    }
 
 
 def main() -> None:
@@ -121,11 +156,20 @@ def main() -> None:
         print(json.dumps(report, indent=2))
         return
     slowest, longest = max(report["events_s"].items(), key=lambda item: item[1])
-    print(f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit {LIMITS['events_s']:.0f}")
+    print(
+        f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit "
+        f"{LIMITS['events_s']:.0f}"
+    )
     seconds = report["fluid_s"]
-    print(f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit {LIMITS['fluid_s']:.0f}")
+    print(
+        f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit "
+        f"{LIMITS['fluid_s']:.0f}"
+    )
     for name, row in report["disagreement"].items():
-        print(f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:+.1%} ({row['at']})")
+        print(
+            f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:+.1%} "
+            f"({row['at']})"
+        )
 
 
 if __name__ == "__main__":

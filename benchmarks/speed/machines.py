@@ -1,5 +1,6 @@
-"""`python -m benchmarks.speed.machines [--json]`: one question over 30 types of machine in 8 numbers each, against as many
-single questions; then the question with three prices for each type, whose equal machines are ranked once.
+"""`python -m benchmarks.speed.machines [--json]`: one question over 30 types of machine in 8
+numbers each, against as many single questions; then the question with three prices for each type,
+whose equal machines are ranked once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def question(cluster: Any) -> Any:
 
 
 def measured() -> dict[str, float]:
-    """Processor seconds of single questions, of all in one, and of all with three prices; and the ratios."""
+    """Processor seconds of single questions, of all in one, and of all with three prices; and the
+    ratios.
+    """
     types = range(TYPES)
 
     def alone() -> None:
@@ -68,4 +71,8 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
     result = measured()
-    print(json.dumps(result) if as_json else "\n".join(f"{name:28} {value:.2f}" for name, value in result.items()))
+    print(
+        json.dumps(result)
+        if as_json
+        else "\n".join(f"{name:28} {value:.2f}" for name, value in result.items())
+    )

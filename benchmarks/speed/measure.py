@@ -1,4 +1,6 @@
-"""Timings on one core by processor time, since machines are shared; the process also by wall clock, as a user sees it."""
+"""Timings on one core by processor time, since machines are shared; the process also by wall clock,
+as a user sees it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.workloads import EXPERT_QUERY, GROWTH, legal_space, query_lines, single_queries
+from benchmarks.speed.workloads import (
+    EXPERT_QUERY,
+    GROWTH,
+    legal_space,
+    query_lines,
+    single_queries,
+)
 from hp_tool.answers import answer_lines
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
@@ -38,11 +46,15 @@ LIMITS = {
     "recommend_call_s": 0.3,
     "recommend_process_s": 1.2,
 }
-"""What a release must reach on one core of a common server; per million candidates where a space has not exactly so many."""
+"""What a release must reach on one core of a common server; per million candidates where a space
+has not exactly so many.
+"""
 
 
 def cpu_seconds(call: Callable[[], object], *, repeats: int = REPEATS) -> dict[str, float]:
-    """Processor seconds of one call: {best, median}. The collector of garbage is off, as a long-lived process has it warm."""
+    """Processor seconds of one call: {best, median}. The collector of garbage is off, as a
+    long-lived process has it warm.
+    """
     call()
     times = []
     gc.disable()
@@ -61,8 +73,8 @@ def cost_all(problem: TrainingProblem, chunks: list[Candidates]) -> None:
 
 
 def candidates_per_second(query: Query) -> dict[str, Any]:
-    """All parts of all legal candidates of a space, beside two baselines of the same run: NumPy's additions, and the same
-    candidates one by one.
+    """All parts of all legal candidates of a space, beside two baselines of the same run: NumPy's
+    additions, and the same candidates one by one.
     """
     problem, chunks = legal_space(query)
     keep_heap()
@@ -84,7 +96,9 @@ def candidates_per_second(query: Query) -> dict[str, Any]:
 
 
 def estimates_per_second(count: int = 400) -> dict[str, Any]:
-    """Single estimates, no two alike: as a call on a parsed query, and from a JSON line to a JSON line."""
+    """Single estimates, no two alike: as a call on a parsed query, and from a JSON line to a JSON
+    line.
+    """
     queries = single_queries(count)
     lines = query_lines(queries)
     call = cpu_seconds(lambda: [estimate(query=query, with_fixes=False) for query in queries])
@@ -101,14 +115,17 @@ def estimates_per_second(count: int = 400) -> dict[str, Any]:
 
 
 def growth() -> dict[str, Any]:
-    """`recommend` as a library call on spaces of a thousand to ten million candidates: enumerated, filtered, costed and
-    ranked, each in a process of its own, whose peak of resident memory is the whole interpreter's. The exponent is taken
-    above 10,000, where fixed costs no longer show.
+    """`recommend` as a library call on spaces of a thousand to ten million candidates: enumerated,
+    filtered, costed and ranked, each in a process of its own, whose peak of resident memory is the
+    whole interpreter's. The exponent is taken above 10,000, where fixed costs no longer show.
     """
     rows = []
     for step in range(len(GROWTH)):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.speed.ranked", str(step)], capture_output=True, check=True, text=True
+            [sys.executable, "-m", "benchmarks.speed.ranked", str(step)],
+            capture_output=True,
+            check=True,
+            text=True,
         )
         rows.append(json.loads(done.stdout))
     decades = math.log(rows[-1]["candidates"] / rows[1]["candidates"])
@@ -116,20 +133,32 @@ def growth() -> dict[str, Any]:
 
 
 def recommend_process(repeats: int = 5) -> dict[str, Any]:
-    """`recommend` of Llama 3.1 405B on 2,048 devices, all axes free: as a library call, and `hp-tool recommend` as a process:
-    interpreter, imports, search and output.
+    """`recommend` of Llama 3.1 405B on 2,048 devices, all axes free: as a library call, and
+    `hp-tool recommend` as a process: interpreter, imports, search and output.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "query.json"
         path.write_text(json.dumps(EXPERT_QUERY))
-        command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", str(path), "--json"]
+        command = [
+            sys.executable,
+            "-c",
+            "from hp_tool.cli.main import main; main()",
+            "recommend",
+            str(path),
+            "--json",
+        ]
         wall, cpu = [], []
         for _ in range(repeats):
             before, start = os.times(), time.perf_counter()
             done = subprocess.run(command, capture_output=True, check=True)
             wall.append(time.perf_counter() - start)
             after = os.times()
-            cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+            cpu.append(
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
     answer = json.loads(done.stdout)
     assert answer["status"] == "ok" and answer["recommendations"]
     query = schema.parse_query(EXPERT_QUERY)

@@ -1,6 +1,8 @@
-"""What `benchmarks.speed.against` times inside a process: `python questions.py QUESTIONS REPEATS`, with a tree on PYTHONPATH.
+"""What `benchmarks.speed.against` times inside a process: `python questions.py QUESTIONS REPEATS`,
+with a tree on PYTHONPATH.
 
-QUESTIONS: a JSON file, the same for every tree. Prints least processor seconds by question. Uses only what old trees have too.
+QUESTIONS: a JSON file, the same for every tree. Prints least processor seconds by question. Uses
+only what old trees have too.
 """
 
 from __future__ import annotations
@@ -32,10 +34,16 @@ def calls(questions: dict[str, Any]) -> Iterator[tuple[str, Callable[[], object]
     """Yield each question's name and the call that answers it once."""
     for name, layouts in questions.get("estimates", {}).items():
         queries = [parse_query(layout) for layout in layouts]
-        yield f"estimates, {name}", lambda queries=queries: [estimate(query=one, with_fixes=False) for one in queries]
+        yield (
+            f"estimates, {name}",
+            lambda queries=queries: [estimate(query=one, with_fixes=False) for one in queries],
+        )
     for name, layouts in questions.get("lines", {}).items():
         lines = [json.dumps(layout).encode() for layout in layouts]
-        yield f"lines, {name}", lambda lines=lines: [answer_lines([one], task="estimate", top=1) for one in lines]
+        yield (
+            f"lines, {name}",
+            lambda lines=lines: [answer_lines([one], task="estimate", top=1) for one in lines],
+        )
     for name, file in questions.get("export", {}).items():
         yield f"export, {name}", lambda file=file: hp_tool.export(Path(file), format="megatron-lm")
     for name, query in questions.get("serving", {}).items():
@@ -43,10 +51,16 @@ def calls(questions: dict[str, Any]) -> Iterator[tuple[str, Callable[[], object]
     for name, space in questions.get("candidates", {}).items():
         problem = resolve_training(query := parse_query(space))
         chunks = [
-            chunk.candidates for chunk in legal_chunks(axes=default_axes(query=query.parallel, case=problem), case=problem)
+            chunk.candidates
+            for chunk in legal_chunks(
+                axes=default_axes(query=query.parallel, case=problem), case=problem
+            )
         ]
         chunks = [chunk for chunk in chunks if len(chunk)]
-        yield f"candidates, {name}", lambda p=problem, chunks=chunks: [p.costs(chunk) for chunk in chunks]
+        yield (
+            f"candidates, {name}",
+            lambda p=problem, chunks=chunks: [p.costs(chunk) for chunk in chunks],
+        )
 
 
 def seconds(call: Callable[[], object], *, repeats: int) -> float:

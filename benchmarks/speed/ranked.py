@@ -1,4 +1,6 @@
-"""`python -m benchmarks.speed.ranked STEP`: rank one of the growing spaces, and say what it took as one line of JSON."""
+"""`python -m benchmarks.speed.ranked STEP`: rank one of the growing spaces, and say what it took as
+one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ENOUGH_S = 3.0
 
 
 def ranked(step: int) -> dict[str, Any]:
-    """Best processor time of a few calls, the peak of the process, and how many candidates were costed."""
+    """Best processor time of a few calls, the peak of the process, and how many candidates were
+    costed.
+    """
     query = growing_query(step)
     recommend(query=growing_query(0))
     gc.disable()
@@ -37,7 +41,9 @@ def ranked(step: int) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Return the peak of resident memory since this program was started: rusage's figure would begin with its parent's."""
+    """Return the peak of resident memory since this program was started: rusage's figure would
+    begin with its parent's.
+    """
     match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

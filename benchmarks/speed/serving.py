@@ -1,8 +1,10 @@
-"""`python -m benchmarks.speed.serving [--peer PYTHON] [--data DIR] [--json]`: candidates a second, and a full answer.
+"""`python -m benchmarks.speed.serving [--peer PYTHON] [--data DIR] [--json]`: candidates a second,
+and a full answer.
 
-The question leaves the load open: the answer is a ranking under targets with its front, as a library call and as a process.
-`--peer` names the interpreter of an environment with aiconfigurator: its answer and its time then stand beside ours, and, with
-`--data`, its errors on measured rows (`peer_rows`).
+The question leaves the load open: the answer is a ranking under targets with its front, as a
+library call and as a process. `--peer` names the interpreter of an environment with aiconfigurator:
+its answer and its time then stand beside ours, and, with `--data`, its errors on measured rows
+(`peer_rows`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ QUERY: dict[str, Any] = {
     "kind": "inference",
     "model": "qwen3-32b",
     "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
-    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 256, "precision": "fp8", "engine": "trtllm"},
+    "inference": {
+        "input_length": 4000,
+        "output_length": 1000,
+        "concurrency": 256,
+        "precision": "fp8",
+        "engine": "trtllm",
+    },
     "targets": {"ttft_s": 10.0, "tpot_s": 0.05},
 }
 QUESTION: dict[str, Any] = {
@@ -58,24 +66,39 @@ shown = ("concurrency", "tokens/s/gpu", "ttft", "tpot", "parallel", "(p)parallel
 best = {mode: {name: str(rows.iloc[0][name]) for name in shown if name in rows} for mode, rows in found.best_configs.items()
         if len(rows)}
 print("ANSWER " + json.dumps({"first_s": times[0], "warm_s": times[1], "best": best}))
-"""
+"""  # noqa: E501
 
 
 def candidates_per_second() -> dict[str, float]:
-    """Latencies, throughput, memory and limit of every candidate: configurations times batch limits times loads."""
+    """Latencies, throughput, memory and limit of every candidate: configurations times batch limits
+    times loads.
+    """
     query = parse_query(QUERY)
     problem = resolve_serving(query)
-    limits = {"max_num_seqs": [8 * k for k in range(1, 65)], "max_num_batched_tokens": [1024 * k for k in range(1, 17)]}
+    limits = {
+        "max_num_seqs": [8 * k for k in range(1, 65)],
+        "max_num_batched_tokens": [1024 * k for k in range(1, 17)],
+    }
     parsed = parse_query(QUERY | {"parallel": limits})
-    candidates, _ = serving_space(query=parsed.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
-    chunks = [candidates.take(slice(first, first + CHUNK)) for first in range(0, len(candidates), CHUNK)]
+    candidates, _ = serving_space(
+        query=parsed.parallel, case=problem, concurrency=tuple(range(8, 257, 8))
+    )
+    chunks = [
+        candidates.take(slice(first, first + CHUNK)) for first in range(0, len(candidates), CHUNK)
+    ]
     seconds = cpu_seconds(lambda: [problem.costed(chunk) for chunk in chunks])
     n = len(candidates)
-    return {"candidates": n, "per_second": n / seconds["best"], "per_second_median": n / seconds["median"]}
+    return {
+        "candidates": n,
+        "per_second": n / seconds["best"],
+        "per_second_median": n / seconds["median"],
+    }
 
 
 def question() -> dict[str, Any]:
-    """The answer to QUESTION, its processor seconds in this process, and those of `hp-tool recommend` as one."""
+    """The answer to QUESTION, its processor seconds in this process, and those of `hp-tool
+    recommend` as one.
+    """
     query = parse_query(QUESTION)
     seconds = cpu_seconds(lambda: recommend_answer(query, top=10))
     best = recommend_answer(query, top=1).recommendations[0]
@@ -83,7 +106,13 @@ def question() -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(QUESTION, file)
         file.flush()
-        command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", file.name]
+        command = [
+            sys.executable,
+            "-c",
+            "from hp_tool.cli.main import main; main()",
+            "recommend",
+            file.name,
+        ]
         start = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, capture_output=True, check=True)
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -101,8 +130,12 @@ def question() -> dict[str, Any]:
 
 
 def peer_answer(python: str) -> dict[str, Any] | str:
-    """aiconfigurator's best by mode and its processor seconds, first and warm; or the end of what it said instead."""
-    done = subprocess.run([python, "-c", PEER], capture_output=True, text=True, timeout=300, check=False)
+    """aiconfigurator's best by mode and its processor seconds, first and warm; or the end of what
+    it said instead.
+    """
+    done = subprocess.run(
+        [python, "-c", PEER], capture_output=True, text=True, timeout=300, check=False
+    )
     line = next((line for line in done.stdout.splitlines() if line.startswith("ANSWER ")), None)
     if line is None:
         return done.stderr[-500:]
@@ -112,8 +145,15 @@ def peer_answer(python: str) -> dict[str, Any] | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.serving", description=__doc__)
-    parser.add_argument("--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator")
-    parser.add_argument("--data", type=Path, default=os.environ.get("HP_REFERENCE_DATA"), help="measured rows for the peer")
+    parser.add_argument(
+        "--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("HP_REFERENCE_DATA"),
+        help="measured rows for the peer",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
@@ -126,14 +166,19 @@ def main() -> None:
         return
     rate, answer = report["candidates"], report["question"]
     print(
-        f"{rate['candidates']:,} serving candidates: {rate['per_second'] / 1e6:.2f} million/s on one core (median "
-        f"{rate['per_second_median'] / 1e6:.2f}; at least {LIMITS['candidates_per_second'] / 1e6:.0f})"
+        f"{rate['candidates']:,} serving candidates: {rate['per_second'] / 1e6:.2f} million/s on "
+        "one core (median "
+        f"{rate['per_second_median'] / 1e6:.2f}; at least "
+        f"{LIMITS['candidates_per_second'] / 1e6:.0f})"
     )
     print(
         f"the question: {answer['layout']} with {answer['concurrency']} requests in flight, "
-        f"{answer['tokens_per_second_per_gpu']:.0f} tokens/s/GPU, TTFT {answer['ttft_s'] * 1e3:.0f} ms, "
-        f"TPOT {answer['tpot_s'] * 1e3:.1f} ms; {answer['best_s'] * 1e3:.0f} ms of processor time (median "
-        f"{answer['median_s'] * 1e3:.0f}; at most 300), as a process {answer['process_s']:.2f} s (at most 1.5)"
+        f"{answer['tokens_per_second_per_gpu']:.0f} tokens/s/GPU, TTFT "
+        f"{answer['ttft_s'] * 1e3:.0f} ms, "
+        f"TPOT {answer['tpot_s'] * 1e3:.1f} ms; {answer['best_s'] * 1e3:.0f} ms of processor time "
+        "(median "
+        f"{answer['median_s'] * 1e3:.0f}; at most 300), as a process {answer['process_s']:.2f} s "
+        "(at most 1.5)"
     )
     if "peer" in report:
         print(f"aiconfigurator: {report['peer']}")

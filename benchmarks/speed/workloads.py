@@ -1,6 +1,7 @@
-"""What is timed: a dense space (GPT-3 175B on 1,024 A100) with single queries drawn from it, one of mixture-of-experts
-configurations (Mixtral 8x22B on 512 H100), one of a trillion parameters that grows to forty million candidates, and all that
-an expert would try for Llama 3.1 405B on 2,048 H100.
+"""What is timed: a dense space (GPT-3 175B on 1,024 A100) with single queries drawn from it, one of
+mixture-of-experts configurations (Mixtral 8x22B on 512 H100), one of a trillion parameters that
+grows to forty million candidates, and all that an expert would try for Llama 3.1 405B on 2,048
+H100.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ LARGE_QUERY: dict[str, Any] = {
 def recomputations(largest: int) -> list[Any]:
     """None, selective, and full of both methods with 1 to `largest` layers."""
     layers = range(1, largest + 1)
-    full = [{"granularity": "full", "method": how, "num_layers": n} for how in ("uniform", "block") for n in layers]
+    full = [
+        {"granularity": "full", "method": how, "num_layers": n}
+        for how in ("uniform", "block")
+        for n in layers
+    ]
     return ["none", "selective", *full]
 
 
@@ -74,22 +79,33 @@ DENSE = EVERYTHING | {"recompute": recomputations(7), "context_parallel_size": [
 MOE = EVERYTHING | {"recompute": recomputations(7), "expert_tensor_parallel_size": [1, 2, 4]}
 _FEW = {"tensor_parallel_size": 8, "context_parallel_size": [1, 2, 4, 8, 16]}
 GROWTH: tuple[dict[str, Any], ...] = (
-    {**_FEW, "pipeline_parallel_size": 8, "context_parallel_size": 1, "recompute": recomputations(0)},
+    {
+        **_FEW,
+        "pipeline_parallel_size": 8,
+        "context_parallel_size": 1,
+        "recompute": recomputations(0),
+    },
     {**_FEW, "pipeline_parallel_size": [8, 16], "recompute": recomputations(0)},
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(0)},
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(8)},
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(87)},
 )
-"""Axes of spaces of about a thousand, forty thousand, half a million, 4 and 40 million legal candidates of LARGE_QUERY."""
+"""Axes of spaces of about a thousand, forty thousand, half a million, 4 and 40 million legal
+candidates of LARGE_QUERY.
+"""
 
 
 def dense_query() -> Query:
-    """Every tensor, pipeline and virtual size and micro-batch that divides, 16 ways to recompute, all ZeRO stages."""
+    """Every tensor, pipeline and virtual size and micro-batch that divides, 16 ways to recompute,
+    all ZeRO stages.
+    """
     return parse_query(QUERY | {"parallel": DENSE})
 
 
 def moe_query() -> Query:
-    """Return a mixture's query with every expert-parallel size, and experts split up to four ways."""
+    """Return a mixture's query with every expert-parallel size, and experts split up to four
+    ways.
+    """
     return parse_query(MOE_QUERY | {"parallel": MOE})
 
 
@@ -99,11 +115,17 @@ def mixed_query() -> Query:
 
 
 def unlike_query(*, alike: bool = False) -> Query:
-    """The dense space's axes for layers of which three in four have a delta rule, which split no sequence; `alike`: for as many
-    layers of attention.
+    """The dense space's axes for layers of which three in four have a delta rule, which split no
+    sequence; `alike`: for as many layers of attention.
     """
-    model = {name: value for name, value in UNLIKE_QUERY["model"].items() if not (alike and name == "blocks")}
-    return parse_query(UNLIKE_QUERY | {"model": model, "parallel": DENSE | {"context_parallel_size": 1}})
+    model = {
+        name: value
+        for name, value in UNLIKE_QUERY["model"].items()
+        if not (alike and name == "blocks")
+    }
+    return parse_query(
+        UNLIKE_QUERY | {"model": model, "parallel": DENSE | {"context_parallel_size": 1}}
+    )
 
 
 def growing_query(step: int) -> Query:
@@ -120,7 +142,9 @@ def legal_space(query: Query) -> tuple[TrainingProblem, list[Candidates]]:
 
 def single_queries(count: int) -> list[Query]:
     """Queries of one configuration each, all different."""
-    return drawn(parse_query(QUERY), Candidates.concatenate(legal_space(dense_query())[1]), count=count)
+    return drawn(
+        parse_query(QUERY), Candidates.concatenate(legal_space(dense_query())[1]), count=count
+    )
 
 
 def drawn(query: Query, candidates: Candidates, *, count: int) -> list[Query]:

@@ -1,5 +1,6 @@
-"""Simulated step times: published noise (heavy tails, stalls, checkpoints), and noise that remembers, follows the load of a
-day or stops for evaluation."""
+"""Simulated step times: published noise (heavy tails, stalls, checkpoints), and noise that
+remembers, follows the load of a day or stops for evaluation.
+"""
 
 from collections.abc import Callable
 
@@ -12,13 +13,19 @@ Floats = npt.NDArray[np.float64]
 NOISE = 0.03
 """Robust standard deviation of ln step time."""
 SHAPE = 0.25
-"""Of the generalized extreme value distribution, which the slowest of many parallel tasks follows (arXiv 1611.04167)."""
+"""Of the generalized extreme value distribution, which the slowest of many parallel tasks follows
+(arXiv 1611.04167).
+"""
 STALLED = 0.01
-"""Share of single steps that stall, by an exponential excess of ln time as runs of published grids do (`assumptions.yaml`)."""
+"""Share of single steps that stall, by an exponential excess of ln time as runs of published grids
+do (`assumptions.yaml`).
+"""
 PERIODS = (20, 50, 100, 500)
 """Steps between checkpoints."""
 CHECKPOINT = (1.0, 10.0)
-"""Step times that one takes: 20 to 200 s of steps of 20 s, as arXiv 2104.04473 saves a trillion parameters in 49 s."""
+"""Step times that one takes: 20 to 200 s of steps of 20 s, as arXiv 2104.04473 saves a trillion
+parameters in 49 s.
+"""
 CORRELATION = 0.9
 """Of consecutive steps of an AR(1) job: its memory is 10 steps."""
 WAVE, DAY = 0.03, 4320
@@ -39,7 +46,9 @@ def step_times(rng: np.random.Generator, *, steps: int, noise: float = NOISE) ->
 
     scale = noise * 1.349 / float(quantile(0.75) - quantile(0.25))
     logs = (quantile(rng.uniform(1e-12, 1.0, steps)) - quantile(0.5)) * scale
-    logs += np.where(rng.random(steps) < STALLED, rng.exponential(assumed().stalls.mean_log_excess, steps), 0.0)
+    logs += np.where(
+        rng.random(steps) < STALLED, rng.exponential(assumed().stalls.mean_log_excess, steps), 0.0
+    )
     return with_checkpoints(np.exp(logs), rng)
 
 
@@ -52,7 +61,9 @@ def with_checkpoints(times: Floats, rng: np.random.Generator) -> Floats:
 
 
 def remembering(rng: np.random.Generator, *, steps: int) -> Floats:
-    """Return step times whose ln is an AR(1) process of standard deviation NOISE, with checkpoints."""
+    """Return step times whose ln is an AR(1) process of standard deviation NOISE, with
+    checkpoints.
+    """
     shocks = rng.normal(0.0, NOISE * np.sqrt(1.0 - CORRELATION**2), steps)
     logs = np.empty(steps)
     last = rng.normal(0.0, NOISE)
@@ -73,7 +84,10 @@ def pauses(rng: np.random.Generator, *, steps: int) -> Floats:
 
 def with_pauses(times: Floats, rng: np.random.Generator) -> Floats:
     """Lengthen some steps in a row by an evaluation, again and again."""
-    period, length = int(rng.choice(EVALUATIONS)), int(rng.integers(PAUSED_STEPS[0], PAUSED_STEPS[1] + 1))
+    period, length = (
+        int(rng.choice(EVALUATIONS)),
+        int(rng.integers(PAUSED_STEPS[0], PAUSED_STEPS[1] + 1)),
+    )
     paused = (np.arange(len(times)) + rng.integers(period)) % period < length
     times[paused] *= rng.uniform(*PAUSE)
     return times

@@ -1,5 +1,5 @@
-"""Mathematics of learning: fits corrections to arrays of predictions and measurements, and applies them with intervals; it
-reads no store and knows no query.
+"""Mathematics of learning: fits corrections to arrays of predictions and measurements, and applies
+them with intervals; it reads no store and knows no query.
 """
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration

@@ -1,9 +1,12 @@
-"""What step time and memory share: priors, and one linear Gaussian model whose posterior has a closed form.
+"""What step time and memory share: priors, and one linear Gaussian model whose posterior has a
+closed form.
 
-y = J x + model + layout + noise: parameters x that all runs share, an effect of each model, one of each layout, and what runs
-of one configuration scatter by. All four are normal; the last three are Gaussian processes over features. Their variances
-are those of the interval that the cost model states, times one factor each, which the runs decide as far as there are any.
-Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
+y = J x + model + layout + noise: parameters x that all runs share, an effect of each model, one of
+each layout, and what runs of one configuration scatter by. All four are normal; the last three are
+Gaussian processes over features. Their variances are those of the interval that the cost model
+states, times one factor each, which the runs decide as far as there are any. Rasmussen and
+Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation
+5.12.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from hp_tool.domain.hardware import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely 0.
+    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely
+    0.
 
-    Where the cost model states how far off a step and the ratio of two are, that is what all of it adds up to.
+    Where the cost model states how far off a step and the ratio of two are, that is what all of it
+    adds up to.
     """
 
     name: str
@@ -34,9 +39,13 @@ class Prior:
     group_log_sd: float
     """A further factor on each group of parts (compute, attention, communication, memory-bound)."""
     step_overhead_s: float
-    """Scale of a fixed cost of each optimizer step: data loading, launch of the schedule, Python."""
+    """Scale of a fixed cost of each optimizer step: data loading, launch of the schedule,
+    Python.
+    """
     layer_overhead_s: float
-    """Scale of a fixed cost of one micro-batch's forward and backward pass through one layer: kernel launches."""
+    """Scale of a fixed cost of one micro-batch's forward and backward pass through one layer:
+    kernel launches.
+    """
     model_log_sd: float
     """What one model's runs have in common beyond the factors."""
     residual_log_sd: float
@@ -54,7 +63,9 @@ class Prior:
 def prior_for(*, kind: Kind) -> Prior:
     """The default prior of a device kind."""
     widths = assumed().device_priors
-    return Prior(name=kind, **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)})
+    return Prior(
+        name=kind, **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)}
+    )
 
 
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
@@ -68,7 +79,9 @@ class Rows:
     """n configurations as the model sees them."""
 
     jacobian: FloatArray
-    """(n, p) derivative of y by the parameters, in units of their prior standard deviations; the first is the common one."""
+    """(n, p) derivative of y by the parameters, in units of their prior standard deviations; the
+    first is the common one.
+    """
     model: FloatArray
     """(n, k) what tells models and workloads apart, in units of the features' scales."""
     layout: FloatArray
@@ -94,7 +107,8 @@ class Rows:
                 one[:, :1] @ two[:, :1].T,
                 one[:, 1:] @ two[:, 1:].T,
                 np.outer(self.model_log_sd, others.model_log_sd) * matern(self.model, others.model),
-                np.outer(self.layout_log_sd, others.layout_log_sd) * matern(self.layout, others.layout),
+                np.outer(self.layout_log_sd, others.layout_log_sd)
+                * matern(self.layout, others.layout),
             ]
         )
 
@@ -114,8 +128,9 @@ class Process:
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Minus the log density of `logs` a priori, and its slope.
 
-        A factor s on a variance that is worth w runs has the log density -w / 2 (ln s + 1 / s - 1), that of scaled inverse
-        chi-square: it grows easily and shrinks hardly, since runs close together that agree say nothing of others.
+        A factor s on a variance that is worth w runs has the log density -w / 2 (ln s + 1 / s - 1),
+        that of scaled inverse chi-square: it grows easily and shrinks hardly, since runs close
+        together that agree say nothing of others.
         """
         shrunk, worth = np.exp(-logs), self._worth
         return 0.5 * float(worth @ (logs + shrunk - 1.0)), 0.5 * worth * (1.0 - shrunk)
@@ -162,18 +177,24 @@ class Process:
 
     @cached_property
     def usual_effect(self) -> float:
-        """Mean effect of the models that ran: for predictions that do not say of which model they are."""
+        """Mean effect of the models that ran: for predictions that do not say of which model they
+        are.
+        """
         return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
 
     def predict(self, rows: Rows) -> tuple[FloatArray, FloatArray]:
-        """Return, each (m,), the mean effect of model and layout, and the variance of one run, parameters included."""
+        """Return, each (m,), the mean effect of model and layout, and the variance of one run,
+        parameters included.
+        """
         covariances = self.scales[:-1, None, None] * rows.covariances(self.rows)
         explained = covariances.sum(axis=0) @ self._root.T
         variance = self.scales @ rows.variances() - np.einsum("mn,mn->m", explained, explained)
         return covariances[2:].sum(axis=0) @ self.pull, variance
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-        """(n,) mean and variance of each run given those of other groups; None: given all other runs."""
+        """(n,) mean and variance of each run given those of other groups; None: given all other
+        runs.
+        """
         inverse = self._root.T @ self._root
         if groups is None:
             variance = 1.0 / np.diag(inverse)
@@ -187,10 +208,14 @@ class Process:
         return mean, variance
 
     def fitted(self) -> Process:
-        """The process under its most likely scales, searched from its own: marginal likelihood times their prior."""
+        """The process under its most likely scales, searched from its own: marginal likelihood
+        times their prior.
+        """
         from scipy.optimize import minimize
 
-        parts = np.concatenate([self._components, np.diag(self._noise)[None]]).reshape(len(self.logs), -1)
+        parts = np.concatenate([self._components, np.diag(self._noise)[None]]).reshape(
+            len(self.logs), -1
+        )
 
         def loss(logs: FloatArray) -> tuple[float, FloatArray]:
             scales = np.exp(logs)
@@ -199,18 +224,23 @@ class Process:
             pull = root.T @ (root @ self.values)
             curve = np.outer(pull, pull) - root.T @ root
             unlikely, slope = self.improbability(logs)
-            value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
+            value = (
+                0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
+            )
             return value, slope - 0.5 * scales * (parts @ curve.ravel())
 
         bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
-        optimum = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
+        optimum = minimize(
+            loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options
+        )
         fitted = replace(self, logs=optimum.x)
         fitted.__dict__["_components"] = self._components  # scales do not change them
         return fitted
 
 
 def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
-    """Return the factor by which deviations were too small for (n,) squares of standardised leave-one-out errors; at least 1.
+    """Return the factor by which deviations were too small for (n,) squares of standardised
+    leave-one-out errors; at least 1.
 
     What was stated is worth a few errors as large as stated (`Variances.stated_errors`).
     """
@@ -226,7 +256,11 @@ def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:
-    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length."""
-    squares = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
+    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance
+    / length.
+    """
+    squares = (
+        np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
+    )
     u = np.sqrt(5.0 * np.maximum(squares, 0.0)) / assumed().variances.similar_distance
     return np.asarray((1.0 + u + u**2 / 3.0) * np.exp(-u))

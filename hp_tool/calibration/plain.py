@@ -19,14 +19,17 @@ class PlainFactor:
     """Of a run that was left out."""
 
 
-def plain_factor(*, excess: FloatArray, left_out_correction: FloatArray, slow: FloatArray) -> PlainFactor | None:
-    """Return the factor where a fit calls many of (n,) runs stalls, and a factor tells runs that it did not see better; None
-    where the fit stands.
+def plain_factor(
+    *, excess: FloatArray, left_out_correction: FloatArray, slow: FloatArray
+) -> PlainFactor | None:
+    """Return the factor where a fit calls many of (n,) runs stalls, and a factor tells runs that it
+    did not see better; None where the fit stands.
 
-    `excess`: ln(measured / predicted) of the runs; `left_out_correction`: what the fit to the others says of each; `slow`: the
-    probability that it stalled. The factor is the mean of the runs and of one that agrees with the prediction. Errors count by
-    their squares, those of stalls no more than a usual one: a fit that calls every other run a stall tells the rest well, and
-    no run that is to come.
+    `excess`: ln(measured / predicted) of the runs; `left_out_correction`: what the fit to the
+    others says of each; `slow`: the probability that it stalled. The factor is the mean of the runs
+    and of one that agrees with the prediction. Errors count by their squares, those of stalls no
+    more than a usual one: a fit that calls every other run a stall tells the rest well, and no run
+    that is to come.
     """
     figures, most = assumed().step_time, assumed().stalls.mean_log_excess
     runs = len(excess)
@@ -34,7 +37,8 @@ def plain_factor(*, excess: FloatArray, left_out_correction: FloatArray, slow: F
         return None
     others = (excess.sum() - excess) / runs  # n - 1 runs, and the one that agrees
     fitted, plain = (
-        float(np.mean(np.minimum(np.abs(error), most) ** 2)) for error in (excess - left_out_correction, excess - others)
+        float(np.mean(np.minimum(np.abs(error), most) ** 2))
+        for error in (excess - left_out_correction, excess - others)
     )
     if plain >= fitted:
         return None

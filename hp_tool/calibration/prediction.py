@@ -24,12 +24,16 @@ class SlowRegime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """n step times: log-normal in the regular regime; a second, slower one of its own probability where runs have shown one."""
+    """n step times: log-normal in the regular regime; a second, slower one of its own probability
+    where runs have shown one.
+    """
 
     regular_s: FloatArray
     """(n,) median where nothing stalls."""
     log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them explains."""
+    """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them
+    explains.
+    """
     slow: SlowRegime | None = None
     usual_slow_share: FloatArray | float = 0.0
     """(n,) that usually stalls, where no run says more: `log_sd` has it in it."""
@@ -37,20 +41,35 @@ class StepPrediction:
     @property
     def median_s(self) -> FloatArray:
         """(n,) of the likelier regime."""
-        return self.regular_s if self.slow is None else np.where(self.slow.probability < 0.5, self.regular_s, self.slow.step_s)
+        return (
+            self.regular_s
+            if self.slow is None
+            else np.where(self.slow.probability < 0.5, self.regular_s, self.slow.step_s)
+        )
 
     def take(self, rows: IntArray) -> "StepPrediction":
         """Those of some rows."""
         slow = self.slow and SlowRegime(
-            probability=self.slow.probability[rows], step_s=self.slow.step_s[rows], log_sd=self.slow.log_sd
+            probability=self.slow.probability[rows],
+            step_s=self.slow.step_s[rows],
+            log_sd=self.slow.log_sd,
         )
         usual = self.usual_slow_share + np.zeros_like(self.regular_s)
-        return StepPrediction(regular_s=self.regular_s[rows], log_sd=self.log_sd[rows], slow=slow, usual_slow_share=usual[rows])
+        return StepPrediction(
+            regular_s=self.regular_s[rows],
+            log_sd=self.log_sd[rows],
+            slow=slow,
+            usual_slow_share=usual[rows],
+        )
 
     @property
     def slow_probability(self) -> FloatArray:
         """(n,)"""
-        return self.usual_slow_share + np.zeros_like(self.regular_s) if self.slow is None else self.slow.probability
+        return (
+            self.usual_slow_share + np.zeros_like(self.regular_s)
+            if self.slow is None
+            else self.slow.probability
+        )
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
         """(low, high), each (n,): should hold the measured step time with this probability."""
@@ -63,13 +82,20 @@ class StepPrediction:
         regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
         if self.slow is None:
             return regular
-        # Two regimes have no closed form: halve the interval between the least and the most it can be.
-        log_regular, log_slow, share = np.log(self.regular_s), np.log(self.slow.step_s), self.slow.probability
+        # Two regimes have no closed form: halve the interval between the least and the most it can
+        # be.
+        log_regular, log_slow, share = (
+            np.log(self.regular_s),
+            np.log(self.slow.step_s),
+            self.slow.probability,
+        )
         low = np.minimum(np.log(regular), log_slow) - 10.0 * self.slow.log_sd
         high = np.maximum(np.log(regular), log_slow) + 10.0 * self.slow.log_sd
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
             usual = ndtr((middle - log_regular) / self.log_sd)
-            below = (1.0 - share) * usual + share * ndtr((middle - log_slow) / self.slow.log_sd) < probability
+            below = (1.0 - share) * usual + share * ndtr(
+                (middle - log_slow) / self.slow.log_sd
+            ) < probability
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return np.asarray(np.exp(high), dtype=np.float64)

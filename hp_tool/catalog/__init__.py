@@ -3,7 +3,13 @@
 from hp_tool.catalog.hardware import cluster, gpu, node_type, node_type_from_mapping
 from hp_tool.catalog.library import Entry, Kind, entry, knows, names, revision
 from hp_tool.catalog.model_checks import checked_model
-from hp_tool.catalog.models import is_file_name, is_own_file, model, model_from_mapping, parameter_counts
+from hp_tool.catalog.models import (
+    is_file_name,
+    is_own_file,
+    model,
+    model_from_mapping,
+    parameter_counts,
+)
 
 __all__ = [
     "Entry",

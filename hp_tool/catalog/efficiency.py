@@ -1,4 +1,6 @@
-"""Efficiency profiles, the fitted constants of dies, frameworks, engines and clusters: a file each."""
+"""Efficiency profiles, the fitted constants of dies, frameworks, engines and clusters: a file
+each.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +17,14 @@ from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_attention_kernel
-from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
+from hp_tool.domain.efficiency import (
+    Clocks,
+    Doubts,
+    EfficiencyProfile,
+    FrameworkEfficiency,
+    GpuEfficiency,
+    Link,
+)
 from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
@@ -24,11 +33,22 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed, as no run of such a framework is among the measured: with 90 % confidence a step takes up to 1.5 times as long as
-under the framework that stands in, and a device holds up to 1.3 times as much."""
+"""Assumed, as no run of such a framework is among the measured: with 90 % confidence a step takes
+up to 1.5 times as long as under the framework that stands in, and a device holds up to 1.3 times as
+much.
+"""
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency, PoolEfficiency)
+P = TypeVar(
+    "P",
+    GpuEfficiency,
+    Clocks,
+    Doubts,
+    FrameworkEfficiency,
+    EngineEfficiency,
+    ExpertEfficiency,
+    PoolEfficiency,
+)
 
 
 def efficiency(
@@ -42,11 +62,14 @@ def efficiency(
     attention_kernel: str | None = None,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
-    """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
+    """The profile the cost model wants: constants of the GPU's die, or generic ones, marked
+    `measured: false`.
 
-    `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand before its GPU's.
+    `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand
+    before its GPU's.
 
-    UnsupportedError for a framework without a profile, and for an overlap or attention kernel that nobody measured.
+    UnsupportedError for a framework without a profile, and for an overlap or attention kernel that
+    nobody measured.
     """
     constants = _framework(framework, _die(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
@@ -54,7 +77,9 @@ def efficiency(
     if kernel := attention_kernel or (own if own in timed else None):
         constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
-        constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
+        constants = with_overlap(
+            constants, overlap=overlap, newest=_framework(framework, "default")
+        )
     if cuda_graphs:
         constants = without_host(constants, modules=cuda_graph_modules)
     if narrow:
@@ -65,7 +90,9 @@ def efficiency(
         return EfficiencyProfile(gpu=kernels, framework=constants, doubts=doubts())
     network = machine.network or constants.network
     kernels = sustained(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
-    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network), doubts=doubts())
+    return EfficiencyProfile(
+        gpu=kernels, framework=dataclasses.replace(constants, network=network), doubts=doubts()
+    )
 
 
 @functools.cache
@@ -85,25 +112,34 @@ def usual_clocks(gpu: GpuSpec) -> Clocks:
 
 
 def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
-    """Raise UnsupportedError where a query caps the power of devices, and it is not known what their clocks do then."""
+    """Raise UnsupportedError where a query caps the power of devices, and it is not known what
+    their clocks do then.
+    """
     if isinstance(query, str) or query.power_cap_w is None:
         return
     if serves or usual_clocks(gpu).gpu is None:
         why = "of serving, whose passes wait for memory" if serves else f"of {gpu.name}"
         raise UnsupportedError(
-            f"how the clocks {why} follow a power cap is not known; leave it out", field="cluster.power_cap_w"
+            f"how the clocks {why} follow a power cap is not known; leave it out",
+            field="cluster.power_cap_w",
         )
 
 
 @functools.lru_cache(maxsize=256)
-def _usual_kernels(die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]) -> GpuEfficiency:
+def _usual_kernels(
+    die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
+) -> GpuEfficiency:
     """Those of a die at its sustained clocks, on a card with this power limit and these peaks."""
     return _at_clocks(_of_die(die), _clocks(die), power_w, dict(peaks))
 
 
-def _at_clocks(kernels: GpuEfficiency, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float]) -> GpuEfficiency:
+def _at_clocks(
+    kernels: GpuEfficiency, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float]
+) -> GpuEfficiency:
     reference = _reference(clocks.gpu) if clocks.gpu is not None else None
-    return at_sustained_clocks(kernels, clocks=clocks, power_w=power_w, peaks=peaks, reference=reference)
+    return at_sustained_clocks(
+        kernels, clocks=clocks, power_w=power_w, peaks=peaks, reference=reference
+    )
 
 
 _reference = functools.lru_cache(maxsize=64)(hardware.gpu)
@@ -123,7 +159,9 @@ def frameworks() -> list[str]:
 
 
 def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """What kernels reach on this GPU's die; generic constants, marked `measured: false`, where it names none."""
+    """What kernels reach on this GPU's die; generic constants, marked `measured: false`, where it
+    names none.
+    """
     return _of_die(_die(gpu))
 
 
@@ -137,7 +175,8 @@ def _of_die(name: str) -> GpuEfficiency:
     if name not in known:
         hint = records.nearest(name, known) or f"; known: {', '.join(sorted(known))}"
         raise InputError(
-            f"no constants of silicon {name[:100]!r}{hint}; leave it out for typical ones", field="cluster.gpu.silicon"
+            f"no constants of silicon {name[:100]!r}{hint}; leave it out for typical ones",
+            field="cluster.gpu.silicon",
         )
     return _build(GpuEfficiency, known[name])
 
@@ -149,13 +188,18 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
         return _standing_in(_framework(STAND_INS[name].constants, silicon), name=name)
     if name not in frameworks():
         known = ", ".join((*frameworks(), *STAND_INS))
-        raise UnsupportedError(f"no efficiency profile for framework {name!r}; known: {known}", field="training.framework")
+        raise UnsupportedError(
+            f"no efficiency profile for framework {name!r}; known: {known}",
+            field="training.framework",
+        )
     profiles = _profiles(FOLDER / "frameworks" / name)
     return _build(FrameworkEfficiency, profiles.get(silicon, profiles["default"]))
 
 
 def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
-    """Return the constants as those of another framework, which scatter further and were fitted on none of its runs."""
+    """Return the constants as those of another framework, which scatter further and were fitted on
+    none of its runs.
+    """
 
     def wider(log_sd: float | None, doubt: float) -> float | None:
         return None if log_sd is None else math.hypot(log_sd, doubt)
@@ -170,7 +214,8 @@ def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
         expert_pair_log_sd=wider(constants.expert_pair_log_sd, STAND_IN_LOG_SD),
         fitted_gpus=(),
         fitted_silicon=(),
-        fitted_on=f"assumed for {name}: the constants of {constants.framework} ({constants.fitted_on})",
+        fitted_on=f"assumed for {name}: the constants of {constants.framework} "
+        f"({constants.fitted_on})",
     )
 
 
@@ -181,7 +226,9 @@ def _build(kind: type[P], path: Path) -> P:
 
 @functools.cache
 def _profiles(folder: Path) -> dict[str, Path]:
-    """The profiles there are, by name: one that a query names is looked up here, and never becomes part of a path."""
+    """The profiles there are, by name: one that a query names is looked up here, and never becomes
+    part of a path.
+    """
     return {path.stem: path for path in folder.glob("*.yaml")}
 
 
@@ -200,9 +247,11 @@ def machine_profile(cluster: str) -> MachineProfile | None:
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
-    """Write it to the first of one's own catalogue folders, in place of an earlier one; this process sees it at once.
+    """Write it to the first of one's own catalogue folders, in place of an earlier one; this
+    process sees it at once.
 
-    Fields at their defaults are left out: an earlier edition on the same host rejects a field that it does not know.
+    Fields at their defaults are left out: an earlier edition on the same host rejects a field that
+    it does not know.
     """
     import yaml
 
@@ -212,7 +261,10 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     if profile.network is not None:
         fields["network"] = _without_defaults(profile.network)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    header = f"# Measured by hp-tool calibrate --cluster {_slug(cluster)}; measure again rather than edit.\n"
+    header = (
+        f"# Measured by hp-tool calibrate --cluster {_slug(cluster)}; measure again rather "
+        "than edit.\n"
+    )
     temporary.write_text(header + yaml.safe_dump(fields, sort_keys=False, width=120))
     temporary.replace(path)
     _read.cache_clear()
@@ -220,7 +272,9 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a dataclass, or a structure of them, as mappings of the fields that differ from their defaults."""
+    """Return a dataclass, or a structure of them, as mappings of the fields that differ from their
+    defaults.
+    """
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -237,7 +291,9 @@ def _without_defaults(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
-    path = next((file for folder in folders if (file := folder / FOLDER.name / name).is_file()), None)
+    path = next(
+        (file for folder in folders if (file := folder / FOLDER.name / name).is_file()), None
+    )
     if path is None:
         return None
     fields = documents.read(path)
@@ -254,22 +310,31 @@ def _slug(cluster: str) -> str:
 library.on_change(_read.cache_clear)
 
 
-def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
+def engine_efficiency(
+    *, engine: str, version: str | None, silicon: str | None = None
+) -> EngineEfficiency:
     """Return the profile of the version that is named.
 
-    A version without a profile has that of the newest one before it, of those with runs on this die (`silicon`) if there are
-    any, marked `measured: false`. Without a version it is the newest one with measured runs, on this die if any has runs there.
-    A profile of kernels alone stands for a version that is named, and later ones. Raises UnsupportedError for an engine without
-    any profile.
+    A version without a profile has that of the newest one before it, of those with runs on this die
+    (`silicon`) if there are any, marked `measured: false`. Without a version it is the newest one
+    with measured runs, on this die if any has runs there. A profile of kernels alone stands for a
+    version that is named, and later ones. Raises UnsupportedError for an engine without any
+    profile.
     """
     known = engine_profiles()
     versions = sorted(
-        (p for p in known if p.engine == engine and (not p.kernels_alone or _reaches(version, p.version))),
+        (
+            p
+            for p in known
+            if p.engine == engine and (not p.kernels_alone or _reaches(version, p.version))
+        ),
         key=lambda p: version_key(p.version),
     )
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
-        raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
+        raise UnsupportedError(
+            f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine"
+        )
     there = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
     if version is None:
         return there[-1]
@@ -282,10 +347,18 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
 
 
 SETTINGS_OF_A_RELEASE = (
-    "max_num_seqs", "max_num_batched_tokens", "memory_fraction", "memory_fraction_of", "reserve_bytes",
-    "kv_reserved_output_fraction", "fp8_cache_with", "fp8_scales",
-)  # fmt: skip
-"""Fields of a profile that no run gave: they are those of the nearest release, whichever release gives the constants."""
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "memory_fraction",
+    "memory_fraction_of",
+    "reserve_bytes",
+    "kv_reserved_output_fraction",
+    "fp8_cache_with",
+    "fp8_scales",
+)
+"""Fields of a profile that no run gave: they are those of the nearest release, whichever release
+gives the constants.
+"""
 
 
 def _reaches(version: str | None, release: str) -> bool:
@@ -294,15 +367,21 @@ def _reaches(version: str | None, release: str) -> bool:
 
 
 def _nearest(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
-    """The newest of these profiles, sorted by version, up to the version named; the oldest where all are newer."""
+    """The newest of these profiles, sorted by version, up to the version named; the oldest where
+    all are newer.
+    """
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """What layers with experts add in an engine, the same for all; for `megatron-core`, which is isolated kernels, nothing."""
-    return ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
+    """What layers with experts add in an engine, the same for all; for `megatron-core`, which is
+    isolated kernels, nothing.
+    """
+    return (
+        ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
+    )
 
 
 @functools.cache
@@ -314,16 +393,20 @@ def pool_efficiency() -> PoolEfficiency:
 @functools.cache
 def engine_profiles() -> tuple[EngineEfficiency, ...]:
     """Every profile there is, by engine and version."""
-    return tuple(_build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml")))
+    return tuple(
+        _build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml"))
+    )
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Orders `0.5.6.post2` after `0.5.1.post1`, `1.0.0rc3` before `1.2.0rc6` and before `1.0`, which is `1.0.0`: runs of digits
-    compare as numbers.
+    """Orders `0.5.6.post2` after `0.5.1.post1`, `1.0.0rc3` before `1.2.0rc6` and before `1.0`,
+    which is `1.0.0`: runs of digits compare as numbers.
     """
     parts: list[tuple[int, str]] = []
     for part in version.removeprefix("v").replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
+        parts.append(
+            (int(digits[:18] or 0), part[len(digits) :] or "~")
+        )  # "~": a release follows its candidates
     parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)

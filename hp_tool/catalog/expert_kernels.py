@@ -6,11 +6,15 @@ from hp_tool.catalog.efficiency import version_key
 from hp_tool.domain.efficiency import ExpertKernel, GpuEfficiency
 
 STAND_IN = "vllm"
-"""Engine whose kernels stand in for a weight format that nobody timed in the engine: vLLM and SGLang share most of them."""
+"""Engine whose kernels stand in for a weight format that nobody timed in the engine: vLLM and
+SGLang share most of them.
+"""
 
 
 def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
-    """Return an engine's kernels by weight format, each from the release nearest to `version` that was timed on the die."""
+    """Return an engine's kernels by weight format, each from the release nearest to `version` that
+    was timed on the die.
+    """
     timed = gpu.grouped_matmul or {}
     kernels: dict[str, ExpertKernel] = {}
     for name in (STAND_IN, engine):

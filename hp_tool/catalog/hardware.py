@@ -19,7 +19,9 @@ RUNS = "runs"
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
-    """A device's datasheet by catalogue name; NotFoundError names the nearest ones, and `field` as the input at fault."""
+    """A device's datasheet by catalogue name; NotFoundError names the nearest ones, and `field` as
+    the input at fault.
+    """
     return _gpu(library.entry("gpus", name, field=field))
 
 
@@ -29,14 +31,18 @@ def node_type(name: str, *, field: str = "cluster") -> NodeType:
 
 
 def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
-    """A server from the fields that a catalogue file writes; an unknown key is an InputError that names the nearest."""
+    """A server from the fields that a catalogue file writes; an unknown key is an InputError that
+    names the nearest.
+    """
     return records.build(NodeType, mapping, field="cluster")
 
 
 def cluster(query: Cluster) -> ClusterSpec:
-    """The cluster a query means: a registered name, or a description whose gaps the catalogue fills.
+    """The cluster a query means: a registered name, or a description whose gaps the catalogue
+    fills.
 
-    A node type's name alone means one such node. InputError names the field, its value and the mend.
+    A node type's name alone means one such node. InputError names the field, its value and the
+    mend.
     """
     check_one(query)
     if isinstance(query, str):
@@ -49,7 +55,9 @@ def cluster(query: Cluster) -> ClusterSpec:
 
 
 def names_several(query: Cluster) -> str | None:
-    """The field by which a query's cluster means several machines: a list, or all that have a price; None: it means one."""
+    """The field by which a query's cluster means several machines: a list, or all that have a
+    price; None: it means one.
+    """
     if isinstance(query, tuple) or query == PRICED:
         return "cluster"
     for name in ("node_type", "gpu", "num_gpus"):
@@ -60,16 +68,22 @@ def names_several(query: Cluster) -> str | None:
 
 
 def check_one(query: Cluster) -> None:
-    """Raise InputError where a query's cluster means several machines, which `recommend` alone compares."""
+    """Raise InputError where a query's cluster means several machines, which `recommend` alone
+    compares.
+    """
     if (several := names_several(query)) is not None:
         raise InputError(
-            "several machines are compared by `recommend` alone; name one here", field=several, code="several_machines"
+            "several machines are compared by `recommend` alone; name one here",
+            field=several,
+            code="several_machines",
         )
 
 
 @functools.lru_cache(maxsize=256)
 def _known(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
-    """The cluster of a query as one's own folders and the built-in ones have it: equal queries get the very same."""
+    """The cluster of a query as one's own folders and the built-in ones have it: equal queries get
+    the very same.
+    """
     return _resolved(query)
 
 
@@ -81,7 +95,11 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
         return _mixed_cluster(query)
     checked(query, field="cluster")
     _check_market(query)
-    node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
+    node = (
+        node_type(query.node_type, field="cluster.node_type")
+        if query.node_type is not None
+        else None
+    )
     device = _capped(_device(query, node), query.power_cap_w)
     num_gpus = _num_gpus(query, node)
     usual_node = node.gpus_per_node if node else device.gpus_per_node
@@ -89,7 +107,11 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
     gpus_per_node = _gpus_per_node(query, usual_node, num_gpus)
     domain = _nvlink_domain_size(query, usual_domain, num_gpus, gpus_per_node)
     node_gpus = _whole(query.gpus_per_node, usual_node, num_gpus)
-    prices = (query.price_per_gpu_hour, node.price_per_gpu_hour if node else None, device.price_per_hour)
+    prices = (
+        query.price_per_gpu_hour,
+        node.price_per_gpu_hour if node else None,
+        device.price_per_hour,
+    )
     spec = ClusterSpec(
         name=query.name or query.node_type or f"{num_gpus} x {device.name}",
         gpu=device,
@@ -98,9 +120,12 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
         nvlink_domain_size=domain,
         nvlink_segment_gpus=_nvlink_segment(query, domain=domain, gpus_per_node=gpus_per_node),
         node_gpus=node_gpus,
-        domain_gpus=max(node_gpus, _whole(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus)),
+        domain_gpus=max(
+            node_gpus, _whole(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus)
+        ),
         inter_node_bandwidth_bytes_per_second=(
-            query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
+            query.inter_node_bandwidth_bytes_per_second
+            or (node or device).inter_node_bandwidth_bytes_per_second
         ),
         price_per_gpu_hour=next((price for price in prices if price is not None), None),
         interruptions_per_node_day=query.interruptions_per_node_day or 0.0,
@@ -130,23 +155,34 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
         raise InputError("gpu or node_type must be given", field="cluster.gpu")
     named = query.gpu if query.gpu is not None else node.gpu if node else ""
-    device = checked(named, field="cluster.gpu") if isinstance(named, GpuSpec) else gpu(named, field="cluster.gpu")
+    device = (
+        checked(named, field="cluster.gpu")
+        if isinstance(named, GpuSpec)
+        else gpu(named, field="cluster.gpu")
+    )
     if not device.peak_flops_per_second:
-        raise InputError("peak_flops_per_second must name at least one precision", field="cluster.gpu.peak_flops_per_second")
+        raise InputError(
+            "peak_flops_per_second must name at least one precision",
+            field="cluster.gpu.peak_flops_per_second",
+        )
     if node is not None and device.name != gpu(node.gpu).name:
         raise InputError(
-            f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu"
+            f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out",
+            field="cluster.gpu",
         )
     return device
 
 
 def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
-    """The device with its power limit set to `power_w`: its clocks follow (`cost.roofline.at_sustained_clocks`)."""
+    """The device with its power limit set to `power_w`: its clocks follow
+    (`cost.roofline.at_sustained_clocks`).
+    """
     if power_w is None:
         return device
     if not device.idle_w < power_w <= device.power_w:
         raise InputError(
-            f"power_cap_w {power_w:g} is not between what {device.name} draws idle ({device.idle_w:g} W) and its limit "
+            f"power_cap_w {power_w:g} is not between what {device.name} draws idle "
+            f"({device.idle_w:g} W) and its limit "
             f"({device.power_w:g} W)",
             field="cluster.power_cap_w",
         )
@@ -154,12 +190,17 @@ def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
 
 
 def _check_market(query: ClusterQuery) -> None:
-    """A machine that no price list describes has the prices and interruptions that the query says."""
-    needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(query.market, ("price_per_gpu_hour",))
+    """A machine that no price list describes has the prices and interruptions that the query
+    says.
+    """
+    needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(
+        query.market, ("price_per_gpu_hour",)
+    )
     for name in needs:
         if getattr(query, name) is None:
             raise InputError(
-                f"market {query.market} of a machine that the price list does not name needs {name}; "
+                f"market {query.market} of a machine that the price list does not name needs "
+                f"{name}; "
                 "node_type: priced takes those of the list",
                 field=f"cluster.{name}",
                 code="missing_field",
@@ -171,7 +212,9 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
         return query.num_gpus
     if node is None:
         raise InputError(
-            "num_gpus must be given where no node_type is named; objective min_gpus finds the fewest", field="cluster.num_gpus"
+            "num_gpus must be given where no node_type is named; objective min_gpus finds the "
+            "fewest",
+            field="cluster.num_gpus",
         )
     return node.num_gpus or node.gpus_per_node
 
@@ -190,24 +233,33 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
 
 
 def _whole(size: int | None, usual: int, num_gpus: int) -> int:
-    """Devices of a whole host or NVLink domain. A job that lies in one says with its size only that it does."""
+    """Devices of a whole host or NVLink domain. A job that lies in one says with its size only that
+    it does.
+    """
     return usual if size is None or size == num_gpus < usual else size
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
     """What is said about the levels of the network, by the query or else by the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
-    levels = {name: value for name in names if (value := getattr(query, name) or getattr(node, name, None)) is not None}
+    levels = {
+        name: value
+        for name in names
+        if (value := getattr(query, name) or getattr(node, name, None)) is not None
+    }
     if levels.get("network_oversubscription", 1.0) > 1.0 and "nodes_per_leaf" not in levels:
         raise InputError(
-            "network_oversubscription needs nodes_per_leaf: how many nodes meet below the oversubscribed level",
+            "network_oversubscription needs nodes_per_leaf: how many nodes meet below the "
+            "oversubscribed level",
             field="cluster.nodes_per_leaf",
             code="missing_field",
         )
     return levels
 
 
-def _nvlink_domain_size(query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int) -> int:
+def _nvlink_domain_size(
+    query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int
+) -> int:
     """Devices of one fast domain; without NVLink that is the node, whose devices meet over PCIe."""
     if query.nvlink_domain_size is None:
         return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
@@ -222,33 +274,49 @@ def _nvlink_domain_size(query: ClusterQuery, usual: int | None, num_gpus: int, g
 
 
 def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
-    """Devices of one NVLink domain that a job uses together, if the query says so; a smaller cluster uses all it has."""
+    """Devices of one NVLink domain that a job uses together, if the query says so; a smaller
+    cluster uses all it has.
+    """
     segment = query.nvlink_segment_gpus
     if segment is None:
         return None
     size = min(segment, domain)
     if size % gpus_per_node:
         raise InputError(
-            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node {gpus_per_node}; give whole nodes",
+            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node {gpus_per_node}; "
+            "give whole nodes",
             field="cluster.nvlink_segment_gpus",
         )
     return size
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """The cluster of two kinds of GPU that `query.stages` describes: each resolved by itself, and what holds for both."""
+    """The cluster of two kinds of GPU that `query.stages` describes: each resolved by itself, and
+    what holds for both.
+    """
     stages = query.stages or ()
     if len(stages) != 2:
         raise InputError(
-            f"stages names {len(stages)} kinds of GPU; give two, in the order of their pipeline stages", field="cluster.stages"
+            f"stages names {len(stages)} kinds of GPU; give two, in the order of their pipeline "
+            "stages",
+            field="cluster.stages",
         )
     for name in ("gpu", "node_type"):
         if getattr(query, name) is not None:
-            raise InputError(f"{name} and stages both say which GPUs there are; leave one of them out", field=f"cluster.{name}")
+            raise InputError(
+                f"{name} and stages both say which GPUs there are; leave one of them out",
+                field=f"cluster.{name}",
+            )
     total = sum(stage.num_gpus for stage in stages)
     if query.num_gpus not in (None, total):
-        raise InputError(f"num_gpus {query.num_gpus} is not the {total} that stages add up to", field="cluster.num_gpus")
-    kinds = tuple(cluster(dataclasses.replace(query, stages=None, gpu=stage.gpu, num_gpus=stage.num_gpus)) for stage in stages)
+        raise InputError(
+            f"num_gpus {query.num_gpus} is not the {total} that stages add up to",
+            field="cluster.num_gpus",
+        )
+    kinds = tuple(
+        cluster(dataclasses.replace(query, stages=None, gpu=stage.gpu, num_gpus=stage.num_gpus))
+        for stage in stages
+    )
     name = " + ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
     prices = [kind.price_per_gpu_hour for kind in kinds if kind.price_per_gpu_hour is not None]
     return dataclasses.replace(
@@ -266,17 +334,27 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """A device that stands for all of them: MFU divides by the mean peak, energy counts the mean power."""
+    """A device that stands for all of them: MFU divides by the mean peak, energy counts the mean
+    power.
+    """
     gpus = [kind.gpu for kind in kinds]
     if gpus[0].kind != gpus[1].kind:
-        raise InputError("one of the kinds is cpu, the other a GPU; they cannot share a pipeline", field="cluster.stages")
-    known = [name for name in gpus[0].peak_flops_per_second if name in gpus[1].peak_flops_per_second]
+        raise InputError(
+            "one of the kinds is cpu, the other a GPU; they cannot share a pipeline",
+            field="cluster.stages",
+        )
+    known = [
+        name for name in gpus[0].peak_flops_per_second if name in gpus[1].peak_flops_per_second
+    ]
     idle = [gpu.idle_w for gpu in gpus]
     return dataclasses.replace(
         gpus[0],
         name=" + ".join(gpu.name for gpu in gpus),
         memory_bytes=min(gpu.memory_bytes for gpu in gpus),
-        peak_flops_per_second={name: _device_mean(kinds, [gpu.peak_flops_per_second[name] for gpu in gpus]) for name in known},
+        peak_flops_per_second={
+            name: _device_mean(kinds, [gpu.peak_flops_per_second[name] for gpu in gpus])
+            for name in known
+        },
         power_w=_device_mean(kinds, [gpu.power_w for gpu in gpus]),
         idle_power_w=_device_mean(kinds, idle),
         host_power_w=_device_mean(kinds, [gpu.host_power_w for gpu in gpus]),
@@ -298,10 +376,11 @@ def cluster_name(cluster: str | ClusterQuery) -> str | None:
 
 
 def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
-    """How profile runs reach a registered cluster: `runs` of its entry in one's own catalogue; None: it says nothing.
+    """How profile runs reach a registered cluster: `runs` of its entry in one's own catalogue;
+    None: it says nothing.
 
-    It names the operator's programs, folders and shell lines, so it comes from files alone, never from a query or over HTTP.
-    Raises InputError for a mistake in it.
+    It names the operator's programs, folders and shell lines, so it comes from files alone, never
+    from a query or over HTTP. Raises InputError for a mistake in it.
     """
     name = cluster_name(cluster)
     if name is None:
@@ -314,8 +393,13 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
         return None
     runs = entry.fields[RUNS]
     if not isinstance(runs, dict):
-        raise InputError(f"{entry.path}: runs must be a mapping of launcher, options and limits", field="cluster.runs")
+        raise InputError(
+            f"{entry.path}: runs must be a mapping of launcher, options and limits",
+            field="cluster.runs",
+        )
     settings = records.build(ClusterRuns, runs, field="cluster.runs", origin=entry.path)
     if settings.launcher == "local" and settings.options:
-        raise InputError(f"{entry.path}: launcher local takes no options", field="cluster.runs.options")
+        raise InputError(
+            f"{entry.path}: launcher local takes no options", field="cluster.runs.options"
+        )
     return settings

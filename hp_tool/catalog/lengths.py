@@ -53,29 +53,42 @@ class LengthRecord:
 def sequence_lengths(name: str) -> LengthDistribution:
     """A distribution by catalogue name, or from one's own file.
 
-    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a length and a count; it is
-    read where the name is an OwnFile alone. Raises InputError; NotFoundError names the nearest.
+    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length a line, or a
+    length and a count; it is read where the name is an OwnFile alone. Raises InputError;
+    NotFoundError names the nearest.
     """
     path = Path(name)
     if path.suffix not in (*documents.SUFFIXES, *TABLES):
         return _from_entry(library.entry("lengths", name, field=FIELD))
     if not isinstance(name, OwnFile):
         raise InputError(
-            f"sequence_lengths {name[:200]!r} names a file, which is not read from here; name a distribution instead",
+            f"sequence_lengths {name[:200]!r} names a file, which is not read from here; name a "
+            "distribution instead",
             field=FIELD,
         )
     try:
-        return _from_table(path) if path.suffix in TABLES else _build(library.sole_entry(path, field=FIELD))
+        return (
+            _from_table(path)
+            if path.suffix in TABLES
+            else _build(library.sole_entry(path, field=FIELD))
+        )
     except InputError as error:
         raise InputError(error.message, field=FIELD) from None
 
 
 def _build(entry: library.Entry) -> LengthDistribution:
-    record = records.build(LengthRecord, {"name": entry.name, **entry.fields}, field=FIELD, origin=entry.path)
+    record = records.build(
+        LengthRecord, {"name": entry.name, **entry.fields}, field=FIELD, origin=entry.path
+    )
     if (record.log_normal is None) == (record.counts is None):
-        raise InputError(f"{entry.path}: {entry.name}: give either log_normal or counts", field=FIELD)
+        raise InputError(
+            f"{entry.path}: {entry.name}: give either log_normal or counts", field=FIELD
+        )
     if record.counts is not None:
-        pairs = [(_parsed(length, int, where=str(entry.path)), count) for length, count in record.counts.items()]
+        pairs = [
+            (_parsed(length, int, where=str(entry.path)), count)
+            for length, count in record.counts.items()
+        ]
         return _counted(entry.name, pairs, origin=entry.path)
     assert record.log_normal is not None
     return _log_normal(record, record.log_normal, origin=entry.path)
@@ -84,12 +97,19 @@ def _build(entry: library.Entry) -> LengthDistribution:
 _from_entry = functools.lru_cache(maxsize=64)(_build)
 
 
-def _log_normal(record: LengthRecord, components: dict[str, LogNormal], *, origin: Path) -> LengthDistribution:
+def _log_normal(
+    record: LengthRecord, components: dict[str, LogNormal], *, origin: Path
+) -> LengthDistribution:
     if record.shortest >= record.longest:
-        raise InputError(f"{origin}: {record.name}: shortest must be less than longest", field=FIELD)
+        raise InputError(
+            f"{origin}: {record.name}: shortest must be less than longest", field=FIELD
+        )
     for name, part in components.items():
         if not record.shortest <= part.median <= record.longest:
-            raise InputError(f"{origin}: {record.name}: {name} needs a median between shortest and longest", field=FIELD)
+            raise InputError(
+                f"{origin}: {record.name}: {name} needs a median between shortest and longest",
+                field=FIELD,
+            )
     if not components:
         raise InputError(f"{origin}: {record.name}: log_normal names no component", field=FIELD)
     total = sum(part.share for part in components.values())
@@ -105,12 +125,20 @@ def _from_table(path: Path) -> LengthDistribution:
     lines = [line.strip() for line in documents.read_text(path).splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) > MAX_LINES:
-        raise InputError(f"{path} has {len(lines):,} lines; at most {MAX_LINES:,} are read: give lengths with their counts")
+        raise InputError(
+            f"{path} has {len(lines):,} lines; at most {MAX_LINES:,} are read: give lengths with "
+            "their counts"
+        )
     pairs = []
     for number, line in enumerate(lines, start=1):
         length, _, count = line.partition(",")
         where = f"{path}, entry {number}"
-        pairs.append((_parsed(length, int, where=where), _parsed(count, float, where=where) if count else 1.0))
+        pairs.append(
+            (
+                _parsed(length, int, where=where),
+                _parsed(count, float, where=where) if count else 1.0,
+            )
+        )
     return _counted(path.stem, pairs, origin=path)
 
 
@@ -120,11 +148,14 @@ def _counted(name: str, pairs: list[tuple[int, float]], *, origin: Path) -> Leng
     for length, count in pairs:
         if not (1 <= length <= LONGEST and 0 <= count <= MOST_COUNTED):
             raise InputError(
-                f"{origin}: length {length} with count {count:g}: lengths are from 1 to {LONGEST:,}, counts from 0 to "
+                f"{origin}: length {length} with count {count:g}: lengths are from 1 to "
+                f"{LONGEST:,}, counts from 0 to "
                 f"{MOST_COUNTED:g}",
                 field=FIELD,
             )
-    return LengthDistribution.from_counts(name=name, lengths=(n for n, _ in pairs), counts=(count for _, count in pairs))
+    return LengthDistribution.from_counts(
+        name=name, lengths=(n for n, _ in pairs), counts=(count for _, count in pairs)
+    )
 
 
 def _parsed(text: str | int, kind: Callable[[str | int], N], *, where: str) -> N:

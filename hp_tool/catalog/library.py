@@ -1,4 +1,5 @@
-"""Finds an entry among the catalogue's files, one's own folders first, without parsing files that cannot hold it.
+"""Finds an entry among the catalogue's files, one's own folders first, without parsing files that
+cannot hold it.
 
 A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
 
@@ -10,7 +11,7 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
         parameters: 6.74e9                       # published count, a check of the shape; models only
         checkpoints: {fp8: [nvidia/...-FP8]}     # ids of its weights in fewer bits, by precision; models only
         num_hidden_layers: 32                    # the fields of the domain type
-"""
+"""  # noqa: E501
 
 import dataclasses
 import functools
@@ -44,7 +45,9 @@ _SINGULAR: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One thing of the catalogue, as its file writes it; equal only to itself, so that it can key a cache."""
+    """One thing of the catalogue, as its file writes it; equal only to itself, so that it can key a
+    cache.
+    """
 
     name: str
     fields: dict[str, Any]
@@ -62,18 +65,26 @@ class Entry:
 def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     """The entry called `name` (or so by alias, in any case of letters).
 
-    NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster by default).
+    NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster
+    by default).
     """
     if (match := _called(kind, name)) is not None:
         return match
     known = entries(kind)
-    hint = nearest(name, [known_name for each in known for known_name in (each.name, *each.aliases)])
+    hint = nearest(
+        name, [known_name for each in known for known_name in (each.name, *each.aliases)]
+    )
     if not hint and len(known) > 30:
         hint = f"; `hp-tool {kind}` lists the {len(known)} known ones"
     elif not hint:
         hint = f"; known: {', '.join(each.name for each in known)}"
-    missing = "".join(f"; HP_CATALOG_DIR names {folder}, which is no folder" for folder in missing_folders())
-    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}{missing}", field=field or _SINGULAR[kind])
+    missing = "".join(
+        f"; HP_CATALOG_DIR names {folder}, which is no folder" for folder in missing_folders()
+    )
+    raise NotFoundError(
+        f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}{missing}",
+        field=field or _SINGULAR[kind],
+    )
 
 
 def knows(kind: Kind, name: str) -> bool:
@@ -82,7 +93,9 @@ def knows(kind: Kind, name: str) -> bool:
 
 
 def _called(kind: Kind, name: str) -> Entry | None:
-    """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the shape of its base."""
+    """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the
+    shape of its base.
+    """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
         return _find(kind, base_model(name), folders())
@@ -90,7 +103,9 @@ def _called(kind: Kind, name: str) -> Entry | None:
 
 
 def base_model(name: str) -> str:
-    """Return the name of the model that was trained further, in lower case: `llama-3.1-8b` of `Llama-3.1-8B-Instruct`."""
+    """Return the name of the model that was trained further, in lower case: `llama-3.1-8b` of
+    `Llama-3.1-8B-Instruct`.
+    """
     return _FURTHER.sub("", name.casefold())
 
 
@@ -124,7 +139,10 @@ def file_entries(path: Path) -> Iterator[Entry]:
         yield _entry(str(document.get("name", path.stem)), document, {}, source, path)
         return
     if unknown := sorted(document.keys() - {"source", "defaults", "entries"}):
-        raise InputError(f"{path}: unknown key {unknown[0]!r} beside entries; a file has source, defaults and entries")
+        raise InputError(
+            f"{path}: unknown key {unknown[0]!r} beside entries; a file has source, defaults and "
+            "entries"
+        )
     for name, fields in document["entries"].items():
         if not isinstance(fields, dict):
             raise InputError(f"{path}: entry {name!r} must be a mapping of fields")
@@ -132,11 +150,15 @@ def file_entries(path: Path) -> Iterator[Entry]:
 
 
 def sole_entry(path: Path, *, field: str) -> Entry:
-    """The entry of a file that may hold no other. InputError, which names `field` as the input at fault."""
+    """The entry of a file that may hold no other. InputError, which names `field` as the input at
+    fault.
+    """
     several = list(file_entries(path))
     if len(several) != 1:
         raise InputError(
-            f"{path} holds {len(several)} entries; a file that is named has its fields at the top level", field=field
+            f"{path} holds {len(several)} entries; a file that is named has its fields at the top "
+            "level",
+            field=field,
         )
     return several[0]
 
@@ -148,12 +170,17 @@ def own_folders() -> tuple[Path, ...]:
 
 def missing_folders() -> list[Path]:
     """Folders that HP_CATALOG_DIR names and that are not there."""
-    return [folder for folder in _own_folders(os.environ.get("HP_CATALOG_DIR", "")) if not folder.is_dir()]
+    return [
+        folder
+        for folder in _own_folders(os.environ.get("HP_CATALOG_DIR", ""))
+        if not folder.is_dir()
+    ]
 
 
 def revision() -> str:
-    """A digest of one's own files by name, size and age. Where it is another than before, what was read is forgotten, so that
-    changed files are seen; the built-in data do not change while a process runs.
+    """A digest of one's own files by name, size and age. Where it is another than before, what was
+    read is forgotten, so that changed files are seen; the built-in data do not change while a
+    process runs.
     """
     global _seen
     digest = hashlib.blake2b(digest_size=16)
@@ -173,7 +200,13 @@ _seen: str | None = None
 
 def clear_cache() -> None:
     """Forget what was read, so that changed files are seen by this process."""
-    for forget in (_user_folder.cache_clear, _find.cache_clear, _texts.cache_clear, _entries.cache_clear, *_elsewhere):
+    for forget in (
+        _user_folder.cache_clear,
+        _find.cache_clear,
+        _texts.cache_clear,
+        _entries.cache_clear,
+        *_elsewhere,
+    ):
         forget()
 
 
@@ -193,16 +226,23 @@ _FURTHER = re.compile(r"-(?:instruct|chat|it|hf|base)(?=-|$)|-\d{4}$")
 def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
     for folder in folders:
         for path, text in _texts(folder / kind):
-            # A file that does not mention the name is not parsed: reading is a hundred times cheaper.
+            # A file that does not mention the name is not parsed: reading is a hundred times
+            # cheaper.
             if wanted in text or wanted == path.stem.casefold():
                 for candidate in _entries(path):
-                    names = (candidate.name, *candidate.aliases, *itertools.chain(*candidate.checkpoints.values()))
+                    names = (
+                        candidate.name,
+                        *candidate.aliases,
+                        *itertools.chain(*candidate.checkpoints.values()),
+                    )
                     if wanted in map(str.casefold, names):
                         return candidate
     return None
 
 
-def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: str, path: Path) -> Entry:
+def _entry(
+    name: str, fields: dict[str, Any], defaults: dict[str, Any], source: str, path: Path
+) -> Entry:
     merged = {**defaults, **fields}
     return Entry(
         name=name,
@@ -216,7 +256,9 @@ def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: 
 
 
 def folders() -> tuple[Path, ...]:
-    """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the built-in data."""
+    """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the
+    built-in data.
+    """
     return (*_own_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)
 
 

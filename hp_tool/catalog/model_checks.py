@@ -20,7 +20,9 @@ _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def checked_model(spec: ModelSpec) -> ModelSpec:
-    """The spec itself. Raises InputError, which names the field, its value and the fix, if no transformer has this shape."""
+    """The spec itself. Raises InputError, which names the field, its value and the fix, if no
+    transformer has this shape.
+    """
     checked(spec, field="model")
     if spec.blocks is not None:
         _check_pattern(spec)
@@ -28,24 +30,43 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
         _check_kind(kind)
     _check_experts(spec)
     window_layers = spec.sliding_window_layers
-    if window_layers is not None and (spec.sliding_window is None or window_layers > spec.num_hidden_layers):
+    if window_layers is not None and (
+        spec.sliding_window is None or window_layers > spec.num_hidden_layers
+    ):
         needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
-        raise _wrong("sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}")
+        raise _wrong(
+            "sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}"
+        )
     return spec
 
 
 def _check_pattern(spec: ModelSpec) -> None:
     blocks, layers = spec.blocks or (), spec.num_hidden_layers
-    length = sum(checked(block, field=f"model.blocks.{index}").count for index, block in enumerate(blocks))
+    length = sum(
+        checked(block, field=f"model.blocks.{index}").count for index, block in enumerate(blocks)
+    )
     if not length or layers % length:
-        raise _wrong("blocks", f"blocks have {length} layers in all, which do not divide num_hidden_layers {layers}")
+        raise _wrong(
+            "blocks",
+            f"blocks have {length} layers in all, which do not divide num_hidden_layers {layers}",
+        )
     if (kinds := len({replace(block, count=1) for block in blocks})) > MOST_KINDS:
-        raise _wrong("blocks", f"blocks are of {kinds} kinds, of which a model may have {MOST_KINDS}; write equal ones alike")
+        raise _wrong(
+            "blocks",
+            f"blocks are of {kinds} kinds, of which a model may have {MOST_KINDS}; write equal "
+            "ones alike",
+        )
     if spec.architecture != "decoder":
-        raise _wrong("blocks", f"blocks are layers of a decoder, not of an {spec.architecture}; leave them out")
+        raise _wrong(
+            "blocks",
+            f"blocks are layers of a decoder, not of an {spec.architecture}; leave them out",
+        )
     for name in ("first_k_dense_replace", "sliding_window_layers"):
         if getattr(spec, name):
-            raise _wrong(name, f"blocks say for each layer what {name} {getattr(spec, name)} says; leave it out")
+            raise _wrong(
+                name,
+                f"blocks say for each layer what {name} {getattr(spec, name)} says; leave it out",
+            )
     for wants, name in (("windowed", "sliding_window"), ("shares_index", "index_topk")):
         if any(getattr(block, wants) for block in blocks) and getattr(spec, name) is None:
             raise _wrong(name, f"blocks that are {wants} need {name}; give it")
@@ -56,15 +77,22 @@ def _check_kind(kind: ModelSpec) -> None:
     if kind.feed_forward == "experts" and kind.num_experts is None:
         raise _wrong("num_experts", "layers with experts need num_experts; give it")
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:
-        raise _wrong("feed_forward", f"feed_forward {kind.feed_forward} leaves no layer for num_experts; leave one out")
+        raise _wrong(
+            "feed_forward",
+            f"feed_forward {kind.feed_forward} leaves no layer for num_experts; leave one out",
+        )
     if missing := [name for name in _NEEDED.get(kind.mixer, ()) if getattr(kind, name) is None]:
-        raise _wrong(missing[0], f"layers of {kind.mixer} need {', '.join(missing)}; give what is missing")
+        raise _wrong(
+            missing[0], f"layers of {kind.mixer} need {', '.join(missing)}; give what is missing"
+        )
     for message, field in _uneven(kind):
         raise _wrong(field, message)
     sizes = [name for name in _INDEXER if getattr(kind, name) is not None]
     if kind.mixer == "attention" and sizes and len(sizes) < len(_INDEXER):
         missing = [name for name in _INDEXER if name not in sizes]
-        raise _wrong(missing[0], f"{', '.join(_INDEXER)} belong together; give {', '.join(missing)} too")
+        raise _wrong(
+            missing[0], f"{', '.join(_INDEXER)} belong together; give {', '.join(missing)} too"
+        )
 
 
 def _uneven(kind: ModelSpec) -> Iterator[tuple[str, str]]:
@@ -72,23 +100,40 @@ def _uneven(kind: ModelSpec) -> Iterator[tuple[str, str]]:
     heads = kind.num_attention_heads
     if kind.mixer == "attention":
         if kind.head_dim is None and kind.kv_lora_rank is None and kind.hidden_size % heads:
-            width = f"hidden_size {kind.hidden_size} is not a multiple of num_attention_heads {heads}"
+            width = (
+                f"hidden_size {kind.hidden_size} is not a multiple of num_attention_heads {heads}"
+            )
             yield f"{width}; fix one, or give head_dim", "num_attention_heads"
         if heads % kind.kv_heads:
-            yield f"num_key_value_heads {kind.kv_heads} does not divide num_attention_heads {heads}", "num_key_value_heads"
+            yield (
+                f"num_key_value_heads {kind.kv_heads} does not divide num_attention_heads {heads}",
+                "num_key_value_heads",
+            )
     keys, values = kind.linear_num_key_heads or 1, kind.linear_num_value_heads
     if values is not None and values % keys:
-        yield f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}", "linear_num_key_heads"
+        yield (
+            f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}",
+            "linear_num_key_heads",
+        )
     if kind.mamba_num_heads is not None and kind.mamba_num_heads % kind.mamba_n_groups:
-        yield f"mamba_n_groups {kind.mamba_n_groups} does not divide mamba_num_heads {kind.mamba_num_heads}", "mamba_n_groups"
+        yield (
+            f"mamba_n_groups {kind.mamba_n_groups} does not divide mamba_num_heads "
+            f"{kind.mamba_num_heads}",
+            "mamba_n_groups",
+        )
 
 
 def _check_experts(spec: ModelSpec) -> None:
     experts, per_token = spec.num_experts, spec.num_experts_per_tok or 1
     if (experts is None) != (spec.num_experts_per_tok is None):
-        raise _wrong("num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both")
+        raise _wrong(
+            "num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both"
+        )
     if experts is not None and per_token > experts:
-        raise _wrong("num_experts_per_tok", f"num_experts_per_tok {per_token} is more than num_experts {experts}")
+        raise _wrong(
+            "num_experts_per_tok",
+            f"num_experts_per_tok {per_token} is more than num_experts {experts}",
+        )
     if spec.n_group is None and spec.topk_group is None:
         return
     groups = spec.n_group or 1
@@ -96,7 +141,10 @@ def _check_experts(spec: ModelSpec) -> None:
         raise _wrong("n_group", f"n_group {groups} does not divide num_experts {experts or 0}")
     kept, each = spec.topk_group or groups, experts // groups
     if kept > groups or kept * each < per_token:
-        raise _wrong("topk_group", f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token")
+        raise _wrong(
+            "topk_group",
+            f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token",
+        )
 
 
 def _wrong(field: str, message: str) -> InputError:

@@ -25,21 +25,24 @@ COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_pa
 def model(name: str) -> ModelSpec:
     """A model by catalogue name or alias (a Hugging Face id), or from one's own file.
 
-    A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's fields; it is read where
-    the name is an OwnFile alone. NotFoundError names the nearest names.
+    A file is a config.json (or the folder that holds one), or a YAML or JSON file of ModelSpec's
+    fields; it is read where the name is an OwnFile alone. NotFoundError names the nearest names.
     """
     if is_own_file(name):
         return _from_file(_config_path(name))
     if is_file_name(name):
         raise InputError(
-            f"model {name[:200]!r} names a file, which is not read from here; give its content as a mapping instead",
+            f"model {name[:200]!r} names a file, which is not read from here; give its content as "
+            "a mapping instead",
             field="model",
         )
     return _from_entry(library.entry("models", name))
 
 
 def checkpoint(name: object) -> str | None:
-    """The Hugging Face id, or own folder, of a model by name; an instructed one before its base. None: nobody knows it."""
+    """The Hugging Face id, or own folder, of a model by name; an instructed one before its base.
+    None: nobody knows it.
+    """
     if not isinstance(name, str):
         return None
     if is_own_file(name):
@@ -47,7 +50,11 @@ def checkpoint(name: object) -> str | None:
     entry = library.entry("models", name)
     ids = [alias for alias in entry.aliases if "/" in alias]
     every = [*ids, *itertools.chain(*entry.checkpoints.values())]
-    named = [each for each in every if name.casefold() in (each.casefold(), each.rpartition("/")[2].casefold())]
+    named = [
+        each
+        for each in every
+        if name.casefold() in (each.casefold(), each.rpartition("/")[2].casefold())
+    ]
     if "/" in name and not named:
         return name
     return next(iter([*named, *(each for each in ids if each.endswith("-Instruct")), *ids]), None)
@@ -64,7 +71,9 @@ class Checkpoint:
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
-    """Return the model's weights in this precision, else those that `checkpoint` names. None: nobody knows any."""
+    """Return the model's weights in this precision, else those that `checkpoint` names. None:
+    nobody knows any.
+    """
     if (path := checkpoint(name)) is None:
         return None
     if is_own_file(name) or not library.knows("models", str(name)):
@@ -76,12 +85,18 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
         for each in published.checkpoints.get(precision, ())
         if re.fullmatch(rf"{re.escape(tail)}(-.*)?", each.rpartition("/")[2])
     )
-    chosen = path if "/" in str(name) and _stored(published, path) not in (None, "bf16") else next(narrow, path)
+    chosen = (
+        path
+        if "/" in str(name) and _stored(published, path) not in (None, "bf16")
+        else next(narrow, path)
+    )
     return Checkpoint(path=chosen, precision=_stored(published, chosen))
 
 
 def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
-    """Return the precision of an entry's checkpoint; of one that was trained further, its base's. None: not among them."""
+    """Return the precision of an entry's checkpoint; of one that was trained further, its base's.
+    None: not among them.
+    """
     by_id = dict.fromkeys((each.casefold() for each in published.aliases), "bf16")
     by_id |= {each.casefold(): kind for kind, ids in published.checkpoints.items() for each in ids}
     return by_id.get(checkpoint_id.casefold()) or by_id.get(library.base_model(checkpoint_id))
@@ -90,8 +105,8 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
     """Return the precision of a model's published weights; bf16 where nobody knows of any.
 
-    A catalogue's model has that of the checkpoint its name stands for, a config.json what its quantization_config says.
-    Raises UnsupportedError for a quantization_config that is not known.
+    A catalogue's model has that of the checkpoint its name stands for, a config.json what its
+    quantization_config says. Raises UnsupportedError for a quantization_config that is not known.
     """
     if isinstance(name, ModelSpec):
         return "bf16"
@@ -118,10 +133,12 @@ def is_file_name(name: str) -> bool:
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
-    """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by model_type or architectures).
+    """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by
+    model_type or architectures).
 
-    An unknown key of the first form is an InputError that names the nearest known one. Counts of parameters, which a printed
-    model has, follow from the other fields and are counted anew. `origin`: the file it stands in.
+    An unknown key of the first form is an InputError that names the nearest known one. Counts of
+    parameters, which a printed model has, follow from the other fields and are counted anew.
+    `origin`: the file it stands in.
     """
     if is_config(mapping):
         return checked_model(read_config(mapping))
@@ -130,7 +147,9 @@ def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:
-    """`num_parameters` and `num_active_parameters`; the second without the experts that a token is not sent to."""
+    """`num_parameters` and `num_active_parameters`; the second without the experts that a token is
+    not sent to.
+    """
     return {name: round(count(spec)) for name, count in COUNTS.items()}
 
 

@@ -1,4 +1,6 @@
-"""What machines cost to rent, by provider, and what grids emit; one's own files replace built-in entries of the same name."""
+"""What machines cost to rent, by provider, and what grids emit; one's own files replace built-in
+entries of the same name.
+"""
 
 import functools
 
@@ -12,11 +14,15 @@ def offers() -> tuple[Offer, ...]:
 
 
 def lowest_offers() -> dict[str, Offer]:
-    """Return the offer with the lowest on-demand price of each GPU in the price list, by the GPU's name."""
+    """Return the offer with the lowest on-demand price of each GPU in the price list, by the GPU's
+    name.
+    """
     lowest: dict[str, tuple[float, Offer]] = {}
     for offer in offers():
         name = hardware.gpu(offer.gpu or hardware.node_type(offer.node_type or "").gpu).name
-        if offer.on_demand is not None and (name not in lowest or offer.on_demand < lowest[name][0]):
+        if offer.on_demand is not None and (
+            name not in lowest or offer.on_demand < lowest[name][0]
+        ):
             lowest[name] = offer.on_demand, offer
     return {name: offer for name, (_, offer) in lowest.items()}
 

@@ -18,8 +18,11 @@ from hp_tool.errors import InputError
 T = TypeVar("T")
 
 
-def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None) -> T:
-    """An instance of a dataclass; an unknown key, a wrong type, a number out of bounds or a missing value is an InputError.
+def build(
+    cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None
+) -> T:
+    """An instance of a dataclass; an unknown key, a wrong type, a number out of bounds or a missing
+    value is an InputError.
 
     `field` is the dotted path of the mapping in the query, `origin` the file it stands in, if any.
     """
@@ -29,10 +32,14 @@ def build(cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, orig
         for key in mapping:
             if key not in hints:
                 hint = nearest(key, hints) or f"; known keys: {', '.join(hints)}"
-                raise InputError(f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key")
+                raise InputError(
+                    f"unknown key {key!r}{hint}", field=f"{field}.{key}", code="unknown_key"
+                )
         if missing := sorted(required - mapping.keys()):
             raise InputError(f"{', '.join(missing)} must be given", field=f"{field}.{missing[0]}")
-        values = {key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()}
+        values = {
+            key: _checked(value, hints[key], f"{field}.{key}") for key, value in mapping.items()
+        }
         check_bounds(cls, values, field=field)
         return cls(**values)
     except InputError as error:
@@ -51,12 +58,16 @@ def _shape(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING
-    required = frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing)
+    required = frozenset(
+        f.name for f in fields if f.default is missing and f.default_factory is missing
+    )
     return {f.name: hints[f.name] for f in fields}, required
 
 
 def _checked(value: Any, hint: Any, field: str) -> Any:
-    """The value where it is of the hinted type (an int serves as a float, a whole float as an int)."""
+    """The value where it is of the hinted type (an int serves as a float, a whole float as an
+    int).
+    """
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
@@ -70,7 +81,10 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
             return build(option, value, field=field)  # type: ignore[arg-type]
         if typing.get_origin(option) is dict and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(option)
-            return {_checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}") for k, v in value.items()}
+            return {
+                _checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}")
+                for k, v in value.items()
+            }
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_checked(each, typing.get_args(option)[0], field) for each in value)
         if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -79,11 +93,19 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
             return int(value)
         if isinstance(option, type) and type(value) is option:
             return value
-    raise InputError(f"{field.rsplit('.', 1)[-1]} {value!r} is not {_describe(options)}", field=field)
+    raise InputError(
+        f"{field.rsplit('.', 1)[-1]} {value!r} is not {_describe(options)}", field=field
+    )
 
 
 def _describe(options: tuple[Any, ...]) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+    }
     parts = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:

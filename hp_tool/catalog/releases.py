@@ -1,4 +1,6 @@
-"""Releases of engines and frameworks that a query may name, from data: `data/releases`, and files of one's own catalogue."""
+"""Releases of engines and frameworks that a query may name, from data: `data/releases`, and files
+of one's own catalogue.
+"""
 
 import functools
 
@@ -12,7 +14,9 @@ _NAMED = 24
 
 @functools.lru_cache(maxsize=1)
 def _releases() -> dict[str, tuple[str, ...]]:
-    """Return the releases of each program, newest first; those of one's own files before the built-in ones."""
+    """Return the releases of each program, newest first; those of one's own files before the
+    built-in ones.
+    """
     known: dict[str, tuple[str, ...]] = {}
     for folder in library.folders():
         for path in sorted((folder / "releases").glob("*.yaml")):
@@ -26,18 +30,28 @@ library.on_change(_releases.cache_clear)
 
 
 def check_release(program: str, release: str, *, field: str) -> None:
-    """Raise InputError `unknown_release` for a release of an engine or framework that no list names.
+    """Raise InputError `unknown_release` for a release of an engine or framework that no list
+    names.
 
-    A release counts by its numbers: candidates, post releases and builds are those of their release, and a series (0.16) is any
-    of its releases.
+    A release counts by its numbers: candidates, post releases and builds are those of their
+    release, and a series (0.16) is any of its releases.
     """
     known = _releases().get(program, ())
     numbers = release_numbers(release)
     if len(numbers) > 1 and any(release_numbers(each)[: len(numbers)] == numbers for each in known):
         return
-    series = next((numbers[:2] for each in known if len(numbers) > 2 and release_numbers(each)[:2] == numbers[:2]), None)
+    series = next(
+        (
+            numbers[:2]
+            for each in known
+            if len(numbers) > 2 and release_numbers(each)[:2] == numbers[:2]
+        ),
+        None,
+    )
     hint = f"; {series[0]}.{series[1]} names its series" if series else ""
-    listed = ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} older ones" if len(known) > _NAMED else "")
+    listed = ", ".join(known[:_NAMED]) + (
+        f" and {len(known) - _NAMED} older ones" if len(known) > _NAMED else ""
+    )
     message = (
         f"{field} {release[:80]!r} is no known release of {program}{hint}; known: {listed}"
         if known

@@ -1,8 +1,9 @@
 """Request traces: a query's own columns, or a file of this machine in one of three formats.
 
-CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's (TIMESTAMP, ContextTokens, GeneratedTokens);
-JSON lines of the former's names, or Mooncake's (timestamp in ms, input_length, output_length, and hash_ids of blocks of 512
-tokens, of which a request finds in the prefix cache those that an earlier one had).
+CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's (TIMESTAMP,
+ContextTokens, GeneratedTokens); JSON lines of the former's names, or Mooncake's (timestamp in ms,
+input_length, output_length, and hash_ids of blocks of 512 tokens, of which a request finds in the
+prefix cache those that an earlier one had).
 """
 
 import csv
@@ -64,16 +65,21 @@ class Trace:
     def spec(self) -> TraceSpec:
         """Its first MOST_TRACED requests as columns, which another process understands."""
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
-        return TraceSpec(**{name: tuple(column[:MOST_TRACED].tolist()) for name, column in _columns(columns)})
+        return TraceSpec(
+            **{name: tuple(column[:MOST_TRACED].tolist()) for name, column in _columns(columns)}
+        )
 
 
 def request_trace(trace: str | TraceSpec) -> Trace:
-    """The trace of a query. A text is a path, read where it is an OwnFile alone. Raises InputError naming inference.trace."""
+    """The trace of a query. A text is a path, read where it is an OwnFile alone. Raises InputError
+    naming inference.trace.
+    """
     if isinstance(trace, TraceSpec):
         return _checked("inline", _drawn(trace))
     if not isinstance(trace, OwnFile):
         raise InputError(
-            f"trace {trace[:200]!r} is no registered trace, and files are not read from here; give its columns inline "
+            f"trace {trace[:200]!r} is no registered trace, and files are not read from here; give "
+            "its columns inline "
             "(arrival_s, input_tokens, output_tokens) or register it",
             field=FIELD,
         )
@@ -95,7 +101,9 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 
 
 def _drawn(trace: TraceSpec) -> dict[str, Any]:
-    """The columns; one that is a distribution becomes its quantiles, as many as there are requests, in an order of its own."""
+    """The columns; one that is a distribution becomes its quantiles, as many as there are requests,
+    in an order of its own.
+    """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
     n = max(lengths, default=DRAWN)
@@ -103,7 +111,9 @@ def _drawn(trace: TraceSpec) -> dict[str, Any]:
     for seed, (name, column) in enumerate(columns.items()):
         if isinstance(column, LogNormalTokens):
             tokens = np.rint(column.median * np.exp(column.sigma * z))
-            columns[name] = np.random.default_rng(seed).permutation(np.clip(tokens, 1, column.longest))
+            columns[name] = np.random.default_rng(seed).permutation(
+                np.clip(tokens, 1, column.longest)
+            )
     return columns
 
 
@@ -114,20 +124,30 @@ def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
     seen: set[Any] = set()
     for row in rows:
         if not keys:
-            keys = {column: next((each for each in known if each in row), "") for column, known in NAMES.items()}
+            keys = {
+                column: next((each for each in known if each in row), "")
+                for column, known in NAMES.items()
+            }
             if missing := [column for column, key in keys.items() if not key]:
-                raise InputError(f"{name}: no column {' or '.join(missing)}; it has {', '.join(map(str, row))[:200]}")
+                raise InputError(
+                    f"{name}: no column {' or '.join(missing)}; it has "
+                    f"{', '.join(map(str, row))[:200]}"
+                )
         columns["arrival_s"].append(_seconds(row[keys["arrival_s"]], unit=keys["arrival_s"]))
         columns["input_tokens"].append(int(row[keys["input_tokens"]]))
         columns["output_tokens"].append(int(row[keys["output_tokens"]]))
-        columns["prefix_tokens"].append(int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen))
+        columns["prefix_tokens"].append(
+            int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen)
+        )
     return _checked(name, columns)
 
 
 def _seconds(value: Any, *, unit: str) -> float:
     if unit == "TIMESTAMP" and not str(value).replace(".", "", 1).isdigit():
         date, _, fraction = str(value).strip().partition(".")
-        return datetime.fromisoformat(f"{date}+00:00").timestamp() + float(f"0.{fraction.rstrip('Z') or 0}")
+        return datetime.fromisoformat(f"{date}+00:00").timestamp() + float(
+            f"0.{fraction.rstrip('Z') or 0}"
+        )
     return float(value) * (1e-3 if unit == "timestamp" else 1.0)
 
 
@@ -144,27 +164,51 @@ def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
 def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
     """The columns as arrays, in order of arrival, with every bound of TraceSpec kept."""
     lengths = {column: len(values) for column, values in _columns(columns)}
-    if not lengths.get("input_tokens") or len(set(lengths.values())) != 1 or "output_tokens" not in lengths:
+    if (
+        not lengths.get("input_tokens")
+        or len(set(lengths.values())) != 1
+        or "output_tokens" not in lengths
+    ):
         counts = ", ".join(f"{column} has {count}" for column, count in lengths.items())
         raise InputError(
-            f"{name}: a trace wants equally many input_tokens and output_tokens: {counts or 'it is empty'}", field=FIELD
+            f"{name}: a trace wants equally many input_tokens and output_tokens: "
+            f"{counts or 'it is empty'}",
+            field=FIELD,
         )
     bounds = bounds_of(TraceSpec)
     arrays = {}
     for column, values in _columns(columns):
         low, high = bounds[column]
         array = np.asarray(values, dtype=np.float64)
-        if array.ndim != 1 or not np.all((array >= (low if column != "arrival_s" else -high)) & (array <= high)):
+        if array.ndim != 1 or not np.all(
+            (array >= (low if column != "arrival_s" else -high)) & (array <= high)
+        ):
             raise InputError(f"{name}: {column} must be from {low:g} to {high:g}", field=FIELD)
         arrays[column] = array
-    order = np.argsort(arrays["arrival_s"], kind="stable") if "arrival_s" in arrays else np.arange(lengths["input_tokens"])
-    inputs, outputs = (arrays[column][order].astype(np.int64) for column in ("input_tokens", "output_tokens"))
+    order = (
+        np.argsort(arrays["arrival_s"], kind="stable")
+        if "arrival_s" in arrays
+        else np.arange(lengths["input_tokens"])
+    )
+    inputs, outputs = (
+        arrays[column][order].astype(np.int64) for column in ("input_tokens", "output_tokens")
+    )
     prefix = arrays.get("prefix_tokens", np.zeros(len(inputs)))[order].astype(np.int64)
-    arrival = arrays["arrival_s"][order] - arrays["arrival_s"].min() if "arrival_s" in arrays else None
+    arrival = (
+        arrays["arrival_s"][order] - arrays["arrival_s"].min() if "arrival_s" in arrays else None
+    )
     return Trace(
-        name=name, input_tokens=inputs, output_tokens=outputs, prefix_tokens=np.minimum(prefix, inputs - 1), arrival_s=arrival
+        name=name,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        prefix_tokens=np.minimum(prefix, inputs - 1),
+        arrival_s=arrival,
     )
 
 
 def _columns(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((column, columns[column]) for column in TraceSpec.__slots__ if columns.get(column) is not None)
+    return (
+        (column, columns[column])
+        for column in TraceSpec.__slots__
+        if columns.get(column) is not None
+    )

@@ -1,4 +1,6 @@
-"""`hp-tool batch QUERIES`: one answer per line, in order; an invalid query affects only its own line."""
+"""`hp-tool batch QUERIES`: one answer per line, in order; an invalid query affects only its own
+line.
+"""
 
 from __future__ import annotations
 
@@ -23,42 +25,72 @@ if TYPE_CHECKING:
     from hp_tool.cli.batches.sources import Item
 
 FLUSH_LINES = 64
-"""Answers are flushed after this many lines: a killed batch loses, and a reader of the output waits for, no more."""
+"""Answers are flushed after this many lines: a killed batch loses, and a reader of the output waits
+for, no more.
+"""
 MAX_CODES = 5
 """Reasons and errors shown of each kind, the most frequent first."""
 
 
 def batch(
     queries: Annotated[
-        str, typer.Argument(metavar="QUERIES", help="JSON lines, a YAML stream or a CSV grid; - reads standard input.")
+        str,
+        typer.Argument(
+            metavar="QUERIES",
+            help="JSON lines, a YAML stream or a CSV grid; - reads standard input.",
+        ),
     ],
-    output: Annotated[str, typer.Option(help="File for the answers; - writes standard output.")] = "-",
-    task: Annotated[Literal["estimate", "recommend"], typer.Option(help="What to do with each query.")] = "estimate",
-    top: Annotated[int, typer.Option(min=1, max=1000, help="recommend: maximum number of rows.")] = 10,
+    output: Annotated[
+        str, typer.Option(help="File for the answers; - writes standard output.")
+    ] = "-",
+    task: Annotated[
+        Literal["estimate", "recommend"], typer.Option(help="What to do with each query.")
+    ] = "estimate",
+    top: Annotated[
+        int, typer.Option(min=1, max=1000, help="recommend: maximum number of rows.")
+    ] = 10,
     format: Annotated[
-        Literal["jsonl", "yaml", "csv"] | None, typer.Option(help="Format of QUERIES; by default by its suffix, else jsonl.")
+        Literal["jsonl", "yaml", "csv"] | None,
+        typer.Option(help="Format of QUERIES; by default by its suffix, else jsonl."),
     ] = None,
-    base: Annotated[str | None, typer.Option(metavar="QUERY", help="csv: the query that every row changes.")] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="QUERY", help="csv: the query that every row changes.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the answers in --output and continue behind them.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Print a summary on standard error.")] = False,
-    server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Have this server answer.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Keep the answers in --output and continue behind them."),
+    ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print a summary on standard error.")
+    ] = False,
+    server: Annotated[
+        str | None, typer.Option(envvar="HP_SERVER", help="Have this server answer.")
+    ] = None,
     calibration: query_files.CalibrationOption = True,
 ) -> None:
-    """Answer many queries. Exits 0 if it could run; queries that it could not answer have status error."""
+    """Answer many queries. Exits 0 if it could run; queries that it could not answer have status
+    error.
+    """
     from hp_tool.cli.batches import answering, sources
 
     kind = format or sources.SUFFIXES.get(Path(queries).suffix.lower(), "jsonl")
     if base is not None and kind != "csv":
-        raise InputError("--base belongs to CSV grids: other formats have whole queries", field="--base")
+        raise InputError(
+            "--base belongs to CSV grids: other formats have whole queries", field="--base"
+        )
     if server and jobs > 1:
-        raise InputError("--jobs starts processes on this machine: leave it out with --server", field="--jobs")
+        raise InputError(
+            "--jobs starts processes on this machine: leave it out with --server", field="--jobs"
+        )
     if server:
         require("client", by="--server")
     work = answering.Task(name=task, top=top, calibration=calibration)
     counts = Summary(reading=summary)
     with _reading(queries) as source, _writing(output, resume=resume) as stream:
-        items = sources.items(source, format=kind, base={} if base is None else query_files.read_mapping(base))
+        items = sources.items(
+            source, format=kind, base={} if base is None else query_files.read_mapping(base)
+        )
         if resume:
             kept, last = keep_whole_lines(stream)
             _skip_answered(items, kept=kept, last=last, task=task)
@@ -85,10 +117,21 @@ def _shown(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
         yield from answers
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     total = os.fstat(source.fileno()).st_size if source.seekable() else None
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]:,} answered"))
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[done]:,} answered"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         done = 0
         task = bar.add_task("", total=total, done=0)
@@ -120,7 +163,9 @@ def _writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
         if resume:
             raise InputError("--resume continues a file: name it with --output", field="--resume")
         if sys.stdout is None:
-            raise InputError("standard output is closed; name a file with --output", field="--output")
+            raise InputError(
+                "standard output is closed; name a file with --output", field="--output"
+            )
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
@@ -128,11 +173,14 @@ def _writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
         with Path(path).open("r+b" if resume and Path(path).exists() else "w+b") as stream:
             yield stream
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}", field="--output") from None
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or error}", field="--output"
+        ) from None
 
 
 def keep_whole_lines(stream: BinaryIO) -> tuple[int, bytes]:
-    """Remove an incomplete last line and go to the end; return the number of whole lines and the last of them.
+    """Remove an incomplete last line and go to the end; return the number of whole lines and the
+    last of them.
 
     Raises InputError for a line that is no answer: a disk or an editor damaged it.
     """
@@ -145,14 +193,18 @@ def keep_whole_lines(stream: BinaryIO) -> tuple[int, bytes]:
         kept, end, last = kept + 1, end + len(line), line[:-1]
         if _mapping(last).get("status") not in ("ok", "error"):
             fix = f"keep what is before it (head -n {kept - 1}), or write another file"
-            raise InputError(f"--resume: line {kept:,} of the output is no answer; {fix}", field="--output")
+            raise InputError(
+                f"--resume: line {kept:,} of the output is no answer; {fix}", field="--output"
+            )
     stream.seek(end)
     stream.truncate()
     return kept, last
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:
-    """Skip the queries whose answers were kept. Raises InputError if the file has answers to other queries."""
+    """Skip the queries whose answers were kept. Raises InputError if the file has answers to other
+    queries.
+    """
     if not kept:
         return
     skipped = list(itertools.islice(items, kept - 1, kept))
@@ -160,7 +212,10 @@ def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) 
     if not skipped:
         problem = f"it has {kept:,} answers, more than there are queries"
     else:
-        answer, query = _mapping(last), _mapping(skipped[0] if isinstance(skipped[0], bytes) else b"")
+        answer, query = (
+            _mapping(last),
+            _mapping(skipped[0] if isinstance(skipped[0], bytes) else b""),
+        )
         query_id = query.get("id")
         other = "estimate" if task == "recommend" else "recommendations"
         if answer.get("id") != (query_id if isinstance(query_id, str) else None):
@@ -168,7 +223,9 @@ def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) 
         elif other in answer:
             problem = f"its answers are not those of --task {task}"
     if problem is not None:
-        raise InputError(f"--resume: the output does not belong to these queries: {problem}", field="--output")
+        raise InputError(
+            f"--resume: the output does not belong to these queries: {problem}", field="--output"
+        )
 
 
 def _mapping(line: bytes) -> dict[str, object]:
@@ -181,7 +238,9 @@ def _mapping(line: bytes) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """How many queries were answered, why some were not, and the best one; counted as the answers pass."""
+    """How many queries were answered, why some were not, and the best one; counted as the answers
+    pass.
+    """
 
     reading: bool
     """Parse the answers, as the printed summary needs, and not just count them."""
@@ -194,7 +253,9 @@ class Summary:
     def add(self, line: str) -> None:
         """Count one answer."""
         self.lines += 1
-        error = '"status":"error"' in line or '"status": "error"' in line  # inside a JSON string its quotes are escaped
+        error = (
+            '"status":"error"' in line or '"status": "error"' in line
+        )  # inside a JSON string its quotes are escaped
         self.errors += error
         if self.reading:
             self._read(json.loads(line))
@@ -205,15 +266,25 @@ class Summary:
             return
         if "recommendations" in answer:
             best = answer["recommendations"][:1]
-            self._codes.update(() if best else [("infeasible", code) for code in answer["rejections"]])
-            estimate = (best[0].get("calibrated_estimate") or best[0]["estimate"]) if best else {"feasible": False}
+            self._codes.update(
+                () if best else [("infeasible", code) for code in answer["rejections"]]
+            )
+            estimate = (
+                (best[0].get("calibrated_estimate") or best[0]["estimate"])
+                if best
+                else {"feasible": False}
+            )
         else:
             estimate = answer.get("calibrated_estimate") or answer["estimate"]
             self._codes.update(("infeasible", reason["code"]) for reason in estimate["reasons"])
         if not estimate["feasible"]:
             return
         self._feasible += 1
-        rate = estimate.get("tokens_per_second_per_gpu") or estimate.get("output_tokens_per_second_per_gpu") or 0.0
+        rate = (
+            estimate.get("tokens_per_second_per_gpu")
+            or estimate.get("output_tokens_per_second_per_gpu")
+            or 0.0
+        )
         if self._best is None or rate > self._best[0]:
             self._best = (rate, self.lines, answer["id"])
 
@@ -223,12 +294,22 @@ class Summary:
 
         infeasible = self.lines - self.errors - self._feasible
         rows = [("answered", self.lines), ("feasible", self._feasible)]
-        rows += [("infeasible", infeasible), *self._codes_of("infeasible"), ("errors", self.errors), *self._codes_of("error")]
+        rows += [
+            ("infeasible", infeasible),
+            *self._codes_of("infeasible"),
+            ("errors", self.errors),
+            *self._codes_of("error"),
+        ]
         console = make_console(stderr=True)
-        print_table(console, ("batch", "lines"), [(what, f"{count:,}") for what, count in rows], left=1)
+        print_table(
+            console, ("batch", "lines"), [(what, f"{count:,}") for what, count in rows], left=1
+        )
         if self._best is not None:
             rate, number, name = self._best
-            console.print(f"most tokens/s/GPU: {rate:,.0f}, line {number:,}" + (f" ({name})" if name else ""), markup=False)
+            console.print(
+                f"most tokens/s/GPU: {rate:,.0f}, line {number:,}" + (f" ({name})" if name else ""),
+                markup=False,
+            )
 
     def _codes_of(self, kind: str) -> list[tuple[str, int]]:
         codes = Counter({code: count for (of, code), count in self._codes.items() if of == kind})

@@ -13,14 +13,16 @@ MAX_FILES = 50
 
 
 def files_beside(script: Path, text: str) -> dict[str, str]:
-    """Texts of the files that `text` names and of those that they name, by path from the script's folder, and below it alone.
-    A variable in a name stands for any text.
+    """Texts of the files that `text` names and of those that they name, by path from the script's
+    folder, and below it alone. A variable in a name stands for any text.
     """
     folder = script.parent.resolve()
     texts_by_name: dict[str, str] = {script.name: text}
     texts = [text]
     while texts:
-        names = {match[0].lstrip("./*") for match in _NAMED.finditer(_VARIABLE.sub("*", texts.pop()))}
+        names = {
+            match[0].lstrip("./*") for match in _NAMED.finditer(_VARIABLE.sub("*", texts.pop()))
+        }
         for name in sorted(names):
             if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
                 continue  # any script
@@ -34,8 +36,16 @@ def files_beside(script: Path, text: str) -> dict[str, str]:
 
 
 def _matches(folder: Path, name: str) -> list[Path]:
-    paths = [path.resolve() for path in (folder.glob(name) if "*" in name else (folder / name,)) if path.is_file()]
-    return [path for path in paths if path.is_relative_to(folder) and path.stat().st_size < MAX_FILE_BYTES]
+    paths = [
+        path.resolve()
+        for path in (folder.glob(name) if "*" in name else (folder / name,))
+        if path.is_file()
+    ]
+    return [
+        path
+        for path in paths
+        if path.is_relative_to(folder) and path.stat().st_size < MAX_FILE_BYTES
+    ]
 
 
 def _text(path: Path) -> str | None:

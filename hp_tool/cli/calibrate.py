@@ -1,5 +1,5 @@
-"""`hp-tool calibrate` and `measurements`: corrections of predictions by stored measurements, which of them teach, and
-micro-benchmarks.
+"""`hp-tool calibrate` and `measurements`: corrections of predictions by stored measurements, which
+of them teach, and micro-benchmarks.
 """
 
 from __future__ import annotations
@@ -28,20 +28,35 @@ State = Literal["accepted", "held", "excluded", "deleted"]
 def calibrate(
     measurements: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSON lines of {query, parallel, measurement} to store first; - reads stdin."),
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines of {query, parallel, measurement} to store first; - reads stdin.",
+        ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Only clusters of this GPU.")] = None,
-    framework: Annotated[str | None, typer.Option(help="Only measurements of this framework.")] = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="First time single operations on this cluster, and store its efficiency.")
+    framework: Annotated[
+        str | None, typer.Option(help="Only measurements of this framework.")
     ] = None,
-    launcher: Annotated[str | None, typer.Option(help="With --cluster: the launcher, if not the one of its entry.")] = None,
-    precision: Annotated[list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="First time single operations on this cluster, and store its efficiency.",
+        ),
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="With --cluster: the launcher, if not the one of its entry.")
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")
+    ] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Fit the measurements: a new version for every cluster, framework and model family with new measurements.
+    """Fit the measurements: a new version for every cluster, framework and model family with new
+    measurements.
 
-    Estimates, recommendations and searches use the newest version. Lines of a file are stored or refused one by one.
+    Estimates, recommendations and searches use the newest version. Lines of a file are stored or
+    refused one by one.
     """
     require("search", by="`hp-tool calibrate`")
     from hp_tool import learning
@@ -49,7 +64,11 @@ def calibrate(
     from hp_tool.queries import schema
     from hp_tool.store import open_store
 
-    report = _benchmark(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
+    report = (
+        _benchmark(cluster, launcher=launcher, precisions=precision)
+        if cluster is not None
+        else None
+    )
     with closing(open_store()) as store:
         imported = (
             import_lines(store, queries.read_lines(measurements))
@@ -66,7 +85,11 @@ def calibrate(
             "measurements_refused": [schema.to_dict(each) for each in imported.refused],
             "calibrations": [schema.to_dict(each) for each in made],
         }
-        typer.echo(schema.to_json(answer | ({"machine": schema.to_dict(report)} if report is not None else {})))
+        typer.echo(
+            schema.to_json(
+                answer | ({"machine": schema.to_dict(report)} if report is not None else {})
+            )
+        )
     else:
         if report is not None:
             _print_report(report)
@@ -77,10 +100,15 @@ def calibrate(
 
 def measurements(
     accept: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Let it teach: one that was held, excluded or deleted.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Let it teach: one that was held, excluded or deleted."),
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="It teaches nothing from now on.")] = None,
-    delete: Annotated[list[str] | None, typer.Option(metavar="ID", help="The same, and lists leave it out.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="It teaches nothing from now on.")
+    ] = None,
+    delete: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="The same, and lists leave it out.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="Only of this GPU.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
     framework: Annotated[str | None, typer.Option(help="Only of this framework.")] = None,
@@ -104,10 +132,17 @@ def measurements(
     ]
     with closing(open_store()) as store:
         for _, identity in changes:
-            store.get_measurement(measurement_id=identity)  # nothing is changed where one is unknown
-        changed = [store.set_measurement_state(measurement_id=identity, state=wanted) for wanted, identity in changes]
+            store.get_measurement(
+                measurement_id=identity
+            )  # nothing is changed where one is unknown
+        changed = [
+            store.set_measurement_state(measurement_id=identity, state=wanted)
+            for wanted, identity in changes
+        ]
         made = learning.refit(store=store) if changed else ()
-        page = store.measurements(gpu=gpu, model=model, framework=framework, state=state, limit=limit)
+        page = store.measurements(
+            gpu=gpu, model=model, framework=framework, state=state, limit=limit
+        )
     shown = changed or page.items
     if as_json:
         rows = [schema.to_dict(record) | {"warnings": record.warnings} for record in shown]
@@ -117,7 +152,10 @@ def measurements(
     _print_measurements(shown)
     for each in made:
         if each.new:
-            typer.echo(f"calibration of {each.record.cluster_key}, {each.record.framework}: version {each.record.version}")
+            typer.echo(
+                f"calibration of {each.record.cluster_key}, {each.record.framework}: version "
+                f"{each.record.version}"
+            )
 
 
 def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
@@ -126,7 +164,10 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
 
     console = make_console()
     if not records:
-        console.print("no measurements: run `hp-tool tune`, or import some with `hp-tool calibrate --measurements FILE`")
+        console.print(
+            "no measurements: run `hp-tool tune`, or import some with `hp-tool calibrate "
+            "--measurements FILE`"
+        )
         return
     rows = []
     for record in records:
@@ -145,7 +186,17 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
                 off,
             )
         )
-    heads = ("id", "measured (UTC)", "state", "model", "GPU", "framework", "ended", "step", "error of the cost model")
+    heads = (
+        "id",
+        "measured (UTC)",
+        "state",
+        "model",
+        "GPU",
+        "framework",
+        "ended",
+        "step",
+        "error of the cost model",
+    )
     print_table(console, heads, rows, title="measurements, newest first", left=7)
     for record in records:
         for warning in record.warnings:
@@ -153,7 +204,8 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
 
 
 def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
-    """Store the measurement of every line that is in order, a repeated line once; of the others standard error says why not.
+    """Store the measurement of every line that is in order, a repeated line once; of the others
+    standard error says why not.
 
     With `hold` they teach nothing until someone accepts them.
     """
@@ -171,7 +223,9 @@ def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> 
         hold=hold,
     )
     for refused in imported.refused:
-        where = f" ({refused.field})" if refused.field and refused.field not in refused.message else ""
+        where = (
+            f" ({refused.field})" if refused.field and refused.field not in refused.message else ""
+        )
         typer.echo(f"line {refused.line} refused: {refused.message}{where}", err=True)
     for record in imported.stored:
         for warning in record.warnings:
@@ -186,12 +240,20 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
     console = make_console()
     if imported.stored or imported.refused:
         number = sum(record.state == "held" for record in imported.stored)
-        held_back = f", {number} of them held: see `hp-tool measurements --state held`" if number else ""
+        held_back = (
+            f", {number} of them held: see `hp-tool measurements --state held`" if number else ""
+        )
         refused = f", {counted(len(imported.refused), 'line')} refused" if imported.refused else ""
-        console.print(f"{counted(len(imported.stored), 'measurement')} stored{held_back}{refused}", highlight=False)
+        console.print(
+            f"{counted(len(imported.stored), 'measurement')} stored{held_back}{refused}",
+            highlight=False,
+        )
     if not made:
         if not quiet:
-            console.print("no measurements to calibrate with: run `hp-tool tune`, or import some with --measurements FILE")
+            console.print(
+                "no measurements to calibrate with: run `hp-tool tune`, or import some with "
+                "--measurements FILE"
+            )
         return
     rows = [
         (
@@ -206,7 +268,9 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
         for each in made
     ]
     heads = ("cluster", "software", "models", "version", "measurements", "before", "after")
-    title = "median error of step time: the cost model alone, and calibrated on the other measurements"
+    title = (
+        "median error of step time: the cost model alone, and calibrated on the other measurements"
+    )
     print_table(console, heads, rows, title=title, left=3)
 
 
@@ -214,8 +278,12 @@ def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.1%}"
 
 
-def _benchmark(name: str, *, launcher: str | None, precisions: Sequence[str] | None) -> MachineReport:
-    """Time the cluster's operations, check one training step, and store the profile for later estimates of this cluster."""
+def _benchmark(
+    name: str, *, launcher: str | None, precisions: Sequence[str] | None
+) -> MachineReport:
+    """Time the cluster's operations, check one training step, and store the profile for later
+    estimates of this cluster.
+    """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import save_machine_profile
     from hp_tool.learning import machine
@@ -224,12 +292,16 @@ def _benchmark(name: str, *, launcher: str | None, precisions: Sequence[str] | N
     cluster = catalog.cluster(name)
     check_profiled(cluster.gpu)
     cpu = cluster.gpu.kind == "cpu"
-    chosen = machine.checked_precisions(precisions or (("fp32",) if cpu else ("bf16",)), gpu=cluster.gpu)
+    chosen = machine.checked_precisions(
+        precisions or (("fp32",) if cpu else ("bf16",)), gpu=cluster.gpu
+    )
     engine = cluster_launcher(name, name=launcher)
     typer.echo(f"timing operations on {cluster.num_gpus} x {cluster.gpu.name} ...", err=True)
     report, _ = machine.benchmark_machine(cluster=cluster, launcher=engine, precisions=chosen)
     typer.echo("one real training step ...", err=True)
-    check = machine.check_step(cluster=cluster, launcher=engine, profile=report.profile, precision=chosen[0])
+    check = machine.check_step(
+        cluster=cluster, launcher=engine, profile=report.profile, precision=chosen[0]
+    )
     path = save_machine_profile(cluster.name, report.profile)
     typer.echo(f"stored in {path}", err=True)
     return replace(report, check=check)
@@ -244,7 +316,8 @@ def _print_report(report: MachineReport) -> None:
     print_table(console, ("fit", "operations", "median error"), rows, title=title, left=1)
     for each in report.outliers:
         console.print(
-            f"slow {each.kind}: {each.name} is {each.slowdown:.2f} times as slow as its peers ({each.operations} operations)",
+            f"slow {each.kind}: {each.name} is {each.slowdown:.2f} times as slow as its peers "
+            f"({each.operations} operations)",
             highlight=False,
             markup=False,
         )
@@ -252,7 +325,8 @@ def _print_report(report: MachineReport) -> None:
         console.print("preflight: no node, device or link is slower than its peers")
     if (check := report.check) is not None:
         console.print(
-            f"one training step ({check.what}): measured {check.measured_s * 1e3:.1f} ms; predicted "
+            f"one training step ({check.what}): measured {check.measured_s * 1e3:.1f} ms; "
+            "predicted "
             f"{check.before_s * 1e3:.1f} ms before ({check.before_s / check.measured_s - 1:+.1%}), "
             f"{check.after_s * 1e3:.1f} ms after ({check.after_s / check.measured_s - 1:+.1%})",
             highlight=False,

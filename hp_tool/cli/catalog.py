@@ -1,4 +1,6 @@
-"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: the names that a query may use, and what they stand for."""
+"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: the names that a query may use,
+and what they stand for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; lists all by default.")]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output; that of a single name is valid input.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object on standard output; that of a single name is valid input.",
+    ),
 ]
 
 _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalization"}
@@ -34,8 +40,26 @@ def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool.domain.query import OwnFile
 
     specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.names("models"))]
-    heads = ("model", "parameters", "active", "layers", "hidden", "heads", "KV heads", "experts", "MLP", "vocabulary")
-    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=map(_model_row, specs))
+    heads = (
+        "model",
+        "parameters",
+        "active",
+        "layers",
+        "hidden",
+        "heads",
+        "KV heads",
+        "experts",
+        "MLP",
+        "vocabulary",
+    )
+    _print(
+        specs,
+        single=name is not None,
+        as_json=as_json,
+        kind="models",
+        heads=heads,
+        rows=map(_model_row, specs),
+    )
 
 
 def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -43,8 +67,26 @@ def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
-    heads = ("gpu", "memory", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "NVLink GB/s", "network GB/s", "$/h", "lowest $/h", "tune")
-    _print(specs, single=name is not None, as_json=as_json, kind="gpus", heads=heads, rows=map(_gpu_row, specs))
+    heads = (
+        "gpu",
+        "memory",
+        "GB/s",
+        "bf16 TFLOP/s",
+        "fp8 TFLOP/s",
+        "NVLink GB/s",
+        "network GB/s",
+        "$/h",
+        "lowest $/h",
+        "tune",
+    )
+    _print(
+        specs,
+        single=name is not None,
+        as_json=as_json,
+        kind="gpus",
+        heads=heads,
+        rows=map(_gpu_row, specs),
+    )
 
 
 def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -52,27 +94,58 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool import catalog
 
     specs = [catalog.node_type(each) for each in ([name] if name else catalog.names("clusters"))]
-    heads = ("cluster", "gpu", "GPUs per node", "GPUs", "network GB/s per GPU", "$/GPU-hour", "fabric")
-    _print(specs, single=name is not None, as_json=as_json, kind="clusters", heads=heads, rows=map(_cluster_row, specs))
+    heads = (
+        "cluster",
+        "gpu",
+        "GPUs per node",
+        "GPUs",
+        "network GB/s per GPU",
+        "$/GPU-hour",
+        "fabric",
+    )
+    _print(
+        specs,
+        single=name is not None,
+        as_json=as_json,
+        kind="clusters",
+        heads=heads,
+        rows=map(_cluster_row, specs),
+    )
 
 
 def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the recipes that training.recipe may name, or show what one sets, and for which trainings."""
+    """List the recipes that training.recipe may name, or show what one sets, and for which
+    trainings.
+    """
     from hp_tool.training.recipes import recipe
     from hp_tool.training.recipes import recipes as all_recipes
 
     shown = [recipe(name, field="name")] if name else all_recipes()
     if name is None or as_json:
-        _print(shown, single=name is not None, as_json=as_json, kind="recipes", heads=("recipe", "description"), rows=(
-            (each.name, each.description) for each in shown
-        ))  # fmt: skip
+        _print(
+            shown,
+            single=name is not None,
+            as_json=as_json,
+            kind="recipes",
+            heads=("recipe", "description"),
+            rows=((each.name, each.description) for each in shown),
+        )
         return
-    typer.echo(f"{shown[0].description}\nsource: {shown[0].source}\nLater rows win, and what a query writes wins over all.")
-    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in shown[0].rules], text=True)
+    typer.echo(
+        f"{shown[0].description}\nsource: {shown[0].source}\nLater rows win, and what a query "
+        "writes wins over all."
+    )
+    _table(
+        ("for", "sets"),
+        [(rule.conditions or "every training", rule.settings) for rule in shown[0].rules],
+        text=True,
+    )
 
 
 def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the registered training commands that a search's `trainer` may name, or show one with its command."""
+    """List the registered training commands that a search's `trainer` may name, or show one with
+    its command.
+    """
     from hp_tool.trainers.command import registered_trainer, registered_trainers
 
     if name is None:
@@ -94,7 +167,11 @@ def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps(shown))
     else:
-        _table(("field", "value"), [(key, str(value)) for key, value in shown.items() if value], text=True)
+        _table(
+            ("field", "value"),
+            [(key, str(value)) for key, value in shown.items() if value],
+            text=True,
+        )
 
 
 def _model_row(spec: ModelSpec) -> Sequence[str]:
@@ -102,7 +179,9 @@ def _model_row(spec: ModelSpec) -> Sequence[str]:
 
     experts = f"{spec.num_experts}, top {spec.num_experts_per_tok}" if spec.num_experts else ""
     total, active = (f"{count / 1e9:.4g} B" for count in catalog.parameter_counts(spec).values())
-    sizes = map(str, (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads))
+    sizes = map(
+        str, (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads)
+    )
     return (spec.name, total, active, *sizes, experts, str(spec.ffn_size), str(spec.vocab_size))
 
 
@@ -141,16 +220,28 @@ def _scaled(value: float | None, unit: float) -> str:
 
 
 def fields(
-    words: Annotated[str | None, typer.Argument(help="Words of a field's path, label or help; lists all by default.")] = None,
+    words: Annotated[
+        str | None,
+        typer.Argument(help="Words of a field's path, label or help; lists all by default."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the fields of a query that forms show: path, label, values, and what holds where they are left out."""
+    """List the fields of a query that forms show: path, label, values, and what holds where they
+    are left out.
+    """
     from hp_tool.queries.shown import sections
 
-    known = {field.name: field for kind in ("training", "inference") for one in sections(kind) for field in one.fields}
+    known = {
+        field.name: field
+        for kind in ("training", "inference")
+        for one in sections(kind)
+        for field in one.fields
+    }
     wanted = (words or "").casefold().split()
     rows = [
-        each for each in known.values() if all(word in f"{each.name} {each.label} {each.help}".casefold() for word in wanted)
+        each
+        for each in known.values()
+        if all(word in f"{each.name} {each.label} {each.help}".casefold() for word in wanted)
     ]
     if as_json:
         typer.echo(json.dumps({"items": [dataclasses.asdict(each) for each in rows]}))
@@ -160,14 +251,24 @@ def fields(
 
 
 def _print(
-    specs: Sequence[Spec], *, single: bool, as_json: bool, kind: Kind, heads: Sequence[str], rows: Iterable[Sequence[str]]
+    specs: Sequence[Spec],
+    *,
+    single: bool,
+    as_json: bool,
+    kind: Kind,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
     if as_json:
         items = [dataclasses.asdict(spec) | _counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
     elif single:
-        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()], text=True)
+        _table(
+            ("field", "value"),
+            [(key, str(value)) for key, value in _fields(specs[0], kind).items()],
+            text=True,
+        )
     else:
         _table(heads, rows, text=kind in ("recipes", "trainers"))
 
@@ -183,8 +284,14 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
 
     shown = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
     if isinstance(spec, ModelSpec):
-        usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
-        shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
+        usual = {
+            field.name: field.default
+            for field in dataclasses.fields(spec)
+            if field.name not in _ALWAYS_SHOWN
+        }
+        shown = {
+            key: value for key, value in shown.items() if key not in usual or value != usual[key]
+        }
         if spec.blocks is not None:
             shown["blocks"] = "; ".join(map(str, spec.blocks))
         total, active = _counts(spec).values()
@@ -195,8 +302,14 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
         entry = catalog.entry(kind, spec.name)
     except NotFoundError:
         return shown
-    metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
-    metadata |= {f"checkpoints in {kind}": ", ".join(ids) for kind, ids in entry.checkpoints.items()}
+    metadata = {
+        "aliases": ", ".join(entry.aliases),
+        "published parameters": entry.parameters,
+        "source": entry.source,
+    }
+    metadata |= {
+        f"checkpoints in {kind}": ", ".join(ids) for kind, ids in entry.checkpoints.items()
+    }
     return shown | {key: value for key, value in metadata.items() if value}
 
 

@@ -1,4 +1,6 @@
-"""`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and this host work."""
+"""`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and
+this host work.
+"""
 
 import json
 import sys
@@ -16,7 +18,8 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         "--database-url",
-        help="sqlite:///FILE or postgresql://...; default HP_DATABASE_URL, else a file in the user's data folder.",
+        help="sqlite:///FILE or postgresql://...; default HP_DATABASE_URL, else a file in the "
+        "user's data folder.",
     ),
 ]
 
@@ -36,11 +39,18 @@ db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy t
 
 @db.command()
 def upgrade(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upgrade a SQLite file although a worker is at work on it.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Upgrade a SQLite file although a worker is at work on it."
+        ),
+    ] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside itself first."""
+    """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside
+    itself first.
+    """
     require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.errors import ConflictError
@@ -63,11 +73,16 @@ def upgrade(
 
 @db.command()
 def downgrade(
-    revision: Annotated[str, typer.Argument(help="Schema version to go back to, as `hp-tool db current` of it says.")],
+    revision: Annotated[
+        str,
+        typer.Argument(help="Schema version to go back to, as `hp-tool db current` of it says."),
+    ],
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take the schema back to an older version, for an older hp-tool; refused where it would lose something, which is named."""
+    """Take the schema back to an older version, for an older hp-tool; refused where it would lose
+    something, which is named.
+    """
     require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.store import upgrades
@@ -78,7 +93,11 @@ def downgrade(
 
 
 def _echo_schema(place: str, revision: str, *, as_json: bool) -> None:
-    typer.echo(json.dumps({"database": place, "current": revision}) if as_json else f"{place} has schema {revision}")
+    typer.echo(
+        json.dumps({"database": place, "current": revision})
+        if as_json
+        else f"{place} has schema {revision}"
+    )
 
 
 @db.command()
@@ -90,7 +109,10 @@ def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None
 
     url = store.database_url(database_url)
     state = {"database": store.masked(url), "current": schema.current(url), "head": schema.HEAD}
-    line = f"{state['database']} has schema {state['current'] or 'none'}; this version needs {state['head']}"
+    line = (
+        f"{state['database']} has schema {state['current'] or 'none'}; this version needs "
+        f"{state['head']}"
+    )
     typer.echo(json.dumps(state) if as_json else line)
 
 
@@ -120,39 +142,55 @@ def copy(
     from hp_tool.store import maintenance
 
     rows = maintenance.copy(source=source, target=target)
-    line = "copied " + ", ".join(f"{number} {name.removeprefix('hp_')}" for name, number in rows.items())
+    line = "copied " + ", ".join(
+        f"{number} {name.removeprefix('hp_')}" for name, number in rows.items()
+    )
     typer.echo(json.dumps({"rows": rows}) if as_json else line)
 
 
 @db.command()
 def prune(
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Events, audit rows, idempotency keys, ends of logs older than this.")
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            help="Events, audit rows, idempotency keys, ends of logs older than this.",
+        ),
     ] = None,
     searches_older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Searches that ended longer ago, with their runs and folders.")
+        float | None,
+        typer.Option(
+            metavar="DAYS", help="Searches that ended longer ago, with their runs and folders."
+        ),
     ] = None,
     keep_searches: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="All but so many ended searches, the newest ones.")
+        int | None,
+        typer.Option(metavar="NUMBER", help="All but so many ended searches, the newest ones."),
     ] = None,
     folders_older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Folders on this host of runs that ended longer ago.")
+        float | None,
+        typer.Option(metavar="DAYS", help="Folders on this host of runs that ended longer ago."),
     ] = None,
     keep_folders: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="All but so many of these folders, the newest ones.")
+        int | None,
+        typer.Option(metavar="NUMBER", help="All but so many of these folders, the newest ones."),
     ] = None,
     measurements_older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Measurements, which otherwise stay whatever else goes.")
+        float | None,
+        typer.Option(metavar="DAYS", help="Measurements, which otherwise stay whatever else goes."),
     ] = None,
     watches_older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Watched jobs whose last report is older than this.")
+        float | None,
+        typer.Option(metavar="DAYS", help="Watched jobs whose last report is older than this."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and delete nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what would go, and delete nothing.")
+    ] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what is old: what the flags name, else what a worker's HP_RETENTION_... settings do. Nothing that ended within a
-    day goes, no folder of an unfinished run, and no calibration.
+    """Delete what is old: what the flags name, else what a worker's HP_RETENTION_... settings do.
+    Nothing that ended within a day goes, no folder of an unfinished run, and no calibration.
     """
     require("search", by="`hp-tool db`")
     from hp_tool import store as stores
@@ -173,7 +211,9 @@ def prune(
     rules = retention.checked(named, names=PRUNE_FLAGS) if named else retention.retention_settings()
     if not rules:
         variables = ", ".join(retention.VARIABLES.values())
-        raise InputError(f"nothing says what is old: give {', '.join(PRUNE_FLAGS.values())}, or set {variables}")
+        raise InputError(
+            f"nothing says what is old: give {', '.join(PRUNE_FLAGS.values())}, or set {variables}"
+        )
     url = stores.database_url(database_url)
     with closing(stores.open_store(url)) as store:
         counted = tuning.prune(store=store, database_url=url, retention=rules, dry_run=dry_run)
@@ -186,7 +226,9 @@ def prune(
 
 
 def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1 if a check fails."""
+    """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1
+    if a check fails.
+    """
     from hp_tool.diagnostics import examine
 
     checks = examine(database_url=database_url)

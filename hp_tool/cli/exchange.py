@@ -1,4 +1,6 @@
-"""`hp-tool export RESULT` writes another tool's configuration; `hp-tool import COMMAND` reads one and assesses it."""
+"""`hp-tool export RESULT` writes another tool's configuration; `hp-tool import COMMAND` reads one
+and assesses it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FormatsCommand(TyperCommand):
-    """A command whose help lists the formats: they are loaded when it is called, not when the command line starts."""
+    """A command whose help lists the formats: they are loaded when it is called, not when the
+    command line starts.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, with the formats' names in the help of --format."""
@@ -40,26 +44,37 @@ def export(
         str,
         typer.Argument(
             metavar="RESULT",
-            help="Output of recommend, estimate or tune with --json, a query, or a search's id; - reads standard input.",
+            help="Output of recommend, estimate or tune with --json, a query, or a search's id; - "
+            "reads standard input.",
         ),
     ],
     format: Annotated[str | None, typer.Option("--format", help="{writable}.")] = None,
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
     tool: Annotated[
         str | None,
-        typer.Option("--for", metavar="FORMAT", help="Rank again among what this format's tool runs, and say what that costs."),
+        typer.Option(
+            "--for",
+            metavar="FORMAT",
+            help="Rank again among what this format's tool runs, and say what that costs.",
+        ),
     ] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Print the configuration as another tool's flags or file; an option that the tool lacks is an error that names it."""
+    """Print the configuration as another tool's flags or file; an option that the tool lacks is an
+    error that names it.
+    """
     from hp_tool.exchange import export_for, exported
     from hp_tool.queries import schema
 
     if (tool is None) == (format is None):
-        raise InputError("say --format FORMAT, or --for FORMAT to rank again for it", field="--format")
+        raise InputError(
+            "say --format FORMAT, or --for FORMAT to rank again for it", field="--format"
+        )
     content = _search_result(result) or queries.read_mapping(result)
     if tool is None:
-        chosen = exported(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
+        chosen = exported(
+            result=content, format=format or "", rank=rank, read=schema.parse_own_query
+        )
     else:
         chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
     for note in filter(None, (chosen.cost_in_words(), *chosen.notes)):
@@ -72,7 +87,9 @@ def export(
 
 
 def _search_result(name: str) -> dict[str, Any] | None:
-    """The result of the search that has this id in the local database; None for what is no id, or a file of this name."""
+    """The result of the search that has this id in the local database; None for what is no id, or a
+    file of this name.
+    """
     if not _SEARCH_ID.fullmatch(name) or Path(name).exists():
         return None
     require("search", by="`hp-tool export` of a search")
@@ -81,7 +98,9 @@ def _search_result(name: str) -> dict[str, Any] | None:
     with closing(open_store(database_url())) as store:
         record = store.get_search(search_id=name)
     if record.result is None:
-        raise InputError(f"search {name} is {record.state} and has no result to export", field="result")
+        raise InputError(
+            f"search {name} is {record.state} and has no result to export", field="result"
+        )
     return {**record.result, "query": record.query}  # which results of earlier versions lack
 
 
@@ -91,17 +110,25 @@ def import_(
         str,
         typer.Argument(
             metavar="CONFIGURATION",
-            help="A launch script, a configuration file, or a log that begins with Megatron's arguments; - is standard input.",
+            help="A launch script, a configuration file, or a log that begins with Megatron's "
+            "arguments; - is standard input.",
         ),
     ],
     log: Annotated[
-        str | None, typer.Option(help="The run's log, for step times, memory, and what the script leaves open.")
+        str | None,
+        typer.Option(
+            help="The run's log, for step times, memory, and what the script leaves open."
+        ),
     ] = None,
-    format: Annotated[str | None, typer.Option("--format", help="{readable}; guessed by default.")] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="{readable}; guessed by default.")
+    ] = None,
     variable: Annotated[
         list[str] | None,
         typer.Option(
-            "--var", metavar="NAME=VALUE", help="A variable of the script's environment; 1=... is its first argument."
+            "--var",
+            metavar="NAME=VALUE",
+            help="A variable of the script's environment; 1=... is its first argument.",
         ),
     ] = None,
     file: Annotated[
@@ -109,18 +136,27 @@ def import_(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="A file that the script sources or names: FILE, or NAME=FILE; those beside it are found.",
+            help="A file that the script sources or names: FILE, or NAME=FILE; those beside it are "
+            "found.",
         ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="FLAG", help="A flag or key to pass over, as it costs neither time nor memory."),
+        typer.Option(
+            "--ignore",
+            metavar="FLAG",
+            help="A flag or key to pass over, as it costs neither time nor memory.",
+        ),
     ] = None,
-    query_only: Annotated[bool, typer.Option("--query", help="Print the query as YAML and stop.")] = False,
+    query_only: Annotated[
+        bool, typer.Option("--query", help="Print the query as YAML and stop.")
+    ] = False,
     search_only: Annotated[
         bool,
         typer.Option(
-            "--search", help="Print the query of a search for a better one, compared with this one (search.baseline), and stop."
+            "--search",
+            help="Print the query of a search for a better one, compared with this one "
+            "(search.baseline), and stop.",
         ),
     ] = False,
     model: queries.Model = None,
@@ -131,8 +167,9 @@ def import_(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Assess what you run: its prediction, the gap to its log, and the best configuration for the same work, as a diff of
-    flags."""
+    """Assess what you run: its prediction, the gap to its log, and the best configuration for the
+    same work, as a diff of flags.
+    """
     import yaml
 
     from hp_tool.cli.beside import files_beside
@@ -149,13 +186,22 @@ def import_(
     beside = {} if command == "-" else files_beside(Path(command), text)
     try:
         reading = read_configuration(
-            text, format=format, num_gpus=num_gpus, overrides=changes, variables=_pairs(variable, "--var"),
+            text,
+            format=format,
+            num_gpus=num_gpus,
+            overrides=changes,
+            variables=_pairs(variable, "--var"),
             files=_by_own_names(beside) | _files(file),
-            ignore=ignore or (), log=lines,
-        )  # fmt: skip
+            ignore=ignore or (),
+            log=lines,
+        )
     except ImportRefusedError as error:
         if as_json:
-            typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **error.details, "changes": []}))
+            typer.echo(
+                schema.to_json(
+                    {"status": "error", "error": error.as_dict(), **error.details, "changes": []}
+                )
+            )
         raise
     parsed = schema.parse_own_query(reading.query)
     if query_only or search_only:
@@ -203,14 +249,16 @@ def _print(assessment: Assessment) -> None:
 
     console = make_console()
     console.print(
-        f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over"
+        f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; "
+        f"{len(assessment.ignored)} passed over"
     )
     reasons = Counter(each.reason for each in assessment.ignored)
     for reason, count in reasons.most_common():
         names = [each.flag for each in assessment.ignored if each.reason == reason]
         more = f" and {count - 6} more" if count > 6 else ""
         console.print(
-            f"  passed over, {reason}: {', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
+            f"  passed over, {reason}: "
+            f"{', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
             markup=False,
         )
     console.print("[bold]prediction[/bold]")
@@ -222,9 +270,13 @@ def _print(assessment: Assessment) -> None:
         console.print("[bold]in the log[/bold]")
         if logged.step_s is not None:
             gap = (
-                "" if assessment.step_gap_fraction is None else f", {assessment.step_gap_fraction:+.1%} against the prediction"
+                ""
+                if assessment.step_gap_fraction is None
+                else f", {assessment.step_gap_fraction:+.1%} against the prediction"
             )
-            console.print(f"step time {duration(logged.step_s)} (median of {logged.steps} logged){gap}")
+            console.print(
+                f"step time {duration(logged.step_s)} (median of {logged.steps} logged){gap}"
+            )
         for name in ("allocated", "reserved"):
             if (size := getattr(logged, f"{name}_bytes")) is not None:
                 console.print(f"peak {name} memory {gib(size)}")
@@ -244,18 +296,33 @@ def _print(assessment: Assessment) -> None:
     if isinstance(best, Estimate):
         console.print(arithmetic(assessment.better.parallel))  # type: ignore[arg-type]
         assert best.time is not None and best.memory is not None  # recommendations have both
-        console.print(f"step time {duration(best.time.step_s)}{gain}, memory {gib(best.memory.total_bytes)}")
+        console.print(
+            f"step time {duration(best.time.step_s)}{gain}, memory {gib(best.memory.total_bytes)}"
+        )
         if assessment.switched_on:
-            console.print(f"by overlapping communication that the command leaves exposed: {', '.join(assessment.switched_on)}")
+            console.print(
+                "by overlapping communication that the command leaves exposed: "
+                f"{', '.join(assessment.switched_on)}"
+            )
         rows = [
             (name.replace("_", " "), f"{seconds:+.3f}")
-            for name, seconds in sorted(assessment.parts_gained_s.items(), key=lambda item: -abs(item[1]))
+            for name, seconds in sorted(
+                assessment.parts_gained_s.items(), key=lambda item: -abs(item[1])
+            )
             if abs(seconds) >= 1e-3 * best.time.step_s
         ]
-        print_table(console, ("part", "seconds saved per step"), rows, title="where the gain comes from", left=1)
+        print_table(
+            console,
+            ("part", "seconds saved per step"),
+            rows,
+            title="where the gain comes from",
+            left=1,
+        )
     else:
         console.print(serving_arithmetic(assessment.better.parallel, replicas=best.replicas))  # type: ignore[arg-type]
-        console.print(f"{best.output_tokens_per_second_per_gpu or 0.0:,.0f} output tokens/s/GPU{gain}")
+        console.print(
+            f"{best.output_tokens_per_second_per_gpu or 0.0:,.0f} output tokens/s/GPU{gain}"
+        )
     console.print("[bold]what to change[/bold]")
     for change in assessment.changes:
         for sign, value in (("-", change["from"]), ("+", change["to"])):

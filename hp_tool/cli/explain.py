@@ -1,4 +1,6 @@
-"""`hp-tool explain TRACE...`: where the seconds of recorded steps went, beside where they should have gone."""
+"""`hp-tool explain TRACE...`: where the seconds of recorded steps went, beside where they should
+have gone.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,23 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Traces of torch.profiler, one for each rank, gzip or not, reports of Nsight Systems exported to SQLite, "
+            help="Traces of torch.profiler, one for each rank, gzip or not, reports of Nsight "
+            "Systems exported to SQLite, "
             "or one log with Megatron's timers.",
         ),
     ],
     query: Annotated[
-        str | None, typer.Option("--query", metavar="FILE", help="The query of the configuration that was recorded.")
+        str | None,
+        typer.Option(
+            "--query", metavar="FILE", help="The query of the configuration that was recorded."
+        ),
     ] = None,
     script: Annotated[
         str | None,
         typer.Option(
-            "--import", metavar="SCRIPT", help="Its launch script or configuration file, as `hp-tool import` reads it."
+            "--import",
+            metavar="SCRIPT",
+            help="Its launch script or configuration file, as `hp-tool import` reads it.",
         ),
     ] = None,
     model: queries.Model = None,
@@ -51,13 +59,16 @@ def explain(
         bool,
         typer.Option(
             "--learn",
-            help="Store the step and its parts as a measurement, and fit the calibration anew. A trace of another device, "
-            "number of ranks or model, or without a backward pass or an optimizer step, is refused.",
+            help="Store the step and its parts as a measurement, and fit the calibration anew. A "
+            "trace of another device, "
+            "number of ranks or model, or without a backward pass or an optimizer step, is "
+            "refused.",
         ),
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Split recorded steps into the parts of a prediction, and say which differ from it, why, and what would win how much.
+    """Split recorded steps into the parts of a prediction, and say which differ from it, why, and
+    what would win how much.
 
     Without a query, ranks and groups are held against each other alone.
     """
@@ -76,9 +87,14 @@ def explain(
     elif query is not None or any(value is not None for value in flags.values()) or settings:
         parsed = queries.read_query(query, flags, settings)
     if learn and parsed is None:
-        raise InputError("--learn needs the configuration that was recorded: give --query or --import", field="--learn")
+        raise InputError(
+            "--learn needs the configuration that was recorded: give --query or --import",
+            field="--learn",
+        )
     if learn and is_log(traces[0]):
-        raise InputError("timers of a log do not tell every part; --learn needs a trace", field="--learn")
+        raise InputError(
+            "timers of a log do not tell every part; --learn needs a trace", field="--learn"
+        )
     answer = explain_files(traces, query=parsed, tool=tool)
     if as_json:
         typer.echo(schema.to_json(answer))
@@ -91,7 +107,8 @@ def explain(
 
 
 def _learn(answer: Explanation) -> None:
-    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report on standard error what became of it.
+    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report on
+    standard error what became of it.
 
     Raises InputError if the trace is not of the query's training.
     """
@@ -100,7 +117,10 @@ def _learn(answer: Explanation) -> None:
     from hp_tool.extras import require
 
     if answer.teaches == "refused":
-        raise InputError(f"not learned, the trace is not of the query's training: {reasons(answer.checks)}", field="--learn")
+        raise InputError(
+            f"not learned, the trace is not of the query's training: {reasons(answer.checks)}",
+            field="--learn",
+        )
     require("search", by="`hp-tool explain --learn`")
     from hp_tool import learning
     from hp_tool.store import open_store
@@ -110,10 +130,14 @@ def _learn(answer: Explanation) -> None:
         imported = import_lines(store, [json.dumps(answer.report).encode()], hold=hold)
         learning.calibrate(store=store)
     for record in imported.stored:
-        typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
+        typer.echo(
+            f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`",
+            err=True,
+        )
         if hold and record.state == "held":
             typer.echo(
-                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of the query's training, apply "
+                f"held, because the trace cannot be checked: {reasons(answer.checks)}. If it is of "
+                "the query's training, apply "
                 f"it with `hp-tool measurements --accept {record.id}`",
                 err=True,
             )
@@ -121,7 +145,9 @@ def _learn(answer: Explanation) -> None:
         raise typer.Exit(2)
 
 
-def _imported(script: str, flags: dict[str, object], settings: list[str] | None) -> tuple[Query, str]:
+def _imported(
+    script: str, flags: dict[str, object], settings: list[str] | None
+) -> tuple[Query, str]:
     """The query of a launch script, and the tool that it is of."""
     from hp_tool.cli.beside import files_beside
     from hp_tool.exchange import read_configuration
@@ -133,7 +159,9 @@ def _imported(script: str, flags: dict[str, object], settings: list[str] | None)
     names = {Path(name).name: value for name, value in reversed(beside.items())} | beside
     devices = flags.get("num_gpus")
     changes = queries.overrides(flags | {"num_gpus": None}, settings)
-    reading = read_configuration(text, num_gpus=devices if isinstance(devices, int) else None, overrides=changes, files=names)
+    reading = read_configuration(
+        text, num_gpus=devices if isinstance(devices, int) else None, overrides=changes, files=names
+    )
     return schema.parse_own_query(reading.query), reading.tool
 
 
@@ -145,52 +173,79 @@ def _print(answer: Explanation) -> None:
     console = make_console()
     step = answer.critical
     work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
-    what = (
-        f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
-    )
+    what = f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"  # noqa: E501
     waits = ", which others wait for" if len(answer.ranks) > 1 else ""
     console.print(
-        f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time {duration(answer.step_s)} on rank "
+        f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time "
+        f"{duration(answer.step_s)} on rank "
         f"{answer.critical_rank}{waits}",
         highlight=False,
     )
     predicted = {row.part: row.predicted_s for row in answer.differences}
     rows = []
     for part, seconds in step.parts_s.items():
-        if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) < LEAST_CHANGE * answer.step_s:
+        if (
+            max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0))
+            < LEAST_CHANGE * answer.step_s
+        ):
             continue
         shown = [part.replace("_", " "), f"{seconds * 1e3:,.1f}"]
         if predicted:
             shown += [f"{predicted[part] * 1e3:,.1f}", f"{(seconds - predicted[part]) * 1e3:+,.1f}"]
-        rows.append((*shown, f"{step.hidden_s[part] * 1e3:,.1f}" if step.hidden_s.get(part) else "-"))
+        rows.append(
+            (*shown, f"{step.hidden_s[part] * 1e3:,.1f}" if step.hidden_s.get(part) else "-")
+        )
     total = ["step", f"{answer.step_s * 1e3:,.1f}"]
     if predicted:
         sum_s = sum(predicted.values())
         total += [f"{sum_s * 1e3:,.1f}", f"{(answer.step_s - sum_s) * 1e3:+,.1f}"]
-    heads = ("part", "measured, ms", *(("predicted, ms", "difference, ms") if predicted else ()), "hidden, ms")
-    print_table(console, heads, [*rows, (*total, "-")], title=f"one step on rank {answer.critical_rank}", left=1)
+    heads = (
+        "part",
+        "measured, ms",
+        *(("predicted, ms", "difference, ms") if predicted else ()),
+        "hidden, ms",
+    )
+    print_table(
+        console,
+        heads,
+        [*rows, (*total, "-")],
+        title=f"one step on rank {answer.critical_rank}",
+        left=1,
+    )
     _print_predicted(console, answer.estimate)
     if len(answer.ranks) > 1:
         _print_ranks(answer)
     if answer.links:
         _print_links(answer)
     if answer.matmul_flops_per_second is not None:
-        share = "" if answer.tensor_core_share is None else f", {answer.tensor_core_share:.0%} of the device's peak"
-        console.print(f"matmuls: {answer.matmul_flops_per_second / 1e12:,.1f} TFLOP/s while they run{share}", highlight=False)
+        share = (
+            ""
+            if answer.tensor_core_share is None
+            else f", {answer.tensor_core_share:.0%} of the device's peak"
+        )
+        console.print(
+            f"matmuls: {answer.matmul_flops_per_second / 1e12:,.1f} TFLOP/s while they run{share}",
+            highlight=False,
+        )
     if not answer.findings:
         console.print("nothing to say: no rank, group or part is out of line")
     for number, finding in enumerate(answer.findings, start=1):
         console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
     for each in answer.suggestions:
-        console.print(f"[bold]{each.change}[/bold] would win {win(each)}, mostly of {PARTS[each.part]}", highlight=False)
+        console.print(
+            f"[bold]{each.change}[/bold] would win {win(each)}, mostly of {PARTS[each.part]}",
+            highlight=False,
+        )
         for flag in each.flags:
             for sign, value in (("-", flag["from"]), ("+", flag["to"])):
                 if value is not None:
                     separator = " " if str(flag["flag"]).startswith("-") else "="
                     console.print(
                         f"{sign} {flag['flag']}{separator + value if value else ''}",
-                        markup=False, highlight=False, soft_wrap=True,
-                    )  # fmt: skip
+                        markup=False,
+                        highlight=False,
+                        soft_wrap=True,
+                    )
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
@@ -198,7 +253,9 @@ def _print_predicted(console: Console, estimate: Estimate | None) -> None:
     from hp_tool.render.words import arithmetic
 
     if estimate is not None and estimate.parallel is not None:
-        console.print(f"predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True
+        )
 
 
 def _print_log(answer: LoggedExplanation) -> None:
@@ -213,13 +270,21 @@ def _print_log(answer: LoggedExplanation) -> None:
             WORDS[each.part],
             *(
                 "-" if seconds is None else f"{seconds * 1e3:,.1f}"
-                for seconds in ((each.measured_s, each.predicted_s) if beside else (each.measured_s,))
+                for seconds in (
+                    (each.measured_s, each.predicted_s) if beside else (each.measured_s,)
+                )
             ),
         )
         for each in answer.parts
     ]
     heads = ("part", "measured, ms", *(("predicted, ms",) if beside else ()))
-    print_table(console, heads, rows, title=f"a step of {duration(answer.step_s)}, by Megatron's timers", left=1)
+    print_table(
+        console,
+        heads,
+        rows,
+        title=f"a step of {duration(answer.step_s)}, by Megatron's timers",
+        left=1,
+    )
     _print_predicted(console, answer.estimate)
     spreads = [
         (
@@ -230,7 +295,13 @@ def _print_log(answer: LoggedExplanation) -> None:
         )
         for each in answer.timers
     ]
-    print_table(console, ("timer", "shortest, ms", "longest, ms", "on rank"), spreads, title="over all ranks", left=1)
+    print_table(
+        console,
+        ("timer", "shortest, ms", "longest, ms", "on rank"),
+        spreads,
+        title="over all ranks",
+        left=1,
+    )
     for number, finding in enumerate(answer.findings, start=1):
         console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
 
@@ -256,7 +327,9 @@ def _print_ranks(answer: Explanation) -> None:
         for each in sorted(answer.ranks, key=lambda each: -each.own_s)[:16]
     ]
     heads = ("rank", "step, ms", "computes, ms", "waits, ms", "nothing runs, ms", "host late, ms")
-    print_table(make_console(), heads, rows, title="ranks, those that others wait for first", left=1)
+    print_table(
+        make_console(), heads, rows, title="ranks, those that others wait for first", left=1
+    )
 
 
 def _print_links(answer: Explanation) -> None:
@@ -274,4 +347,10 @@ def _print_links(answer: Explanation) -> None:
         for each in answer.links[:12]
     ]
     heads = ("collective", "ranks", "a step", "MB each", "ms a step", "GB/s")
-    print_table(make_console(), heads, rows, title="collectives of that rank, waits left out; bus bandwidth", left=1)
+    print_table(
+        make_console(),
+        heads,
+        rows,
+        title="collectives of that rank, waits left out; bus bandwidth",
+        left=1,
+    )

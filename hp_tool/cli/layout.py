@@ -1,4 +1,6 @@
-"""Tables that fit the screen: one line a row, columns left out where it is narrow, and a legend of the letters below."""
+"""Tables that fit the screen: one line a row, columns left out where it is narrow, and a legend of
+the letters below.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,16 +22,20 @@ PIPE_WIDTH = 10_000
 class _Console(Console):
     """A console whose texts cannot steer the terminal."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Standard output or error. A file or a pipe gets every column and unbroken lines, unless COLUMNS says how wide it is.
+    """Standard output or error. A file or a pipe gets every column and unbroken lines, unless
+    COLUMNS says how wide it is.
 
-    FORCE_COLOR and TERM are rich's: https://rich.readthedocs.io/en/stable/console.html#environment-variables;
-    NO_COLOR leaves out bold letters too.
+    FORCE_COLOR and TERM are rich's:
+    https://rich.readthedocs.io/en/stable/console.html#environment-variables; NO_COLOR leaves out
+    bold letters too.
     """
     colors = None if os.environ.get("NO_COLOR") else "auto"
     console = _Console(stderr=stderr, color_system=colors)  # type: ignore[arg-type]
@@ -39,9 +45,15 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def print_columns(
-    console: Console, columns: Sequence[Column], *, title: str | None = None, bold_first: bool = False, legend: bool = True
+    console: Console,
+    columns: Sequence[Column],
+    *,
+    title: str | None = None,
+    bold_first: bool = False,
+    legend: bool = True,
 ) -> None:
-    """A table of the columns that fit. Where not all do, those whose rows agree become one line; then columns are left out.
+    """A table of the columns that fit. Where not all do, those whose rows agree become one line;
+    then columns are left out.
 
     `legend`: explain the letters of the heads; False where the same table was printed just before.
     """
@@ -62,11 +74,19 @@ def print_columns(
     console.print(_table(shown, gap=gap, bold_first=bold_first))
     if agreed:
         console.print(
-            "every row: " + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(agreed)), highlight=False
+            "every row: "
+            + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(agreed)),
+            highlight=False,
         )
     if dropped:
-        console.print(f"left out on a narrow screen: {', '.join(c.head for c in dropped)}", style="dim", highlight=False)
-    if legend and (letters := [f"{c.head}: {c.meaning}" for c in columns if c.meaning and c not in dropped]):
+        console.print(
+            f"left out on a narrow screen: {', '.join(c.head for c in dropped)}",
+            style="dim",
+            highlight=False,
+        )
+    if legend and (
+        letters := [f"{c.head}: {c.meaning}" for c in columns if c.meaning and c not in dropped]
+    ):
         console.print("; ".join(letters), style="dim", highlight=False)
 
 
@@ -79,7 +99,9 @@ def print_table(
     left: int = 0,
     wrap: bool = False,
 ) -> None:
-    """A table whose first `left` columns are text. On a narrow screen the last columns go first; with `wrap` all stay."""
+    """A table whose first `left` columns are text. On a narrow screen the last columns go first;
+    with `wrap` all stay.
+    """
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
         Column(head=head, cells=tuple(column), left=number < left, drop=0 if wrap else number)
@@ -93,19 +115,33 @@ def _fits(console: Console, columns: Sequence[Column], *, gap: int) -> bool:
 
 
 def table_width(columns: Sequence[Column], *, gap: int) -> int:
-    """Return the cells of a line that is not folded: the widest text of each column, and the gaps between."""
+    """Return the cells of a line that is not folded: the widest text of each column, and the gaps
+    between.
+    """
     texts = ((*column.cells, column.head, column.unit) for column in columns)
-    widths = [max(cell_len(line) for text in each for line in (text.splitlines() or [""])) for each in texts]
+    widths = [
+        max(cell_len(line) for text in each for line in (text.splitlines() or [""]))
+        for each in texts
+    ]
     return sum(widths) + gap * (len(widths) - 1)
 
 
 def _table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:
-    two_lines = any(column.unit for column in columns)  # a rule below them; the lines of a list are names for other programs
+    two_lines = any(
+        column.unit for column in columns
+    )  # a rule below them; the lines of a list are names for other programs
     lines, padding = (box.SIMPLE_HEAD, gap - 1) if two_lines else (None, gap)
-    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    table = Table(
+        box=lines, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold"
+    )
     for column in columns:
         head = f"{column.head}\n{column.unit}" if two_lines else column.head
-        table.add_column(Text(head), justify="left" if column.left else "right", no_wrap=not column.left, overflow="fold")
+        table.add_column(
+            Text(head),
+            justify="left" if column.left else "right",
+            no_wrap=not column.left,
+            overflow="fold",
+        )
     for number, row in enumerate(zip(*(column.cells for column in columns), strict=True)):
         table.add_row(*map(Text, row), style="bold" if bold_first and number == 0 else None)
     return table

@@ -43,11 +43,20 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
         if days := sorted({row.price_date for row in rows if row.price_date}):
             between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
             console.print(
-                f"prices of {between}, each with its page in the price list: ask again before you sign", highlight=False
+                f"prices of {between}, each with its page in the price list: ask again before you "
+                "sign",
+                highlight=False,
             )
-    print_assumptions(console, [row.known.provenance for row in rows if isinstance(row, ServingRecommendation)])
+    print_assumptions(
+        console, [row.known.provenance for row in rows if isinstance(row, ServingRecommendation)]
+    )
     if answer.pareto and len(answer.pareto) > 1:
-        print_columns(console, _columns(answer.pareto), title="no other costs less and takes fewer days", legend=False)
+        print_columns(
+            console,
+            _columns(answer.pareto),
+            title="no other costs less and takes fewer days",
+            legend=False,
+        )
     print_space(console, answer)
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
@@ -68,17 +77,35 @@ def _columns(rows: Rows) -> list[Column]:
         Column(head="machine", cells=tuple(row.cluster or ABSENT for row in rows), left=True),
         Column(head="GPUs", cells=tuple(str(row.known.provenance["num_gpus"]) for row in rows)),
         *_network(rows),
-        Column(head="price", unit="$/GPU-h", cells=tuple(_money(row.price, places=2) for row in rows), drop=2),
+        Column(
+            head="price",
+            unit="$/GPU-h",
+            cells=tuple(_money(row.price, places=2) for row in rows),
+            drop=2,
+        ),
     ]
     if servings:
-        hourly = Column(head="cost", unit="$/h", cells=tuple(_money(row.cost, places=2) for row in rows))
-        return [*machines, hourly, *serving_columns(servings), *serving_figures([row.known for row in servings])]
+        hourly = Column(
+            head="cost", unit="$/h", cells=tuple(_money(row.cost, places=2) for row in rows)
+        )
+        return [
+            *machines,
+            hourly,
+            *serving_columns(servings),
+            *serving_figures([row.known for row in servings]),
+        ]
     estimates = [row.known for row in trainings]
     if all(each.calendar_days is None for each in estimates):
-        per_token_s = [1.0 / rate if (rate := row.known.tokens_per_second_per_gpu) else math.inf for row in trainings]
-        cost = [None if row.price is None else row.price / SECONDS_PER_HOUR * 1e9 for row in trainings]
+        per_token_s = [
+            1.0 / rate if (rate := row.known.tokens_per_second_per_gpu) else math.inf
+            for row in trainings
+        ]
+        cost = [
+            None if row.price is None else row.price / SECONDS_PER_HOUR * 1e9 for row in trainings
+        ]
         cells = tuple(
-            ABSENT if each is None else _money(each * token_s) for each, token_s in zip(cost, per_token_s, strict=True)
+            ABSENT if each is None else _money(each * token_s)
+            for each, token_s in zip(cost, per_token_s, strict=True)
         )
         machines.append(Column(head="cost", unit="$/G tokens", cells=cells))
         return [
@@ -89,38 +116,72 @@ def _columns(rows: Rows) -> list[Column]:
     shown = [
         *machines,
         Column(head="cost", unit="$", cells=tuple(_money(row.cost) for row in rows)),
-        Column(head="interval", unit="90%, $", cells=tuple(_between(row.cost_interval) for row in rows), drop=3),
+        Column(
+            head="interval",
+            unit="90%, $",
+            cells=tuple(_between(row.cost_interval) for row in rows),
+            drop=3,
+        ),
         figure_column(figures.CALENDAR, estimates),
-        Column(head="interval", unit="90%, days", cells=tuple(_days(row.days_interval) for row in rows), drop=4),
         Column(
-            head="in time", unit="%", meaning="chance of ending within max_days",
-            cells=percents(row.deadline_probability for row in rows), drop=1,
+            head="interval",
+            unit="90%, days",
+            cells=tuple(_days(row.days_interval) for row in rows),
+            drop=4,
         ),
         Column(
-            head="energy", unit="MWh", drop=8,
-            cells=tuple(ABSENT if row.energy is None else decimal(row.energy / JOULES_PER_MWH) for row in rows),
+            head="in time",
+            unit="%",
+            meaning="chance of ending within max_days",
+            cells=percents(row.deadline_probability for row in rows),
+            drop=1,
         ),
         Column(
-            head="CO2", unit="t", drop=7,
-            cells=tuple(ABSENT if row.co2_kg is None else decimal(row.co2_kg / 1e3) for row in rows),
+            head="energy",
+            unit="MWh",
+            drop=8,
+            cells=tuple(
+                ABSENT if row.energy is None else decimal(row.energy / JOULES_PER_MWH)
+                for row in rows
+            ),
+        ),
+        Column(
+            head="CO2",
+            unit="t",
+            drop=7,
+            cells=tuple(
+                ABSENT if row.co2_kg is None else decimal(row.co2_kg / 1e3) for row in rows
+            ),
         ),
         *configuration_columns([row.parallel for row in trainings]),
-    ]  # fmt: skip
+    ]
     return [column for column in shown if set(column.cells) != {ABSENT}]
 
 
 def _network(rows: Rows) -> list[Column]:
-    """Return the bandwidth between nodes and whether it is assumed; no column if every row uses one NVLink domain."""
+    """Return the bandwidth between nodes and whether it is assumed; no column if every row uses one
+    NVLink domain.
+    """
     rates = [row.network_bandwidth_bytes_per_second for row in rows]
     if all(rate is None for rate in rates):
         return []
     cells = (
-        ABSENT if rate is None else f"{decimal(rate / 1e9)}{' assumed' if row.network_assumed else ''}"
+        ABSENT
+        if rate is None
+        else f"{decimal(rate / 1e9)}{' assumed' if row.network_assumed else ''}"
         for row, rate in zip(rows, rates, strict=True)
     )
-    meaning = "between nodes, per GPU; assumed: the usual network of this GPU, because neither price list nor query states one"
+    meaning = (
+        "between nodes, per GPU; assumed: the usual network of this GPU, because neither "
+        "price list nor query states one"
+    )
     return [
-        Column(head="network", unit="GB/s", cells=tuple(cells), meaning=meaning if any(r.network_assumed for r in rows) else "")
+        Column(
+            head="network",
+            unit="GB/s",
+            cells=tuple(cells),
+            meaning=meaning if any(r.network_assumed for r in rows) else "",
+        )
     ]
 
 

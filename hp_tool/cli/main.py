@@ -1,4 +1,6 @@
-"""`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible, 4 slower."""
+"""`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible,
+4 slower.
+"""
 
 import gc
 import io
@@ -20,7 +22,14 @@ from hp_tool.cli.predict import estimate, recommend, size
 from hp_tool.cli.printable import printable
 from hp_tool.cli.tune import tune
 from hp_tool.cli.watch import watch
-from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
+from hp_tool.errors import (
+    ConflictError,
+    HpToolError,
+    InputError,
+    LimitError,
+    MissingExtraError,
+    NotFoundError,
+)
 
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 """click's UsageError: an option or a command that does not exist, a value of the wrong type."""
@@ -30,17 +39,33 @@ BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitE
 COMMANDS: dict[str, Callable[..., None]] = {
     **{
         command.__name__: command
-        for command in (estimate, recommend, explain, tune, size, calibrate, measurements, batch, watch)
+        for command in (
+            estimate,
+            recommend,
+            explain,
+            tune,
+            size,
+            calibrate,
+            measurements,
+            batch,
+            watch,
+        )
     },
-    **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, fields, doctor)},
+    **{
+        command.__name__: command
+        for command in (models, gpus, clusters, recipes, trainers, fields, doctor)
+    },
 }
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The application with our commands and those of installed packages, or with `only` one of COMMANDS, which is quicker."""
+    """The application with our commands and those of installed packages, or with `only` one of
+    COMMANDS, which is quicker.
+    """
     app = typer.Typer(
         name="hp-tool",
-        help="Choose the parallelism of large transformers: predict, run little, measure, calibrate.",
+        help="Choose the parallelism of large transformers: predict, run little, measure, "
+        "calibrate.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
@@ -67,7 +92,9 @@ def _version(value: bool) -> None:
 
 
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     pass
 
@@ -87,16 +114,19 @@ def main() -> NoReturn:
         from typer import rich_utils
 
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
-        _say_in_json(InputError(error.format_message(), field=getattr(error, "option_name", None), code="usage"))  # type: ignore[attr-defined]
+        message = error.format_message()  # type: ignore[attr-defined]
+        _say_in_json(InputError(message, field=getattr(error, "option_name", None), code="usage"))
         sys.exit(2)
     except typer.Abort:
         sys.exit(1)
-    except SystemExit as stop:  # click ends so, and replaces standard output, when whoever reads it is gone: `| head`
+    except SystemExit as stop:
+        # click ends so, and replaces standard output, when whoever reads it is gone: `| head`
         sys.exit(stop.code if isinstance(sys.stdout, io.TextIOBase) else 0)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:  # a full disk or a lost device; commands report files that they cannot open themselves
+    except OSError as error:
+        # a full disk or a lost device; commands report files that they cannot open themselves
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
         sys.stdout = None  # flushing it at exit would fail again  # type: ignore[assignment]
@@ -107,6 +137,8 @@ def main() -> NoReturn:
 
 
 def _say_in_json(error: HpToolError) -> None:
-    """Print the error on standard output under --json: whoever parses it finds there what an answer's status says."""
+    """Print the error on standard output under --json: whoever parses it finds there what an
+    answer's status says.
+    """
     if "--json" in sys.argv:
         typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))

@@ -1,4 +1,6 @@
-"""`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of all, and of a budget."""
+"""`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of
+all, and of a budget.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def estimate(
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Predict memory, step time, MFU and cost of the configuration a query describes, or latency and throughput of serving."""
+    """Predict memory, step time, MFU and cost of the configuration a query describes, or latency
+    and throughput of serving.
+    """
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
@@ -59,16 +63,23 @@ def recommend(
     pareto: Annotated[
         Literal["memory", "gpus", "throughput"] | None,
         typer.Option(
-            help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in throughput per user and GPU."
+            help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in "
+            "throughput per user and GPU."
         ),
     ] = None,
     sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Also step time over GPU counts, without each axis, and on better hardware.")
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Also step time over GPU counts, without each axis, and on better hardware.",
+        ),
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A picture of time and memory by part, or of --sensitivity: .html, .png, .svg or .pdf."
+            metavar="FILE",
+            help="A picture of time and memory by part, or of --sensitivity: .html, .png, .svg or "
+            ".pdf.",
         ),
     ] = None,
     calibration: queries.CalibrationOption = True,
@@ -87,14 +98,23 @@ def recommend(
 
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
+        answer = answers.recommend_answer(
+            parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
+        )
     if plot is not None and answer.pareto and names_several(parsed.cluster) is not None:
         rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
-        plots.write(plots.machines_figure(rows, answer.pareto, title=plots.title(parsed)), path=plot)
+        plots.write(
+            plots.machines_figure(rows, answer.pareto, title=plots.title(parsed)), path=plot
+        )
     elif plot is not None and answer.sensitivity is not None:
-        plots.write(plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot)
+        plots.write(
+            plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot
+        )
     elif plot is not None and answer.recommendations:
-        plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
+        plots.write(
+            plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)),
+            path=plot,
+        )
     if as_json:
         typer.echo(schema.to_json(answer))
     elif names_several(parsed.cluster) is not None:
@@ -136,13 +156,24 @@ def size(
     query: queries.QueryArgument = None,
     gpu: queries.Gpu = None,
     num_gpus: queries.NumGpus = None,
-    days: Annotated[float | None, typer.Option(help="Calendar days: the budget, or the deadline of a given training.")] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(help="Calendar days: the budget, or the deadline of a given training."),
+    ] = None,
     model: queries.Model = None,
-    parameters: Annotated[float | None, typer.Option(help="Active parameters, such as 7e9.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Length of the training in tokens, such as 1.4e12.")] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="Active parameters, such as 7e9.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Length of the training in tokens, such as 1.4e12.")
+    ] = None,
     flops: Annotated[float | None, typer.Option(help="Compute, 6 x parameters x tokens.")] = None,
-    tokens_per_parameter: Annotated[float | None, typer.Option(help="Default: the law's optimum.")] = None,
-    law: Annotated[str | None, typer.Option(help="chinchilla-1, -2, -3, -corrected (default), or kaplan.")] = None,
+    tokens_per_parameter: Annotated[
+        float | None, typer.Option(help="Default: the law's optimum.")
+    ] = None,
+    law: Annotated[
+        str | None, typer.Option(help="chinchilla-1, -2, -3, -corrected (default), or kaplan.")
+    ] = None,
     style: Annotated[str | None, typer.Option(help="llama (default) or gpt.")] = None,
     sequence_length: queries.SequenceLength = None,
     global_batch_size: queries.GlobalBatchSize = None,
@@ -150,8 +181,9 @@ def size(
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Choose a model's shape, its tokens and starting hyperparameters from devices and days, parameters, tokens or FLOPs, with
-    the days and cost of the training, failures included. For a given training and days, find the fewest devices.
+    """Choose a model's shape, its tokens and starting hyperparameters from devices and days,
+    parameters, tokens or FLOPs, with the days and cost of the training, failures included. For a
+    given training and days, find the fewest devices.
     """
     from hp_tool import budgets
     from hp_tool.cli import sizing_tables
@@ -160,8 +192,12 @@ def size(
     others = ("query", "settings", "calibration", "as_json")
     flags = {name: value for name, value in context.params.items() if name not in others}
     data = {} if query is None else queries.read_mapping(query)
-    changes = {SIZING_KEYS.get(name, name): value for name, value in flags.items() if value is not None}
-    parsed = schema.with_own_files(budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings))))
+    changes = {
+        SIZING_KEYS.get(name, name): value for name, value in flags.items() if value is not None
+    }
+    parsed = schema.with_own_files(
+        budgets.parse_sizing(schema.lay(data, changes | queries.overrides({}, settings)))
+    )
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = budgets.size_answer(parsed, calibrations=calibrations)
     if as_json:

@@ -1,4 +1,6 @@
-"""A query from the command line, and the options that commands share: a file, or flags for the common keys."""
+"""A query from the command line, and the options that commands share: a file, or flags for the
+common keys.
+"""
 
 from __future__ import annotations
 
@@ -18,42 +20,56 @@ from hp_tool.queries.short_names import COMMON
 if TYPE_CHECKING:
     from hp_tool.training.calibrated import Calibrations
 
-QueryArgument = Annotated[str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+QueryArgument = Annotated[
+    str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output.")
+]
 Model = Annotated[str | None, typer.Option(help="Catalogue name or path to a config.json.")]
 Gpu = Annotated[str | None, typer.Option(help="Catalogue name, such as h100-sxm-80gb.")]
 NumGpus = Annotated[int | None, typer.Option(help="Total number of devices.")]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences per optimizer step.")]
 Precision = Annotated[str | None, typer.Option(help="Matmul inputs: bf16, fp16, ...")]
-TotalTokens = Annotated[float | None, typer.Option(help="Length of the whole training in tokens; adds days and cost.")]
+TotalTokens = Annotated[
+    float | None, typer.Option(help="Length of the whole training in tokens; adds days and cost.")
+]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set a key of the query by its path, such as parallel.micro_batch_size=[1,2]."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the query by its path, such as parallel.micro_batch_size=[1,2].",
     ),
 ]
 CalibrationOption = Annotated[
     bool,
     typer.Option(
-        "--calibration/--no-calibration", help="Correct predictions by the database's calibration of the cluster, if any."
+        "--calibration/--no-calibration",
+        help="Correct predictions by the database's calibration of the cluster, if any.",
     ),
 ]
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """The file's query with flags and --set laid over it, or a training query made of these alone. Raises InputError."""
+    """The file's query with flags and --set laid over it, or a training query made of these alone.
+    Raises InputError.
+    """
     from hp_tool.queries import schema
 
     changes = overrides(flags, settings)
     if path is None:
         if not changes:
             raise InputError(
-                "no query: name a file, or give at least --model, --gpu, --num-gpus, --sequence-length, --global-batch-size"
+                "no query: name a file, or give at least --model, --gpu, --num-gpus, "
+                "--sequence-length, --global-batch-size"
             )
         return schema.parse_own_query(schema.lay({"kind": "training"}, changes))
     text = read_text(path)
-    return schema.parse_own_query(schema.lay(schema.parse_mapping(text), changes) if changes else text)
+    return schema.parse_own_query(
+        schema.lay(schema.parse_mapping(text), changes) if changes else text
+    )
 
 
 def flags(context: typer.Context) -> dict[str, Any]:
@@ -67,8 +83,12 @@ def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, An
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:
-            raise InputError(f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set")
-        changes[key] = read_yaml(value, refusal=f"--set {setting}: the value is not YAML", field="--set")
+            raise InputError(
+                f"--set {setting}: write KEY=VALUE, such as parallel.zero_stage=1", field="--set"
+            )
+        changes[key] = read_yaml(
+            value, refusal=f"--set {setting}: the value is not YAML", field="--set"
+        )
     return changes
 
 
@@ -95,14 +115,19 @@ def standard_input() -> BinaryIO:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for a line that is too long."""
+    """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for
+    a line that is too long.
+    """
     from hp_tool.documents import MAX_FILE_BYTES
 
     try:
         with standard_input() if path == "-" else Path(path).open("rb") as stream:
             while line := stream.readline(MAX_FILE_BYTES + 1):
                 if len(line) > MAX_FILE_BYTES:
-                    raise InputError(f"a line of {path} is longer than {MAX_FILE_BYTES:,} bytes", code="too_large")
+                    raise InputError(
+                        f"a line of {path} is longer than {MAX_FILE_BYTES:,} bytes",
+                        code="too_large",
+                    )
                 if line.strip():
                     yield line
     except OSError as error:
@@ -111,10 +136,12 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 @contextmanager
 def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
-    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if there are none.
+    """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if
+    there are none.
 
-    If the database does not answer, or the extra `search` is missing, standard error says so, and answers are not calibrated.
-    One without calibrations takes a millisecond: loading SQLAlchemy would take longer than the answer.
+    If the database does not answer, or the extra `search` is missing, standard error says so, and
+    answers are not calibrated. One without calibrations takes a millisecond: loading SQLAlchemy
+    would take longer than the answer.
     """
     from hp_tool import store
 
@@ -135,7 +162,9 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
 
 
 def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | None = None) -> Any:
-    """The value of a YAML text: a number, a word, a list. Raises InputError with `refusal` and the reason."""
+    """The value of a YAML text: a number, a word, a list. Raises InputError with `refusal` and the
+    reason.
+    """
     import yaml
 
     from hp_tool.documents import load_yaml
@@ -143,4 +172,6 @@ def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | 
     try:
         return load_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{refusal}: {getattr(error, 'problem', None) or error}", field=field, code=code) from None
+        raise InputError(
+            f"{refusal}: {getattr(error, 'problem', None) or error}", field=field, code=code
+        ) from None

@@ -62,10 +62,12 @@ class RunClock(ProgressColumn):
 
 
 class SearchProgress:
-    """The budget spent, what happens now and since when, and a line for every finished run, from the events of a search.
+    """The budget spent, what happens now and since when, and a line for every finished run, from
+    the events of a search.
 
-    The events are those of a search in this process or on a server. On a narrow terminal the last words are cut off, never the
-    counts; a file or a pipe gets a line for every start too, and no bar.
+    The events are those of a search in this process or on a server. On a narrow terminal the last
+    words are cut off, never the counts; a file or a pipe gets a line for every start too, and no
+    bar.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -73,10 +75,15 @@ class SearchProgress:
         self._progress = Progress(
             SpinnerColumn(),
             MofNCompleteColumn(),
-            BarColumn(bar_width=BAR_WIDTH if self._console.width >= 4 * BAR_WIDTH else BAR_WIDTH // 4),
+            BarColumn(
+                bar_width=BAR_WIDTH if self._console.width >= 4 * BAR_WIDTH else BAR_WIDTH // 4
+            ),
             TimeElapsedColumn(),
             RunClock(),
-            TextColumn("{task.description}", table_column=TableColumn(ratio=1, no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "{task.description}",
+                table_column=TableColumn(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=self._console,
             disable=not self._console.is_terminal,
             expand=True,
@@ -89,7 +96,12 @@ class SearchProgress:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._progress.stop()
         if kind is KeyboardInterrupt and self._search_id is not None:
             self._print(f"interrupted; continue with: hp-tool tune --resume {self._search_id}")
@@ -103,11 +115,19 @@ class SearchProgress:
                     payload["search_id"],
                     payload["budget_runs"],
                 )
-                self._progress.update(self._task, total=self._budget, completed=done, description=CHOOSING)
-                chosen = f", {payload['candidates']:,} configurations to choose from" if "candidates" in payload else ""
+                self._progress.update(
+                    self._task, total=self._budget, completed=done, description=CHOOSING
+                )
+                chosen = (
+                    f", {payload['candidates']:,} configurations to choose from"
+                    if "candidates" in payload
+                    else ""
+                )
                 self._print(f"search {payload['search_id']}: at most {self._budget} runs{chosen}")
             case "run_started" | "proposed":
-                self._start(f"run {payload['number'] + 1}: {_label(payload)}, {_predicted(payload)}")
+                self._start(
+                    f"run {payload['number'] + 1}: {_label(payload)}, {_predicted(payload)}"
+                )
             case "run_finished":
                 self._finish(f"run {payload['number'] + 1}: {_label(payload)}: {_outcome(payload)}")
             case "run" if payload["state"] == "finished":  # a server's event
@@ -115,10 +135,18 @@ class SearchProgress:
             case "run_abandoned":
                 self._print(f"run {payload['number'] + 1}: given up: {payload['cause']}")
             case "pending":
-                self._progress.update(self._task, description=f"waiting for devices: {pending_words(payload)}")
+                self._progress.update(
+                    self._task, description=f"waiting for devices: {pending_words(payload)}"
+                )
             case "preflight":
-                slow = [f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)" for each in payload["slow"]]
-                self._print(f"preflight: {'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}")
+                slow = [
+                    f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)"
+                    for each in payload["slow"]
+                ]
+                self._print(
+                    "preflight: "
+                    f"{'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}"
+                )
             case "waiting":
                 self._print(f"waiting: {payload['waiting_for']}")
 
@@ -141,13 +169,20 @@ CHOOSING = "choosing the next run"
 def pending_words(pending: dict[str, Any]) -> str:
     """Why a job waits for devices, and until when."""
     starts_at = pending.get("starts_at")
-    return (pending.get("reason") or "no reason given") + (f", expected to start at {starts_at}" if starts_at else "")
+    return (pending.get("reason") or "no reason given") + (
+        f", expected to start at {starts_at}" if starts_at else ""
+    )
 
 
 def _label(payload: dict[str, Any]) -> str:
     from hp_tool.queries.schema import parse
 
-    return brief(parse(ServingConfig if "max_num_seqs" in payload["parallel"] else ParallelConfig, payload["parallel"]))
+    return brief(
+        parse(
+            ServingConfig if "max_num_seqs" in payload["parallel"] else ParallelConfig,
+            payload["parallel"],
+        )
+    )
 
 
 def _predicted(payload: dict[str, Any]) -> str:
@@ -165,7 +200,9 @@ def _outcome(payload: dict[str, Any]) -> str:
 
 
 def print_result(result: TuneResult, *, pareto: bool = False) -> None:
-    """The ranking (or the Pareto-optimal configurations), the best configuration, and what the search cost."""
+    """The ranking (or the Pareto-optimal configurations), the best configuration, and what the
+    search cost.
+    """
     console = make_console()
     trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
     served = [row for row in result.recommendations if isinstance(row, ServingRecommendation)]
@@ -178,14 +215,20 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     if trained:
         best, source = trained[0], "predicted, not measured"
         if best.measurement is not None:
-            source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
+            source = (
+                "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
+            )
         word = "best"
         if isinstance(yours := kept(result.answer), ParallelConfig):
             console.print(f"keep: {arithmetic(yours)} (yours)", style="bold", highlight=False)
             word = "not clearly better"
-        console.print(f"{word}: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
+        console.print(
+            f"{word}: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False
+        )
         for path, value in best.set.items():
-            console.print(f"chosen beside the layout, for all runs: {path} {value}", highlight=False)
+            console.print(
+                f"chosen beside the layout, for all runs: {path} {value}", highlight=False
+            )
     for sentence in sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
     print_nearest(console, result.nearest_misses)
@@ -214,14 +257,18 @@ def _planned(run: PlannedRun) -> str:
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
     wall = between(run.wall_s, run.wall_s_interval, duration)
     return (
-        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: {counted(run.num_nodes, 'node')}, "
+        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: "
+        f"{counted(run.num_nodes, 'node')}, "
         f"{counted(run.num_gpus, 'GPU')}, {wall} (limit {duration(run.time_limit_s)}), "
-        f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
+        f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with "
+        f"{run.hold_probability:.0%}"
     )
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
-    """Step times by the cost model, by all that is known after the runs, and as measured, side by side."""
+    """Step times by the cost model, by all that is known after the runs, and as measured, side by
+    side.
+    """
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
     if not shown:
         return
@@ -248,7 +295,13 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         Column(head="known", unit=unit, cells=scaled(after, size)),
         interval_column(calibrated, unit=unit, size=size),
         Column(head="measured", unit=unit, cells=tuple(took)),
-        Column(head="tokens", unit="/s/GPU", cells=counts(rates), meaning="tokens/s/GPU measured", drop=4),
+        Column(
+            head="tokens",
+            unit="/s/GPU",
+            cells=counts(rates),
+            meaning="tokens/s/GPU measured",
+            drop=4,
+        ),
         *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]
     title = "step time: by the cost model alone, known by calibration and runs, and measured"
@@ -265,21 +318,33 @@ def _account(result: TuneResult) -> list[str]:
         spent = f"{spent} of at most {device_time(search.budget_gpu_seconds)}"
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
-        grid = f"; all {result.space.feasible:,} feasible ones would have taken {device_time(search.grid_gpu_seconds)}"
+        grid = (
+            f"; all {result.space.feasible:,} feasible ones would have taken "
+            f"{device_time(search.grid_gpu_seconds)}"
+        )
         grid += f" ({share:.0%} of it was spent)"
     lines = [
-        f"search {search.id} {search.state}: {counted(search.profile_runs, 'profile run')}, {spent}{grid}; "
+        f"search {search.id} {search.state}: {counted(search.profile_runs, 'profile run')}, "
+        f"{spent}{grid}; "
         f"{stopped_words(search.stopped_because)}"
     ]
     if search.queue_s >= WORTH_TELLING_S:
-        lines.append(f"its jobs waited {duration(search.queue_s)} for devices, which is not counted")
+        lines.append(
+            f"its jobs waited {duration(search.queue_s)} for devices, which is not counted"
+        )
     if search.reduced_runs:
-        lines.append(f"{search.reduced_runs} of the runs were reduced; ~ marks a step time that a reduced run implies")
+        lines.append(
+            f"{search.reduced_runs} of the runs were reduced; ~ marks a step time that a reduced "
+            "run implies"
+        )
     if search.expected_gain_fraction is not None:
         lines.append(f"expected further gain of another run: {search.expected_gain_fraction:.1%}")
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
     elif result.recommendations:
         tool = "megatron-lm" if isinstance(result.recommendations[0], Recommendation) else "vllm"
-        lines.append(f"next: hp-tool report {search.id} (a page), hp-tool export {search.id} --format {tool} (its flags)")
+        lines.append(
+            f"next: hp-tool report {search.id} (a page), hp-tool export {search.id} --format "
+            f"{tool} (its flags)"
+        )
     return lines

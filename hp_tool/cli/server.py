@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def connect(server: str) -> Client:
-    """Return a client of the service at URL `server`, as a context manager. Raises InputError for another kind of URL,
-    MissingExtraError where the extra `client` is not installed."""
+    """Return a client of the service at URL `server`, as a context manager. Raises InputError for
+    another kind of URL, MissingExtraError where the extra `client` is not installed.
+    """
     require("client", by="--server")
     from service.client import Client
 

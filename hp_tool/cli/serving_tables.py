@@ -17,7 +17,12 @@ from hp_tool.cli.tables import (
     rank_column,
 )
 from hp_tool.domain.inference import RATE
-from hp_tool.domain.serving import InferenceEstimate, PoolConfig, PoolRecommendation, ServingRecommendation
+from hp_tool.domain.serving import (
+    InferenceEstimate,
+    PoolConfig,
+    PoolRecommendation,
+    ServingRecommendation,
+)
 from hp_tool.render import figures
 from hp_tool.render.columns import (
     ABSENT,
@@ -38,7 +43,9 @@ LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")
 
 
 def print_inference_estimate(estimate: InferenceEstimate) -> None:
-    """One configuration: memory by part, why it is infeasible with how to fix it, and latencies with intervals and tails."""
+    """One configuration: memory by part, why it is infeasible with how to fix it, and latencies
+    with intervals and tails.
+    """
     console = make_console()
     if estimate.parallel is not None:
         console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
@@ -48,7 +55,10 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
     if estimate.memory is not None:
         memory = estimate.memory
-        console.print(f"memory on the fullest device: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+        console.print(
+            f"memory on the fullest device: {gib(memory.total_bytes)} of "
+            f"{gib(memory.capacity_bytes)}"
+        )
         print_memory_parts(console, memory.parts_bytes)
     if not estimate.feasible:
         _print_fixes(console, estimate)
@@ -58,13 +68,17 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     limit = "limited by the KV cache" if estimate.kv_cache_limited else "all that are in flight"
     low, high = estimate.intervals.output_tokens_per_second_per_gpu
     console.print(
-        f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, between {low:,.0f} and {high:,.0f} with "
-        f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} requests running ({limit}), at most "
-        f"{estimate.max_concurrency:,}; never preempted up to {estimate.max_concurrency_without_preemption:,}"
+        f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, between {low:,.0f} "
+        f"and {high:,.0f} with "
+        f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} "
+        f"requests running ({limit}), at most "
+        f"{estimate.max_concurrency:,}; never preempted up to "
+        f"{estimate.max_concurrency_without_preemption:,}"
     )
     flying = "1 request" if estimate.concurrency == 1 else f"{estimate.concurrency:,.4g} requests"
     console.print(
-        f"{flying} in flight, {estimate.request_rate_per_second:,.3g} a second, of {estimate.users:,} people with one at a time"
+        f"{flying} in flight, {estimate.request_rate_per_second:,.3g} a second, of "
+        f"{estimate.users:,} people with one at a time"
     )
     if estimate.goodput is not None:
         goodput = estimate.goodput
@@ -72,13 +86,21 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         console.print(f"goodput: {rate} within the targets, {goodput.fraction:.0%} of all")
     if estimate.cost_per_million_output_tokens is not None:
         prices = estimate.cost_per_million_tokens
-        apart = "" if prices is None else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
-        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}")
+        apart = (
+            ""
+            if prices is None
+            else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
+        )
+        console.print(
+            f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}"
+        )
 
 
 def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
     """Print what the query left open or what stands in for it, once for all rows."""
-    for sentence in dict.fromkeys(each for provenance in provenances for each in assumption_sentences(provenance)):
+    for sentence in dict.fromkeys(
+        each for provenance in provenances for each in assumption_sentences(provenance)
+    ):
         console.print(sentence, highlight=False)
 
 
@@ -101,16 +123,32 @@ DROPPED = {"p50": 2, "p90": 1}
 
 
 def _print_latencies(console: Console, estimate: InferenceEstimate) -> None:
-    """A line for each latency, each in milliseconds: mean, interval, and tails over the requests."""
+    """A line for each latency, each in milliseconds: mean, interval, and tails over the
+    requests.
+    """
     tails, intervals = estimate.tails, estimate.intervals
     quantiles = {name: getattr(tails, name).quantiles for name in LATENCIES}
-    between = ["-".join(scaled(ends, 1e-3)) if (ends := getattr(intervals, name, None)) else ABSENT for name in LATENCIES]
+    between = [
+        "-".join(scaled(ends, 1e-3)) if (ends := getattr(intervals, name, None)) else ABSENT
+        for name in LATENCIES
+    ]
     columns = [
-        Column(head="latency", cells=("time to first token", "time per output token", "request"), left=True),
-        Column(head="mean", unit="ms", cells=tuple(_ms(getattr(estimate, name)) for name in LATENCIES)),
+        Column(
+            head="latency",
+            cells=("time to first token", "time per output token", "request"),
+            left=True,
+        ),
+        Column(
+            head="mean", unit="ms", cells=tuple(_ms(getattr(estimate, name)) for name in LATENCIES)
+        ),
         Column(head="interval", unit="90%, ms", cells=tuple(between)),
         *(
-            Column(head=p, unit="ms", cells=tuple(_ms(quantiles[name][p]) for name in LATENCIES), drop=DROPPED.get(p, 0))
+            Column(
+                head=p,
+                unit="ms",
+                cells=tuple(_ms(quantiles[name][p]) for name in LATENCIES),
+                drop=DROPPED.get(p, 0),
+            )
             for p in quantiles["ttft_s"]
         ),
     ]
@@ -129,11 +167,19 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     if by_rate:
         _print_gpus_by_rate(console, ranked)
     elif ranked:
-        columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
+        columns = [
+            rank_column(ranked),
+            *serving_columns(ranked),
+            *serving_figures([row.estimate for row in ranked]),
+        ]
         print_columns(console, columns, title="best serving configurations by the cost model")
     pools = [row.estimate.provenance for row in answer.disaggregated or ()]
     print_assumptions(console, [*(row.estimate.provenance for row in ranked), *pools])
-    for rule in dict.fromkeys(str(row.estimate.provenance["queue"]) for row in ranked if "queue" in row.estimate.provenance):
+    for rule in dict.fromkeys(
+        str(row.estimate.provenance["queue"])
+        for row in ranked
+        if "queue" in row.estimate.provenance
+    ):
         console.print(f"Assumed: {rule}.", highlight=False)
     print_space(console, answer)
     if not by_rate:  # rows of other rates answer other questions
@@ -149,7 +195,9 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
 def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None:
     estimates = [row.estimate for row in ranked]
     mixed = len({pool.gpu for row in ranked for pool in (row.prefill, row.decode)}) > 1
-    prefill, decode = zip(*((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True)
+    prefill, decode = zip(
+        *((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True
+    )
     columns = [
         Column(head="rank", cells=tuple(str(row.rank) for row in ranked)),
         Column(head="prefill", cells=prefill, left=True, meaning=POOL),
@@ -173,27 +221,53 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
 
 def _pool(pool: PoolConfig, mixed: bool) -> str:
     """`2 x TP 4 ADP 4 EP 16` and, among several kinds, the GPU."""
-    sizes = {"ADP": pool.attention_data_parallel_size, "EP": pool.expert_parallel_size, "spare": pool.redundant_experts}
+    sizes = {
+        "ADP": pool.attention_data_parallel_size,
+        "EP": pool.expert_parallel_size,
+        "spare": pool.redundant_experts,
+    }
     used = "".join(f" {name} {size}" for name, size in sizes.items() if size > int(name != "spare"))
-    return f"{pool.replicas} x TP {pool.tensor_parallel_size}{used}" + (f" {pool.gpu}" if mixed else "")
+    return f"{pool.replicas} x TP {pool.tensor_parallel_size}{used}" + (
+        f" {pool.gpu}" if mixed else ""
+    )
 
 
 def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) -> None:
     estimates = [row.estimate for row in optimal]
     columns = [
         *serving_columns(optimal),
-        Column(head="load", cells=tuple(str(e.provenance["load"]).split(", ")[1] for e in estimates), left=True, drop=1),
-        Column(head="tokens", unit="/s/user", cells=decimals(e.output_tokens_per_second_per_user for e in estimates)),
-        *(column for column in serving_figures(estimates) if column.head in ("tokens", "TTFT", "TPOT")),
+        Column(
+            head="load",
+            cells=tuple(str(e.provenance["load"]).split(", ")[1] for e in estimates),
+            left=True,
+            drop=1,
+        ),
+        Column(
+            head="tokens",
+            unit="/s/user",
+            cells=decimals(e.output_tokens_per_second_per_user for e in estimates),
+        ),
+        *(
+            column
+            for column in serving_figures(estimates)
+            if column.head in ("tokens", "TTFT", "TPOT")
+        ),
     ]
-    print_columns(console, columns, title="Pareto-optimal configurations: throughput per user and per GPU")
+    print_columns(
+        console, columns, title="Pareto-optimal configurations: throughput per user and per GPU"
+    )
 
 
 def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation]) -> None:
     estimates = [row.estimate for row in rows]
     columns = [
         rank_column(rows),
-        Column(head="rate", unit="/s", cells=tuple(f"{row.set[RATE]:g}" for row in rows), meaning="requests"),
+        Column(
+            head="rate",
+            unit="/s",
+            cells=tuple(f"{row.set[RATE]:g}" for row in rows),
+            meaning="requests",
+        ),
         *serving_columns(rows),
         *serving_figures(estimates),
     ]
@@ -207,17 +281,30 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     columns = [
         rank_column(ranked),
         *serving_columns(ranked),
-        Column(head="batch", cells=counts(row.parallel.max_num_seqs for row in ranked), meaning="engine limit (max_num_seqs)"),
+        Column(
+            head="batch",
+            cells=counts(row.parallel.max_num_seqs for row in ranked),
+            meaning="engine limit (max_num_seqs)",
+        ),
         figure_column(figures.TTFT, before, head="TTFT before", drop=2),
         figure_column(figures.TTFT, after),
         figure_column(figures.TPOT, before, head="TPOT before", drop=1),
         figure_column(figures.TPOT, after),
         figure_column(figures.OUTPUT, after),
-        Column(head="source", cells=tuple("run" if row.measurement else "prediction" for row in ranked), left=True, drop=3),
+        Column(
+            head="source",
+            cells=tuple("run" if row.measurement else "prediction" for row in ranked),
+            left=True,
+            drop=3,
+        ),
     ]
     title = "latency under the whole load, before and after the runs"
     print_columns(console, columns, title=title, bold_first=ranked[0].rank == 1)
     best = ranked[0]
     source = "measured" if best.measurement else "predicted, not measured"
     layout = serving_arithmetic(best.parallel, replicas=best.estimate.replicas)
-    console.print(f"best: {layout}, engine limit {best.parallel.max_num_seqs} ({source})", style="bold", highlight=False)
+    console.print(
+        f"best: {layout}, engine limit {best.parallel.max_num_seqs} ({source})",
+        style="bold",
+        highlight=False,
+    )

@@ -14,17 +14,29 @@ def print_sizing(sizing: Sizing) -> None:
     """The model, its tokens and days, the reasons for its shape, and starting hyperparameters."""
     console = make_console()
     model = sizing.model
-    total = "" if sizing.parameters == sizing.active_parameters else f" of {_short(sizing.parameters)}"
-    experts = f", {model.num_experts} experts, {model.num_experts_per_tok} per token" if model.num_experts else ""
+    total = (
+        "" if sizing.parameters == sizing.active_parameters else f" of {_short(sizing.parameters)}"
+    )
+    experts = (
+        f", {model.num_experts} experts, {model.num_experts_per_tok} per token"
+        if model.num_experts
+        else ""
+    )
     console.print(
-        f"{model.name}: {model.num_hidden_layers} layers x {model.hidden_size} hidden, {model.num_attention_heads} heads, "
-        f"{model.kv_heads} key/value heads, {model.ffn_size} MLP, vocabulary {model.vocab_size}{experts}"
+        f"{model.name}: {model.num_hidden_layers} layers x {model.hidden_size} hidden, "
+        f"{model.num_attention_heads} heads, "
+        f"{model.kv_heads} key/value heads, {model.ffn_size} MLP, vocabulary "
+        f"{model.vocab_size}{experts}"
     )
     console.print(
         f"{_short(sizing.active_parameters)}{total} parameters, {_short(sizing.tokens)} tokens "
         f"({sizing.tokens_per_parameter:.1f} per parameter), {sizing.flops:.3g} model FLOPs"
     )
-    over = f", {sizing.compute_overhead:.0%} more compute than the optimum" if sizing.compute_overhead >= 0.01 else ""
+    over = (
+        f", {sizing.compute_overhead:.0%} more compute than the optimum"
+        if sizing.compute_overhead >= 0.01
+        else ""
+    )
     console.print(f"predicted loss {sizing.loss.value:.3f} {sizing.loss.unit}{over}")
     print_reasons(console, sizing.reasons)
     _print_time(console, sizing)
@@ -39,14 +51,17 @@ def _print_time(console: Console, sizing: Sizing) -> None:
     console.print(arithmetic(chosen.parallel))
     cost = f", ${sizing.cost:,.0f}" if sizing.cost is not None else ""
     console.print(
-        f"{decimal(sizing.effective_days)} days on {sizing.num_gpus:,} devices ({decimal(sizing.days)} without failures), "
+        f"{decimal(sizing.effective_days)} days on {sizing.num_gpus:,} devices "
+        f"({decimal(sizing.days)} without failures), "
         f"{whole(sizing.gpu_hours or 0.0)} GPU-hours{cost}"
     )
     console.print(goodput_line(goodput))
 
 
 def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:
-    """A paragraph for each choice: rules and sources are prose, which no column holds on a narrow screen."""
+    """A paragraph for each choice: rules and sources are prose, which no column holds on a narrow
+    screen.
+    """
     if not choices:
         return
     console.print(f"{title}:", style="bold")
@@ -54,7 +69,12 @@ def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) ->
         value = f"{_value(choice.value)} {choice.unit}".strip()
         outside = ", extrapolated" if choice.extrapolated else ""
         console.print(
-            Text.assemble(f"  {choice.name} ", (value, "bold"), f": {choice.rule} ", (f"({choice.source}{outside})", "dim"))
+            Text.assemble(
+                f"  {choice.name} ",
+                (value, "bold"),
+                f": {choice.rule} ",
+                (f"({choice.source}{outside})", "dim"),
+            )
         )
 
 

@@ -1,4 +1,6 @@
-"""Results of training as tables for people, in human units, and what they share with those of serving and sizing."""
+"""Results of training as tables for people, in human units, and what they share with those of
+serving and sizing.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,11 +42,20 @@ def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = 
 
 def print_memory_parts(console: Console, parts_bytes: Mapping[str, float]) -> None:
     """Bytes by part."""
-    print_columns(console, parts_columns(parts_bytes, Column(head="memory", unit="GiB", cells=gibs(parts_bytes.values()))))
+    print_columns(
+        console,
+        parts_columns(
+            parts_bytes, Column(head="memory", unit="GiB", cells=gibs(parts_bytes.values()))
+        ),
+    )
 
 
-def print_fixes(console: Console, columns: Sequence[Column], remaining: Mapping[str, Iterable[Reason]]) -> None:
-    """The changes that fix an infeasible configuration, and for those that come nearest the reasons that remain."""
+def print_fixes(
+    console: Console, columns: Sequence[Column], remaining: Mapping[str, Iterable[Reason]]
+) -> None:
+    """The changes that fix an infeasible configuration, and for those that come nearest the reasons
+    that remain.
+    """
     if not remaining:
         console.print("no small change fixes it; `hp-tool recommend` ranks the whole space")
         return
@@ -59,28 +70,42 @@ def print_space(console: Console, answer: RecommendAnswer) -> None:
     s = answer.space
     pruned = f", {s.pruned:,} more ruled out by bounds" if s.pruned else ""
     console.print(
-        f"{s.legal:,} legal configurations{pruned}, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}"
+        f"{s.legal:,} legal configurations{pruned}, {s.feasible:,} of them acceptable, ranked in "
+        f"{duration(s.seconds)}"
     )
     if answer.groups:
-        others = "".join(f", group {number} has {size:,}" for number, size in enumerate(answer.groups[1:], start=2))
-        console.print(f"group 1 has {counted(answer.groups[0], 'layout')} that the model cannot tell apart{others}")
+        others = "".join(
+            f", group {number} has {size:,}"
+            for number, size in enumerate(answer.groups[1:], start=2)
+        )
+        console.print(
+            f"group 1 has {counted(answer.groups[0], 'layout')} that the model cannot tell "
+            f"apart{others}"
+        )
 
 
 def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> None:
     """How far the best can be told apart from the next."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
-        console.print(f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest")
+        console.print(
+            f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest"
+        )
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
     """How many candidates each rule ruled out."""
     if answer.rejections:
-        console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
+        console.print(
+            "rejected: "
+            + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items())
+        )
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """One configuration: memory and time by part, the calibrated prediction, and why it is infeasible with how to fix it."""
+    """One configuration: memory and time by part, the calibrated prediction, and why it is
+    infeasible with how to fix it.
+    """
     console = make_console()
     if estimate.parallel is not None:
         console.print(arithmetic(estimate.parallel))
@@ -94,7 +119,12 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
         columns = [
             figure_column(memory, fixes),
             fit_column(fixes),
-            Column(head="saved", unit="GiB", cells=gibs(fix.memory_saved_bytes for fix in fixes), drop=2),
+            Column(
+                head="saved",
+                unit="GiB",
+                cells=gibs(fix.memory_saved_bytes for fix in fixes),
+                drop=2,
+            ),
             figure_column(step, fixes),
             figure_column(change, fixes, drop=1),
         ]
@@ -108,28 +138,49 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         return
     memory, time, intervals = estimate.memory, estimate.time, estimate.intervals
     short = memory.total_bytes - memory.capacity_bytes
-    room = f" of {gib(memory.capacity_bytes)}" if short <= 0 else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
-    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}{room} usable")
+    room = (
+        f" of {gib(memory.capacity_bytes)}"
+        if short <= 0
+        else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
+    )
+    console.print(
+        f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}{room} usable"
+    )
     _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
     console.print(f"step time: {duration(time.step_s)}")
     parts = {name: seconds for name, seconds in time.parts_s.items() if seconds > 0.0}
     print_columns(console, parts_columns(parts, duration_column("exposed", list(parts.values()))))
     console.print(
-        f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {estimate.model_tflops_per_gpu:.0f} model TFLOP/s/GPU, "
+        f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
+        f"{estimate.model_tflops_per_gpu:.0f} model TFLOP/s/GPU, "
         f"{_shares_of_peak(estimate)}"
     )
     if intervals is not None:
         low, high = intervals.step_s
-        between = f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence"
+        between = (
+            f"step time between {duration(low)} and {duration(high)} with "
+            f"{intervals.confidence:.0%} confidence"
+        )
         console.print(f"{between}{_wide(estimate)}")
         _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
-        energy = f", {decimal(estimate.energy / JOULES_PER_MWH)} MWh" if estimate.energy is not None else ""
-        lost = "" if estimate.effective_days is None else f" of training, {decimal(estimate.effective_days)} with failures"
-        console.print(f"{decimal(estimate.days)} days{lost}, {whole(estimate.gpu_hours or 0.0)} GPU-hours{cost}{energy}")
+        energy = (
+            f", {decimal(estimate.energy / JOULES_PER_MWH)} MWh"
+            if estimate.energy is not None
+            else ""
+        )
+        lost = (
+            ""
+            if estimate.effective_days is None
+            else f" of training, {decimal(estimate.effective_days)} with failures"
+        )
+        console.print(
+            f"{decimal(estimate.days)} days{lost}, {whole(estimate.gpu_hours or 0.0)} "
+            f"GPU-hours{cost}{energy}"
+        )
     if estimate.goodput is not None:
         console.print(goodput_line(estimate.goodput))
 
@@ -147,7 +198,9 @@ def _print_left_open(console: Console, estimate: Estimate) -> None:
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
-    """`MFU 50.4 % (attention in full; 46.0 % ...)`: the convention with each share, and what full scores overstate."""
+    """`MFU 50.4 % (attention in full; 46.0 % ...)`: the convention with each share, and what full
+    scores overstate.
+    """
     if estimate.mfu_causal is None or estimate.mfu_causal == estimate.mfu:
         return f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
     return (
@@ -157,21 +210,29 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what is offloaded unasked, what no published run covers, and recomputation that frees nothing."""
+    """Print what is offloaded unasked, what no published run covers, and recomputation that frees
+    nothing.
+    """
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
     offloads = dict.fromkeys(
-        each["training.offload"] for each in assumed if isinstance(each, dict) and "training.offload" in each
+        each["training.offload"]
+        for each in assumed
+        if isinstance(each, dict) and "training.offload" in each
     )
     for offload in offloads:
         console.print(f"these use training.offload: {offload}", highlight=False)
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
-        checked = next((place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1)
+        checked = next(
+            (place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1
+        )
         first = f"; the best without is number {checked} here" if checked > 1 else ""
         console.print(f"* {unchecked_words(names)}{first}", highlight=False)
     for key in ("recompute", "dynamic_context_parallel"):
-        for sentence in dict.fromkeys(str(each.provenance[key]) for each in estimates if key in each.provenance):
+        for sentence in dict.fromkeys(
+            str(each.provenance[key]) for each in estimates if key in each.provenance
+        ):
             console.print(sentence, highlight=False)
 
 
@@ -185,17 +246,23 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
     low, high = calibrated.intervals.step_s
     console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
     console.print(
-        f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
+        f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and "
+        f"{duration(high)} with "
         f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; "
         f"{calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
-    console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} usable")
+    console.print(
+        f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} "
+        "usable"
+    )
     _print_fit(console, calibrated)
     print_reasons(console, calibrated.reasons)
 
 
 def _calibration(calibrated: Estimate, *, version: bool = False) -> str:
-    """`12 measurements on this cluster`, from which the calibration was made, with its version if wanted."""
+    """`12 measurements on this cluster`, from which the calibration was made, with its version if
+    wanted.
+    """
     calibration = calibrated.provenance["calibration"]
     assert isinstance(calibration, dict)
     suffix = f" (version {calibration['version']})" if version else ""
@@ -206,12 +273,16 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many each rule rejected."""
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)]
-    calibrated = next((row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None)
+    calibrated = next(
+        (row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None
+    )
     estimates = [row.known for row in ranked]
     shown = training_figures(estimates)
     if calibrated is not None:
         unit, size = duration_unit(e.time.step_s for e in estimates if e.time is not None)
-        before = [row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked]
+        before = [
+            row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked
+        ]
         shown.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
     if ranked:
         num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
@@ -240,16 +311,23 @@ def print_recommendations(answer: RecommendAnswer) -> None:
 
 
 def _whole_training(row: Recommendation) -> str:
-    """`rank 1 trains for 1.8 days (1.5 to 2.1), $18,966 ($15,985 to $22,502), and ends in time with 97 % probability`."""
+    """`rank 1 trains for 1.8 days (1.5 to 2.1), $18,966 ($15,985 to $22,502), and ends in time with
+    97 % probability`.
+    """
     if row.days_interval is None:
         return ""
     days = row.known.calendar_days or 0.0
-    text = f"rank 1 trains for {decimal(days)} days ({' to '.join(map(decimal, row.days_interval))})"
+    text = (
+        f"rank 1 trains for {decimal(days)} days ({' to '.join(map(decimal, row.days_interval))})"
+    )
     if row.cost is not None and row.cost_interval is not None:
         text += f", ${row.cost:,.0f} ({' to '.join(f'${end:,.0f}' for end in row.cost_interval)})"
     if row.deadline_probability is not None:
         chance = row.deadline_probability
-        text += f", and ends in time with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} probability"
+        text += (
+            f", and ends in time with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} "
+            "probability"
+        )
     return text
 
 
@@ -271,7 +349,10 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
             at = f" at {row.set[RATE]:g}/s" if RATE in row.set else ""
             line = f"nearest{at}: {layout}, engine limit {row.parallel.max_num_seqs}: {reasons}"
             bearable = row.estimate.highest_load
-            console.print(line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"), highlight=False)
+            console.print(
+                line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"),
+                highlight=False,
+            )
 
 
 def print_pareto(answer: RecommendAnswer) -> None:
@@ -280,8 +361,15 @@ def print_pareto(answer: RecommendAnswer) -> None:
         return
     estimates = [row.known for row in answer.pareto]
     devices = Column(head="GPUs", cells=tuple(str(e.provenance["num_gpus"]) for e in estimates))
-    whole = Column(head="tokens", unit="/s", cells=counts(e.tokens_per_second for e in estimates), drop=3)
-    columns = [devices, *configuration_columns([row.parallel for row in answer.pareto]), *training_figures(estimates), whole]
+    whole = Column(
+        head="tokens", unit="/s", cells=counts(e.tokens_per_second for e in estimates), drop=3
+    )
+    columns = [
+        devices,
+        *configuration_columns([row.parallel for row in answer.pareto]),
+        *training_figures(estimates),
+        whole,
+    ]
     print_columns(make_console(), columns, title="Pareto-optimal configurations", legend=False)
 
 
@@ -289,6 +377,7 @@ def goodput_line(goodput: Goodput) -> str:
     """The share of the calendar time that is training, and where it comes from, on one line."""
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {duration(goodput.mtbf_s)}, "
-        f"a checkpoint of {duration(goodput.checkpoint_s)} every {duration(goodput.checkpoint_interval_s)}, "
+        f"a checkpoint of {duration(goodput.checkpoint_s)} every "
+        f"{duration(goodput.checkpoint_interval_s)}, "
         f"{duration(goodput.restart_s)} to restart"
     )

@@ -22,45 +22,79 @@ if TYPE_CHECKING:
 def tune(
     query: queries.QueryArgument = None,
     launcher: Annotated[
-        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None, typer.Option(help="Where to run.")
+        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None,
+        typer.Option(help="Where to run."),
     ] = None,
-    budget_runs: Annotated[int | None, typer.Option(min=1, help="Maximum number of profile runs.")] = None,
+    budget_runs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of profile runs.")
+    ] = None,
     settings: queries.Setting = None,
-    resume: Annotated[str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")] = None,
-    reuse: Annotated[bool, typer.Option("--reuse", help="Use earlier measurements instead of repeating runs.")] = False,
-    server: Annotated[str | None, typer.Option(envvar="HP_SERVER", help="Search with the workers of this server.")] = None,
-    webhook: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --server: https URL to notify when the search ends.")
+    resume: Annotated[
+        str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")
     ] = None,
-    pareto: Annotated[bool, typer.Option("--pareto", help="Show the Pareto-optimal ones in step time and memory.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what the search would cost and its first job, and stop.")] = False,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Use earlier measurements instead of repeating runs.")
+    ] = False,
+    server: Annotated[
+        str | None, typer.Option(envvar="HP_SERVER", help="Search with the workers of this server.")
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="With --server: https URL to notify when the search ends."
+        ),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Show the Pareto-optimal ones in step time and memory.")
+    ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Print what the search would cost and its first job, and stop."
+        ),
+    ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Find the best configuration with a few real runs. An interrupted search pauses, unless it runs on a server; --resume
-    continues it.
+    """Find the best configuration with a few real runs. An interrupted search pauses, unless it
+    runs on a server; --resume continues it.
     """
     require("search", by="`hp-tool tune`")
     from hp_tool.cli.search_output import SearchProgress, print_result
     from hp_tool.queries import schema
 
-    flags: dict[str, Any] = {"launcher": launcher, "budget_runs": budget_runs, "reuse": reuse or None}
+    flags: dict[str, Any] = {
+        "launcher": launcher,
+        "budget_runs": budget_runs,
+        "reuse": reuse or None,
+    }
     changes = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (query is not None or settings or changes):
-        raise InputError("a resumed search keeps its query: use --resume without a query and other options", field="--resume")
+        raise InputError(
+            "a resumed search keeps its query: use --resume without a query and other options",
+            field="--resume",
+        )
     if webhook is not None and (not server or resume is not None):
-        raise InputError("webhooks belong to new searches on a server: use --server, and no --resume", field="--webhook")
+        raise InputError(
+            "webhooks belong to new searches on a server: use --server, and no --resume",
+            field="--webhook",
+        )
     parsed = None
     if resume is None:
         parsed = queries.read_query(query, {}, settings)
         parsed = replace(parsed, search=replace(parsed.search, **changes))
     if plan:
         if parsed is None:
-            raise InputError("--plan is of a search that has not begun: give a query, and no --resume", field="--plan")
+            raise InputError(
+                "--plan is of a search that has not begun: give a query, and no --resume",
+                field="--plan",
+            )
         _print_plan(parsed, as_json=as_json, server=server)
         return
     with SearchProgress() as progress:
         if server:
-            result = _on_server(parsed, resume=resume, progress=progress, server=server, webhook=webhook)
+            result = _on_server(
+                parsed, resume=resume, progress=progress, server=server, webhook=webhook
+            )
         else:
             result = _in_process(parsed, resume=resume, progress=progress)
     if as_json:
@@ -91,7 +125,9 @@ def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
     if as_json:
         typer.echo(schema.to_json(answer))
     else:
-        typer.echo("\n".join((*plan_lines(answer.plan), *(() if answer.job is None else ("", answer.job)))))
+        typer.echo(
+            "\n".join((*plan_lines(answer.plan), *(() if answer.job is None else ("", answer.job))))
+        )
 
 
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:
@@ -103,13 +139,18 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
     url = database_url()
     with closing(open_store(url)) as store:
         return tuning.tune(
-            query=query, store=store, storage=tuning.study_storage(url), search_id=resume, on_event=progress.on_event
+            query=query,
+            store=store,
+            storage=tuning.study_storage(url),
+            search_id=resume,
+            on_event=progress.on_event,
         )
 
 
 def _measure_host(query: Query) -> None:
-    """Time single operations on this host's processor before the first search on it, and keep its constants for later
-    predictions: by those of another processor, with other vector units and other load, they are off by several times.
+    """Time single operations on this host's processor before the first search on it, and keep its
+    constants for later predictions: by those of another processor, with other vector units and
+    other load, they are off by several times.
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
@@ -119,7 +160,12 @@ def _measure_host(query: Query) -> None:
     from hp_tool.tuning.clusters import create_launcher
 
     cluster = catalog.cluster(query.cluster)
-    if query.kind != "training" or query.trainer or cluster.gpu.kind != "cpu" or machine_profile(cluster.name):
+    if (
+        query.kind != "training"
+        or query.trainer
+        or cluster.gpu.kind != "cpu"
+        or machine_profile(cluster.name)
+    ):
         return
     launcher = create_launcher(query)
     if not isinstance(launcher, LocalLauncher) or launcher.hardware().num_gpus < cluster.num_gpus:
@@ -130,14 +176,28 @@ def _measure_host(query: Query) -> None:
         timed = machine.checked_precisions([precision], gpu=cluster.gpu)
         report, _ = machine.benchmark_machine(cluster=cluster, launcher=launcher, precisions=timed)
         path = save_machine_profile(cluster.name, report.profile)
-    except (HpToolError, OSError) as error:  # the search corrects its predictions by its runs in any case
-        typer.echo(f"not measured: {error}; the first predictions are another processor's, often 3 to 10 times off", err=True)
+    except (
+        HpToolError,
+        OSError,
+    ) as error:  # the search corrects its predictions by its runs in any case
+        typer.echo(
+            f"not measured: {error}; the first predictions are another processor's, often 3 to 10 "
+            "times off",
+            err=True,
+        )
         return
-    typer.echo(f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True)
+    typer.echo(
+        f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True
+    )
 
 
 def _on_server(
-    query: Query | None, *, resume: str | None, progress: SearchProgress, server: str, webhook: str | None
+    query: Query | None,
+    *,
+    resume: str | None,
+    progress: SearchProgress,
+    server: str,
+    webhook: str | None,
 ) -> TuneResult:
     from hp_tool.queries import schema
     from hp_tool.tuning import TuneResult
@@ -146,10 +206,14 @@ def _on_server(
         search_id = resume
         if query is not None:
             search_id = client.submit_search(query=schema.query_mapping(query), webhook=webhook).id
-            progress.on_event("started", {"search_id": search_id, "budget_runs": query.search.budget_runs})
+            progress.on_event(
+                "started", {"search_id": search_id, "budget_runs": query.search.budget_runs}
+            )
         assert search_id is not None  # without --resume there is a query
         if resume is not None and client.search(search_id=resume).state in ("paused", "failed"):
             client.resume(search_id=resume)
-        answer = client.wait(search_id=search_id, on_event=lambda event: progress.on_event(event.kind, event.payload))
+        answer = client.wait(
+            search_id=search_id, on_event=lambda event: progress.on_event(event.kind, event.payload)
+        )
     result: TuneResult = schema.parse(TuneResult, answer)
     return result

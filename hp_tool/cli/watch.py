@@ -1,4 +1,6 @@
-"""`hp-tool watch`: a running job's steps held against what they were and what they should be. Exits 4 where it is slower."""
+"""`hp-tool watch`: a running job's steps held against what they were and what they should be. Exits
+4 where it is slower.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,40 @@ MOST_AT_ONCE = 10_000
 
 def watch(
     logs: Annotated[
-        list[str] | None, typer.Argument(metavar="LOG...", help="Logs, or folders of them, one per rank; - is standard input.")
+        list[str] | None,
+        typer.Argument(
+            metavar="LOG...", help="Logs, or folders of them, one per rank; - is standard input."
+        ),
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option("--query", metavar="FILE", help="The job's query, for what is expected of it and what it costs."),
+        typer.Option(
+            "--query",
+            metavar="FILE",
+            help="The job's query, for what is expected of it and what it costs.",
+        ),
     ] = None,
-    reader: Annotated[str | None, typer.Option("--format", help="How the log is read; guessed by default.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on reading as the logs grow, until interrupted.")] = False,
+    reader: Annotated[
+        str | None, typer.Option("--format", help="How the log is read; guessed by default.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on reading as the logs grow, until interrupted.")
+    ] = False,
     lost_nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Instead: what to run without this many of the query's nodes, and whether to wait."),
+        typer.Option(
+            min=1,
+            help="Instead: what to run without this many of the query's nodes, and whether to "
+            "wait.",
+        ),
     ] = None,
     settings: queries.Setting = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Say whether a running job became slower than it was, or is slower than it should be; print nothing while all is well."""
+    """Say whether a running job became slower than it was, or is slower than it should be; print
+    nothing while all is well.
+    """
     from hp_tool.errors import InputError
     from hp_tool.formats.logs import READERS
     from hp_tool.training.problem import resolve_training
@@ -50,7 +69,9 @@ def watch(
     from hp_tool.watch.logs import LogSteps, Watched, log_files
 
     if reader is not None and reader not in READERS:
-        raise InputError(f"unknown format {reader!r}; known: {', '.join(READERS)}", field="--format")
+        raise InputError(
+            f"unknown format {reader!r}; known: {', '.join(READERS)}", field="--format"
+        )
     parsed = None if query is None else queries.read_query(query, {}, settings)
     if lost_nodes is not None:
         return _after_loss(parsed, lost_nodes, calibration=calibration, as_json=as_json)
@@ -67,7 +88,9 @@ def watch(
     lines = _standard_input() if logs == ["-"] else _lines(log_files(logs), follow=follow)
     try:
         for log, line in lines:
-            each = steps.setdefault(log, LogSteps(reader=reader, workload=workload, num_gpus=num_gpus))
+            each = steps.setdefault(
+                log, LogSteps(reader=reader, workload=workload, num_gpus=num_gpus)
+            )
             step = each.feed(line)
             watched.in_seconds &= each.in_seconds
             if step is not None and watched.add(log, *step) and as_they_come:
@@ -77,10 +100,15 @@ def watch(
     if not watched.sources:
         fix = "is --format right?"
         if any(each.hugging_face for each in steps.values()):
-            fix = "Hugging Face's Trainer prints none; give it HuggingFaceCallback of hp_tool.reporter as a callback"
+            fix = (
+                "Hugging Face's Trainer prints none; give it HuggingFaceCallback of "
+                "hp_tool.reporter as a callback"
+            )
         raise InputError(f"no step time in the log: {fix}", field="LOG")
     if unread := sum(each.unread for each in steps.values()):
-        typer.echo(f"{counted(unread, 'line')} of JSON without a step time (step_s) passed over", err=True)
+        typer.echo(
+            f"{counted(unread, 'line')} of JSON without a step time (step_s) passed over", err=True
+        )
     verdict = watched.verdict()
     _print(verdict, as_json=as_json, number=None)
     if verdict.slow:
@@ -117,7 +145,9 @@ def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
                     continue
                 yield number, whole.decode(errors="replace")
         if not came and not follow:
-            yield from ((number, line.decode(errors="replace")) for number, line in enumerate(rest) if line)
+            yield from (
+                (number, line.decode(errors="replace")) for number, line in enumerate(rest) if line
+            )
             return
         if not came:
             time.sleep(POLL_S)
@@ -144,12 +174,16 @@ def _after_loss(query: Query | None, lost_nodes: int, *, calibration: bool, as_j
     from hp_tool.watch.loss import after_loss
 
     if query is None:
-        raise InputError("--lost-nodes needs the job's query", field="--query", code="missing_field")
+        raise InputError(
+            "--lost-nodes needs the job's query", field="--query", code="missing_field"
+        )
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
         return
     idle = f", {answer.idle_gpus} idle" if answer.idle_gpus else ""
-    typer.echo(f"{arithmetic(answer.recommendation.parallel)}{idle}: {duration(answer.step_s)} a step")
+    typer.echo(
+        f"{arithmetic(answer.recommendation.parallel)}{idle}: {duration(answer.step_s)} a step"
+    )
     typer.echo(answer.text)

@@ -1,7 +1,8 @@
-"""Array types, and `where`, `maximum` and similar functions that take arrays of candidates or plain numbers of one.
+"""Array types, and `where`, `maximum` and similar functions that take arrays of candidates or plain
+numbers of one.
 
-NumPy turns every argument into an array first, which costs fifty times the arithmetic, and one estimate calls these functions a
-hundred times. They return what they get: arrays, or plain numbers.
+NumPy turns every argument into an array first, which costs fifty times the arithmetic, and one
+estimate calls these functions a hundred times. They return what they get: arrays, or plain numbers.
 """
 
 import math
@@ -53,7 +54,9 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def column(value: Numbers, *, like: Numbers) -> Any:
-    """The value for each candidate that `like` has one for; a plain number stays one beside a plain number."""
+    """The value for each candidate that `like` has one for; a plain number stays one beside a plain
+    number.
+    """
     if not isinstance(like, np.ndarray):
         return value
     return np.broadcast_to(value, np.broadcast_shapes(np.shape(value), like.shape))
@@ -61,12 +64,20 @@ def column(value: Numbers, *, like: Numbers) -> Any:
 
 def gcd(x: Ints, y: Ints) -> Ints:
     """Greatest common divisor of whole numbers."""
-    return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))
+    return (
+        np.gcd(x, y)
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
+        else math.gcd(int(x), int(y))
+    )
 
 
 def lcm(x: Ints, y: Ints) -> Ints:
     """Least common multiple of whole numbers."""
-    return np.lcm(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.lcm(int(x), int(y))
+    return (
+        np.lcm(x, y)
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
+        else math.lcm(int(x), int(y))
+    )
 
 
 def ceil(x: Numbers) -> Floats:

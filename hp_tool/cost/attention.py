@@ -1,4 +1,6 @@
-"""The attention block: projections (plain, grouped or latent), the core, and its context-parallel communication."""
+"""The attention block: projections (plain, grouped or latent), the core, and its context-parallel
+communication.
+"""
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
@@ -8,7 +10,13 @@ from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads
 from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
 from hp_tool.cost.precision import cast_traffic
-from hp_tool.cost.roofline import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops, weight_matmuls
+from hp_tool.cost.roofline import (
+    additive_seconds,
+    elementwise_seconds,
+    matmul_seconds,
+    peak_flops,
+    weight_matmuls,
+)
 from hp_tool.cost.sparse_attention import chosen_core_seconds, index_bytes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
@@ -16,7 +24,9 @@ from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
 RING = Kernels(forward=3.0, backward=3.0)
-"""Elementwise kernels of ring attention around its steps: one buffer for keys and values, the first output, statistics."""
+"""Elementwise kernels of ring attention around its steps: one buffer for keys and values, the first
+output, statistics.
+"""
 RING_STEP = Kernels(forward=3.0, backward=4.0)
 """And of each step after the first: a copy, and sums of statistics and outputs or of gradients."""
 
@@ -24,20 +34,24 @@ RING_STEP = Kernels(forward=3.0, backward=4.0)
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Activation bytes of the attention block.
 
-    `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism); Q, K, V and the core's
-    output (split by heads); latents; the output once more if context parallelism exchanges it before its projection. V is
-    projected into one storage with the unrotated queries and keys, which stays if V is read there: by unfused attention, and by
-    a core that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and keys keep that
-    storage whatever is recomputed, and of several groups on a rank also the queries put together. `core`, which selective
-    recomputation drops: with unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t
-    without; with fused attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
+    `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism);
+    Q, K, V and the core's output (split by heads); latents; the output once more if context
+    parallelism exchanges it before its projection. V is projected into one storage with the
+    unrotated queries and keys, which stays if V is read there: by unfused attention, and by a core
+    that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and
+    keys keep that storage whatever is recomputed, and of several groups on a rank also the queries
+    put together. `core`, which selective recomputation drops: with unfused attention the scores,
+    5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with fused
+    attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
     heads, keys = query_heads(model, s.t), kv_heads(model, s.t)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
-    if s.saved_input < s.e:  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
+    if (
+        s.saved_input < s.e
+    ):  # the output projection keeps its own narrow copy; the core needs its output in 16 bits
         split = split + s.tokens * s.saved_input * heads * v
     elif case.strategy.context_parallel_communication in ("a2a", "a2a+p2p"):
         split = split + s.tokens * s.e * heads * v * (candidates.context_parallel_size > 1)
@@ -59,7 +73,12 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     latent: Floats = 0.0
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
-        latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
+        latent = (
+            s.tokens
+            * (s.e + s.saved_input)
+            * ((model.q_lora_rank or 0) + model.kv_lora_rank)
+            / s.shards
+        )
     if model.attention_output_gate is not None:  # the gate, and what it lets through
         gates = heads * (v if model.attention_output_gate == "channel" else 1)
         split = split + s.tokens * (s.e * gates + s.saved_input * heads * v)
@@ -75,23 +94,34 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     )
 
 
-def core_bytes(*, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0) -> Floats:
-    """Bytes that the attention core keeps: the fp32 log-sum-exp of each query, or the scores of unfused attention."""
+def core_bytes(
+    *, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0
+) -> Floats:
+    """Bytes that the attention core keeps: the fp32 log-sum-exp of each query, or the scores of
+    unfused attention.
+    """
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
-    return s.tokens * (workload.sequence_length * keys_per_query) * heads * (2.0 * s.e + 1.0 if s.mask else s.e)
+    return (
+        s.tokens
+        * (workload.sequence_length * keys_per_query)
+        * heads
+        * (2.0 * s.e + 1.0 if s.mask else s.e)
+    )
 
 
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of the attention block.
 
-    Elementwise forward: the norm reads and writes, the residual addition reads two tensors, writes one and uses a mask, rotary
-    positions pass over queries and keys, and so do their norms. Backward: norms read gradient and input and write, the
-    residual's gradient is added.
+    Elementwise forward: the norm reads and writes, the residual addition reads two tensors, writes
+    one and uses a mask, rotary positions pass over queries and keys, and so do their norms.
+    Backward: norms read gradient and input and write, the residual's gradient is added.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(
+        s.tokens, matrices, case=case, precision=workload.precision
+    )
     core, core_backward = core_seconds(case=case, s=s)
     context, context_backward = context_seconds(case=case, candidates=candidates, s=s, core_s=core)
     qk = model.qk_head_size
@@ -101,7 +131,9 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * per_hidden / s.shards + rotary + 2.0 * normed + cast)
-    backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + 3.0 * normed + cast_backward)
+    backward = s.tokens * (
+        s.h * per_hidden_backward / s.shards + rotary + 3.0 * normed + cast_backward
+    )
     if model.attention_output_gate is not None:
         gated = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
         forward, backward = forward + 3.0 * gated, backward + 5.0 * gated
@@ -131,7 +163,8 @@ def core_seconds(
 ) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of scores, softmax, dropout and the product with the values.
 
-    In cross attention `keys_per_query` is the number of keys per query; `causal` defaults to the model's own attention.
+    In cross attention `keys_per_query` is the number of keys per query; `causal` defaults to the
+    model's own attention.
     """
     model, workload, profile = case.model, case.workload, case.profile
     if model.index_topk is not None:
@@ -145,7 +178,9 @@ def core_seconds(
         flops = 2.0 * s.tokens * (s.attended * keys_per_query) * heads * (qk + v) * visible
         traffic = s.tokens * s.e * (heads + kv_heads(model, s.t) * keys_per_query) * (qk + v)
         # Attention stays in 16 bits where the matmuls are narrower.
-        peak = peak_flops(gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16")
+        peak = peak_flops(
+            gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
+        )
         forward = additive_seconds(flops, traffic, profile.gpu.attention, gpu=gpu, peak=peak)
         if profile.framework.attention_slowdown != 1.0:
             forward = forward * profile.framework.attention_slowdown
@@ -156,39 +191,60 @@ def core_seconds(
     scores = s.tokens * keys * heads
     precision = workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
     matmuls = matmul_seconds(length, keys, qk, machine=case, precision=precision, batch=batch)
-    matmuls = matmuls + matmul_seconds(length, v, keys, machine=case, precision=precision, batch=batch)
-    # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads two, writes one.
+    matmuls = matmuls + matmul_seconds(
+        length, v, keys, machine=case, precision=precision, batch=batch
+    )
+    # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads
+    # two, writes one.
     dropout = s.mask * (2.0 * s.e + 1.0)
-    moved, moved_backward, kernels, kernels_backward = 2.0 * s.e + dropout, 3.0 * s.e + dropout, 2.0, 2.0
+    moved, moved_backward, kernels, kernels_backward = (
+        2.0 * s.e + dropout,
+        3.0 * s.e + dropout,
+        2.0,
+        2.0,
+    )
     copies: Floats = 0.0
     if not workload.kernel_fusion:
-        # Scaling, multiplying with the mask and subtracting from what it hides read and write each; the last has no backward.
-        # Batched matmuls copy queries, keys and values by heads; their gradients are put together again.
-        moved, moved_backward, kernels, kernels_backward = moved + 6.0 * s.e, moved_backward + 4.0 * s.e, 8.0, 7.0
+        # Scaling, multiplying with the mask and subtracting from what it hides read and write each;
+        # the last has no backward. Batched matmuls copy queries, keys and values by heads; their
+        # gradients are put together again.
+        moved, moved_backward, kernels, kernels_backward = (
+            moved + 6.0 * s.e,
+            moved_backward + 4.0 * s.e,
+            8.0,
+            7.0,
+        )
         copies = 2.0 * s.e * s.tokens * projected(model, s)
     softmax = elementwise_seconds(scores * moved + copies, machine=case, kernels=kernels)
-    softmax_backward = elementwise_seconds(scores * moved_backward + copies, machine=case, kernels=kernels_backward)
+    softmax_backward = elementwise_seconds(
+        scores * moved_backward + copies, machine=case, kernels=kernels_backward
+    )
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 
-# Context parallelism: sending keys and values between the ranks that share a sequence, and hiding that.
+# Context parallelism: sending keys and values between the ranks that share a sequence, and hiding
+# that.
 
 
-def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats) -> tuple[Floats, Floats]:
-    """(forward, backward) exposed seconds of context-parallel communication per layer and micro-batch.
+def context_seconds(
+    *, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats
+) -> tuple[Floats, Floats]:
+    """(forward, backward) exposed seconds of context-parallel communication per layer and
+    micro-batch.
 
-    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden behind the attention of the
-      step before; the backward pass also sends their gradients. Each step is an attention kernel of its own, with its fixed
-      cost and copies, and its result is added to the others' (`merging_seconds`).
-    - all_gather: keys and values are gathered first, and nothing hides that; the backward pass gathers them again and
-      reduce-scatters the gradients.
-    - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head shards, in four all-to-alls of 1/c
-      of a tensor each way.
-    - a2a+p2p: a2a among u neighbouring ranks, after which each holds u times the tokens of 1/u of the heads, then the ring over
-      c / u.
+    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden
+      behind the attention of the step before; the backward pass also sends their gradients. Each
+      step is an attention kernel of its own, with its fixed cost and copies, and its result is
+      added to the others' (`merging_seconds`).
+    - all_gather: keys and values are gathered first, and nothing hides that; the backward pass
+      gathers them again and reduce-scatters the gradients.
+    - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head
+      shards, in four all-to-alls of 1/c of a tensor each way.
+    - a2a+p2p: a2a among u neighbouring ranks, after which each holds u times the tokens of 1/u of
+      the heads, then the ring over c / u.
 
-    Each rank gets one early and one late piece of the sequence, which balances the causal load (Megatron Core, Transformer
-    Engine).
+    Each rank gets one early and one late piece of the sequence, which balances the causal load
+    (Megatron Core, Transformer Engine).
     """
     model = case.model
     c: Ints = candidates.context_parallel_size
@@ -201,7 +257,11 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     exchange: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
-        u = c if kind == "a2a" else exchanging(ranks, model=model, strategy=case.strategy, heads_split=s.t)
+        u = (
+            c
+            if kind == "a2a"
+            else exchanging(ranks, model=model, strategy=case.strategy, heads_split=s.t)
+        )
         inner, outer = split(ranks, c // u)
         exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, machine=case, group=inner)
         if kind == "a2a":
@@ -219,23 +279,34 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     return exchange + kernels + forward + merged, exchange + kernels + backward + merged_backward
 
 
-def merging_seconds(*, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of what ring attention does around its `steps` kernels (Transformer Engine,
-    AttnFuncWithCPAndKVP2P); `keys_values` are bytes.
+def merging_seconds(
+    *, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats
+) -> tuple[Floats, Floats]:
+    """(forward, backward) seconds of what ring attention does around its `steps` kernels
+    (Transformer Engine, AttnFuncWithCPAndKVP2P); `keys_values` are bytes.
 
-    Keys and values are put into one buffer. Each step but the first takes a copy of half the queries or half the keys and
-    values, and its output is added, rescaled, to that of the steps before: three passes over three quarters of the queries on
-    average. In the backward pass the same of the queries' gradients, after copies of half of output, gradient and queries;
-    keys' and values' gradients travel along and are added up.
+    Keys and values are put into one buffer. Each step but the first takes a copy of half the
+    queries or half the keys and values, and its output is added, rescaled, to that of the steps
+    before: three passes over three quarters of the queries on average. In the backward pass the
+    same of the queries' gradients, after copies of half of output, gradient and queries; keys' and
+    values' gradients travel along and are added up.
     """
     model, later = case.model, steps - 1.0
     several = steps > 1
     queries = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
-    forward = several * (4.0 * queries + 2.0 * keys_values) + later * (2.75 * queries + 0.5 * keys_values)
-    backward = several * (2.0 * queries + 3.5 * keys_values) + later * (3.75 * queries + 3.75 * keys_values)
+    forward = several * (4.0 * queries + 2.0 * keys_values) + later * (
+        2.75 * queries + 0.5 * keys_values
+    )
+    backward = several * (2.0 * queries + 3.5 * keys_values) + later * (
+        3.75 * queries + 3.75 * keys_values
+    )
     return (
-        elementwise_seconds(forward, machine=case, kernels=several * RING.forward + later * RING_STEP.forward),
-        elementwise_seconds(backward, machine=case, kernels=several * RING.backward + later * RING_STEP.backward),
+        elementwise_seconds(
+            forward, machine=case, kernels=several * RING.forward + later * RING_STEP.forward
+        ),
+        elementwise_seconds(
+            backward, machine=case, kernels=several * RING.backward + later * RING_STEP.backward
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""Stages of unlike layers that take equally long, as far as whole layers and the framework allow."""
+"""Stages of unlike layers that take equally long, as far as whole layers and the framework
+allow.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +21,70 @@ MOST_LAYERS = 512
 """Splits are compared for each pair of first and last layer: no model has more."""
 
 
-def balanced_chunks(seconds: FloatArray, *, stages: int, chunks: int, ends_alone: bool) -> list[int] | None:
-    """Return the layers of each of the p v model chunks such that the slowest takes least; of several such splits the one
-    nearest to equal times. None where no split is possible.
+def balanced_chunks(
+    seconds: FloatArray, *, stages: int, chunks: int, ends_alone: bool
+) -> list[int] | None:
+    """Return the layers of each of the p v model chunks such that the slowest takes least; of
+    several such splits the one nearest to equal times. None where no split is possible.
 
-    `seconds`: (layers,) as `layer_seconds` has them. `ends_alone`: the stages between the ends hold equally many.
+    `seconds`: (layers,) as `layer_seconds` has them. `ends_alone`: the stages between the ends hold
+    equally many.
     """
     if stages * chunks > len(seconds) or len(seconds) > MOST_LAYERS or (ends_alone and chunks > 1):
         return None
     return _with_own_ends(seconds, stages) if ends_alone else split_evenly(seconds, stages * chunks)
 
 
-def pipeline_seconds(seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float) -> float:
-    """Return what a pipeline of these chunks takes for all micro-batches: its slowest stage each, the others one, over v."""
+def pipeline_seconds(
+    seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float
+) -> float:
+    """Return what a pipeline of these chunks takes for all micro-batches: its slowest stage each,
+    the others one, over v.
+    """
     ends = np.cumsum(sizes)
-    of_chunks = np.array([seconds[end - size : end].sum() for end, size in zip(ends, sizes, strict=True)])
+    of_chunks = np.array(
+        [seconds[end - size : end].sum() for end, size in zip(ends, sizes, strict=True)]
+    )
     of_stages = of_chunks.reshape(-1, stages).sum(axis=0)
     slowest = of_stages.max()
     return float(micro_batches * slowest + (of_stages.sum() - slowest) / (len(sizes) // stages))
 
 
 def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return (n, layers) seconds of each layer for one micro-batch there and back: of the first one with the embedding, of the
-    last one with multi-token prediction, output layer and loss. `candidates`: n rows.
+    """Return (n, layers) seconds of each layer for one micro-batch there and back: of the first one
+    with the embedding, of the last one with multi-token prediction, output layer and loss.
+    `candidates`: n rows.
 
-    Waits for the host are left out: while it launches short layers, the device still runs longer ones before them.
+    Waits for the host are left out: while it launches short layers, the device still runs longer
+    ones before them.
     """
     model, depths = case.model, case.model.num_nextn_predict_layers
     kinds = len(model.kinds)
-    places = [*range(kinds), model.pattern[0], model.pattern[-1]]  # a stage for each kind, and both ends
+    places = [
+        *range(kinds),
+        model.pattern[0],
+        model.pattern[-1],
+    ]  # a stage for each kind, and both ends
     counts = np.eye(kinds)[places]
     counts[-1] += depths * np.array(model.mtp_kinds)
     embedding, output = np.eye(kinds + 2)[-2:]
     rows = candidates.take(np.repeat(np.arange(len(candidates)), len(places)))
-    columns: list[Any] = [np.tile(column, len(candidates)) for column in (embedding, output, depths * output, *counts.T)]
+    columns: list[Any] = [
+        np.tile(column, len(candidates))
+        for column in (embedding, output, depths * output, *counts.T)
+    ]
     stage = StageKind(
-        ranks=1.0, rank=0.0, layers=1.0, dense_layers=0.0, extra_layers=columns[2], embedding=columns[0],
-        embedding_copies=columns[0], output=columns[1], chunk_layers=1.0, kinds=tuple(columns[3:]),
-    )  # fmt: skip
+        ranks=1.0,
+        rank=0.0,
+        layers=1.0,
+        dense_layers=0.0,
+        extra_layers=columns[2],
+        embedding=columns[0],
+        embedding_copies=columns[0],
+        output=columns[1],
+        chunk_layers=1.0,
+        kinds=tuple(columns[3:]),
+    )
     costs = training_costs(case=case, candidates=rows, pipeline=stage.pipeline(model))
     m = micro_batches(rows, workload=case.workload)
     each = np.reshape(sum(costs.parts[name] for name in STAGE_PARTS) / m, (-1, len(places)))
@@ -66,13 +94,17 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
-    """Return how many neighbours each part holds, at least one, such that the largest sum is least, then that of squares."""
+    """Return how many neighbours each part holds, at least one, such that the largest sum is least,
+    then that of squares.
+    """
     before = np.concatenate([[0.0], np.cumsum(seconds)])
     spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers between
     spans[np.tril_indices(len(before))] = np.inf
 
     def shortest(costs: FloatArray, join: Any) -> tuple[float, list[Any]]:
-        """The least cost of all layers in `parts` parts, and for each part where it begins, by where it ends."""
+        """The least cost of all layers in `parts` parts, and for each part where it begins, by
+        where it ends.
+        """
         so_far, begins = np.where(np.arange(len(before)) == 0, 0.0, np.inf), []
         for _ in range(parts):
             joined = join(so_far[:, None], costs)
@@ -97,7 +129,9 @@ def _with_own_ends(seconds: FloatArray, stages: int) -> list[int] | None:
         return float(each.max()), float((each**2).sum())
 
     splits = [
-        [first, *[rest // between] * between, layers - first - rest] if between else [first, layers - first]
+        [first, *[rest // between] * between, layers - first - rest]
+        if between
+        else [first, layers - first]
         for first in range(1, layers)
         for rest in (range(between, layers - first, between) if between else (0,))
     ]

@@ -1,5 +1,5 @@
-"""Results of the two blocks of a layer (attention, MLP), whose sum is a layer, and the sizes that both need. Letters:
-docs/cost-model.md.
+"""Results of the two blocks of a layer (attention, MLP), whose sum is a layer, and the sizes that
+both need. Letters: docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class BlockTime:
     expert_backward: Floats = 0.0
 
     def __add__(self, other: BlockTime) -> BlockTime:
-        return BlockTime(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+        return BlockTime(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,9 @@ class BlockBytes:
     core: Floats = 0.0
     """Kept by the attention core, less what stays only if it is recomputed."""
     norm_output: Floats = 0.0
-    """Part of `saved` that is not kept if layernorm is recomputed; the fields below are the same for other modules."""
+    """Part of `saved` that is not kept if layernorm is recomputed; the fields below are the same
+    for other modules.
+    """
     mlp: Floats = 0.0
     moe: Floats = 0.0
     """Includes expert_activations and shared_experts."""
@@ -70,7 +74,9 @@ class BlockBytes:
     def __add__(self, other: BlockBytes) -> BlockBytes:
         # The blocks' backward passes run one after the other: their working sets do not add up.
         working = maximum(self.working, other.working)
-        return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=working)
+        return BlockBytes(
+            saved=self.saved + other.saved, core=self.core + other.core, working=working
+        )
 
 
 NO_TIME, NO_BYTES = (
@@ -122,22 +128,27 @@ class LayerBytes:
 
 
 def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
-    """Bytes that a block's forward pass moves more where biases and dropout are kernels of their own: passes over the `split`
-    elements per token that its matrices put out with a bias, and over the block's output for its `bias` and for dropout, which
-    writes what the residual addition then reads. Backward passes are kernels of their own in either case.
+    """Bytes that a block's forward pass moves more where biases and dropout are kernels of their
+    own: passes over the `split` elements per token that its matrices put out with a bias, and over
+    the block's output for its `bias` and for dropout, which writes what the residual addition then
+    reads. Backward passes are kernels of their own in either case.
     """
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
 
 
-# Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv 2004.05150).
+# Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv
+# 2004.05150).
 
 
 def windowed_length(model: ModelSpec, length: float) -> float:
-    """Keys that fused attention computes for a token of a sequence of `length`, mean over layers, before the causal half.
+    """Keys that fused attention computes for a token of a sequence of `length`, mean over layers,
+    before the causal half.
 
-    The query at position i of a causal layer sees min(i, w) keys: s w - w^2 / 2 scores per sequence, so w (2 - w / s) per token
-    instead of s. A bidirectional layer sees w. The mean is weighted by `sliding_window_layers` of L. Ring exchange of keys and
-    values between context-parallel ranks, and unfused attention, which computes the scores it masks, are not reduced.
+    The query at position i of a causal layer sees min(i, w) keys: s w - w^2 / 2 scores per
+    sequence, so w (2 - w / s) per token instead of s. A bidirectional layer sees w. The mean is
+    weighted by `sliding_window_layers` of L. Ring exchange of keys and values between
+    context-parallel ranks, and unfused attention, which computes the scores it masks, are not
+    reduced.
     """
     window = model.sliding_window
     if window is None or window >= length:
@@ -149,7 +160,9 @@ def windowed_length(model: ModelSpec, length: float) -> float:
 
 
 def seen_keys(most: float, length: float) -> float:
-    """W (2 - W / s): keys, before the causal half, of a token that sees W = `most` of a sequence: the last, or chosen ones."""
+    """W (2 - W / s): keys, before the causal half, of a token that sees W = `most` of a sequence:
+    the last, or chosen ones.
+    """
     return most * (2.0 - most / length) if most < length else length
 
 
@@ -175,19 +188,23 @@ class Shapes:
     t: Ints
     tokens: Floats
     attended: Floats
-    """Scores that fused attention computes per token, before the causal half: s, less if rows are packed or layers have a
-    sliding window."""
+    """Scores that fused attention computes per token, before the causal half: s, less if rows are
+    packed or layers have a sliding window.
+    """
     sharded: Bools
     """Whether sequence parallelism is on."""
     shards: Floats
-    """Ranks that share the work between tensor-parallel regions: t with sequence parallelism, else 1."""
+    """Ranks that share the work between tensor-parallel regions: t with sequence parallelism, else
+    1.
+    """
     h: float
     e: float
     mask: float
     """Bytes of a dropout mask element; 0 without dropout."""
     saved_input: float
-    """Bytes per element of a matmul input that is kept for the weight gradient: below 16 bits the quantised element with its
-    scales, else e."""
+    """Bytes per element of a matmul input that is kept for the weight gradient: below 16 bits the
+    quantised element with its scales, else e.
+    """
     activation_input: float
     """Bytes per element of what enters the activation function."""
     product: float
@@ -195,9 +212,13 @@ class Shapes:
     tensor: Ring
     """The tensor-parallel group's collectives."""
     gather_s: Floats
-    """Seconds of an all-gather, or reduce-scatter, of the hidden states over the tensor-parallel group."""
+    """Seconds of an all-gather, or reduce-scatter, of the hidden states over the tensor-parallel
+    group.
+    """
     input_gather_s: Floats
-    """Seconds of an all-gather of them as matmuls read them: below 16 bits quantised before they are sent."""
+    """Seconds of an all-gather of them as matmuls read them: below 16 bits quantised before they
+    are sent.
+    """
     all_reduce_s: Floats
     """Seconds of their all-reduce."""
     facts: FrameworkFacts
@@ -205,7 +226,8 @@ class Shapes:
 
 
 def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
-    """Candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's rank order.
+    """Candidate fields besides LAYER_AXES that a layer's costs depend on in the cluster's rank
+    order.
 
     Dimensions inside tp, cp and ep spread their groups over nodes.
     """
@@ -216,15 +238,25 @@ def spreading_axes(cluster: ClusterSpec) -> tuple[str, ...]:
 
 
 def shapes(
-    *, case: TrainingCase, candidates: Candidates, tokens: Floats | None = None, attended: Floats | None = None
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    tokens: Floats | None = None,
+    attended: Floats | None = None,
 ) -> Shapes:
-    """The sizes of a layer of each candidate, with the workload's `tokens` and `attended` unless they are given."""
+    """The sizes of a layer of each candidate, with the workload's `tokens` and `attended` unless
+    they are given.
+    """
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size
     sharded = candidates.sequence_parallel > 0
     e, h = workload.activation_element_bytes, float(model.hidden_size)
     if tokens is None:
-        tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
+        tokens = (
+            workload.sequence_length
+            * candidates.micro_batch_size
+            / candidates.context_parallel_size
+        )
     tensor = tensor_ring(case=case, candidates=candidates)
     wire = tokens * h * e * (t - 1.0) / t
     saved_input, gather_s = e, tensor.seconds(wire)
@@ -235,7 +267,9 @@ def shapes(
     return Shapes(
         t=t,
         tokens=tokens,
-        attended=windowed_length(model, workload.computed_attention_length) if attended is None else attended,
+        attended=windowed_length(model, workload.computed_attention_length)
+        if attended is None
+        else attended,
         sharded=sharded,
         shards=where(sharded, t, 1.0),
         h=h,

@@ -13,7 +13,13 @@ from hp_tool.cost.model_layers import layer_kinds
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
+from hp_tool.cost.uncertainty import (
+    exceeds,
+    intervals,
+    memory_log_sd,
+    simplified,
+    unchecked_features,
+)
 from hp_tool.cost.unlike_layers import blocks_by_stage
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
@@ -26,29 +32,47 @@ from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 WORTH_SAYING = 0.01
 """Chance of retries from which an answer names it."""
 WAITS = 0.01
-"""Share of a step that a dense model's devices wait for their host below which graphs are not worth a word."""
+"""Share of a step that a dense model's devices wait for their host below which graphs are not worth
+a word.
+"""
 BOUND = 1.02
-"""How many times as long as with CUDA graphs a step takes from which on launches are said to bound it."""
+"""How many times as long as with CUDA graphs a step takes from which on launches are said to bound
+it.
+"""
 NEEDLESS = (
-    "recompute selective frees nothing here and runs the attention core again: flash attention stores no scores, and a core "
-    "that is run again keeps the projection's whole output, where its values lie, beside the rotated queries and keys; choose "
+    "recompute selective frees nothing here and runs the attention core again: flash attention "
+    "stores no scores, and a core "
+    "that is run again keeps the projection's whole output, where its values lie, beside the "
+    "rotated queries and keys; choose "
     "recompute none"
 )
 
 
 def estimate_row(
-    index: int, *, costs: TrainingCosts, candidates: Candidates, case: TrainingCase, config: ParallelConfig | None = None
+    index: int,
+    *,
+    costs: TrainingCosts,
+    candidates: Candidates,
+    case: TrainingCase,
+    config: ParallelConfig | None = None,
 ) -> Estimate:
     """The full estimate of row `index`, whose `parallel` is `config` if that is given."""
     candidate = candidates.row(index)
-    return estimate_alone(case=case, costs=costs.row(index), candidate=candidate, config=config or candidate.only_config())
+    return estimate_alone(
+        case=case,
+        costs=costs.row(index),
+        candidate=candidate,
+        config=config or candidate.only_config(),
+    )
 
 
-def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig) -> Estimate:
+def estimate_alone(
+    *, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig
+) -> Estimate:
     """The full estimate of one candidate, which is `config`.
 
-    Shares of peak count all devices of the cluster. `provenance` lists as unchecked what no measurement covers; it widens the
-    intervals.
+    Shares of peak count all devices of the cluster. `provenance` lists as unchecked what no
+    measurement covers; it widens the intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction)
@@ -56,7 +80,9 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
     log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
-    fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
+    fails = float(
+        exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd)
+    )
     recorded_s = _recorded_s(case, candidate, costs)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
@@ -90,7 +116,10 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
             slowdown=float(costs.retry_slowdown),
         ),
         out_of_memory_probability=fails,
-        fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
+        fit=fit_of(
+            out_of_memory_probability=fails,
+            within_headroom=memory.total_bytes <= memory.capacity_bytes,
+        ),
         provenance=_provenance(case, config)
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
@@ -105,9 +134,13 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
 
 
 def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts) -> float | None:
-    """Return the step with recorded CUDA graphs where the query leaves these open and the host's launches bound it."""
+    """Return the step with recorded CUDA graphs where the query leaves these open and the host's
+    launches bound it.
+    """
     framework, step_s = case.profile.framework, float(costs.step_s)
-    waits_s = float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
+    waits_s = (
+        float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
+    )
     if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
         return None
     # Anew where the costs are a row's.
@@ -117,7 +150,9 @@ def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts)
     return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
 
 
-def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float) -> Estimate:
+def _with_whole_training(
+    estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
+) -> Estimate:
     """The estimate with days, GPU-hours, cost and energy of `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
@@ -135,14 +170,22 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
         gpu_hours=gpu_hours,
         cost=gpu_hours * price if price is not None else None,
         energy=energy,
-        co2_kg=None if carbon is None else 1e3 * energy / JOULES_PER_MWH * cluster.power_usage_effectiveness * carbon,
+        co2_kg=None
+        if carbon is None
+        else 1e3 * energy / JOULES_PER_MWH * cluster.power_usage_effectiveness * carbon,
     )
 
 
 def _nearly_full(costs: TrainingCosts) -> dict[str, object]:
-    """Provenance of a nearly full device: the chance that its allocator retries, and how much longer a step takes then."""
+    """Provenance of a nearly full device: the chance that its allocator retries, and how much
+    longer a step takes then.
+    """
     retries, slowdown = float(costs.retry_chance), float(costs.retry_slowdown)
-    return {"nearly_full": {"probability": retries, "slowdown": slowdown}} if retries > WORTH_SAYING else {}
+    return (
+        {"nearly_full": {"probability": retries, "slowdown": slowdown}}
+        if retries > WORTH_SAYING
+        else {}
+    )
 
 
 def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
@@ -171,18 +214,27 @@ def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
 
 
 def _too_large(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
-    """The reasons if the memory of the device, or else of the host, is exceeded; empty if it fits."""
+    """The reasons if the memory of the device, or else of the host, is exceeded; empty if it
+    fits.
+    """
     if memory.total_bytes > memory.capacity_bytes:
-        return (memory_reason(needed=memory.total_bytes, available=memory.capacity_bytes, parts=memory.parts_bytes),)
+        return (
+            memory_reason(
+                needed=memory.total_bytes, available=memory.capacity_bytes, parts=memory.parts_bytes
+            ),
+        )
     if memory.host_bytes > host_capacity_bytes:
         return (host_memory_reason(needed=memory.host_bytes, available=host_capacity_bytes),)
     return ()
 
 
-def _recomputed_flops(candidate: Candidates, model: ModelSpec, flops: TokenFlops) -> tuple[float, float]:
+def _recomputed_flops(
+    candidate: Candidates, model: ModelSpec, flops: TokenFlops
+) -> tuple[float, float]:
     """(forward FLOPs per token that run again, the same as arXiv 2205.05198 counts them).
 
-    The paper's s/3h is three attention cores more than the model's s/6h; selective recomputation repeats one core, s/18h.
+    The paper's s/3h is three attention cores more than the model's s/6h; selective recomputation
+    repeats one core, s/18h.
     """
     if candidate.recompute_method == NONE:
         return 0.0, 0.0
@@ -191,25 +243,32 @@ def _recomputed_flops(candidate: Candidates, model: ModelSpec, flops: TokenFlops
             return flops.attention, 3.0 * flops.attention
         again = repeated_token_flops(model, candidate, attention=flops.attention)
         return again, again
-    per_chunk = model.num_hidden_layers / (candidate.pipeline_parallel_size * candidate.virtual_pipeline_parallel_size)
+    per_chunk = model.num_hidden_layers / (
+        candidate.pipeline_parallel_size * candidate.virtual_pipeline_parallel_size
+    )
     fraction = float(recomputed_layer_fraction(candidate, layers_per_chunk=per_chunk))
     again = fraction * (flops.layers + flops.attention)
     return again, again
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Mean power of one device and its share of the host: idle power, plus the rest of the board's power for the busy share.
+    """Mean power of one device and its share of the host: idle power, plus the rest of the board's
+    power for the busy share.
 
-    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits, communicates or updates is
-    counted at idle power. Cooling, switches and storage are not counted.
+    Busy is the share of the step in kernels of layers, ends and recomputation; a device that waits,
+    communicates or updates is counted at idle power. Cooling, switches and storage are not counted.
     """
     gpu = cluster.gpu
     return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
-    """Return provenance's `recompute`, a sentence, where recomputing the attention core frees nothing; else nothing."""
-    core_alone = candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
+    """Return provenance's `recompute`, a sentence, where recomputing the attention core frees
+    nothing; else nothing.
+    """
+    core_alone = (
+        candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
+    )
     if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
         return {}
     kinds, _ = layer_kinds(case=case, candidates=candidate)
@@ -239,12 +298,19 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
         "assumed": _assumed(case, config),
     }
-    if workload.attention == "flash" and profile.framework.attention_kernel in profile.gpu.attention_kernels:
+    if (
+        workload.attention == "flash"
+        and profile.framework.attention_kernel in profile.gpu.attention_kernels
+    ):
         provenance["attention_kernel"] = profile.framework.attention_kernel
     if workload.lora is not None:
         provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:
-        version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
+        version, factor, newest = (
+            workload.framework_version,
+            profile.release_factor,
+            profile.framework.newest_release,
+        )
         same = "fitted constants are those of every release, defaults its own"
         trend = same if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"
         provenance["framework_version"] = f"{version}: {trend}"
@@ -256,5 +322,7 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
             "attended_length": workload.attended_length,
         }
     if model.blocks is not None and config.pipeline_parallel_size > 1:
-        provenance["blocks_by_stage"] = blocks_by_stage(model, config, case.strategy.pipeline_layout)
+        provenance["blocks_by_stage"] = blocks_by_stage(
+            model, config, case.strategy.pipeline_layout
+        )
     return provenance | simplified(model)

@@ -1,8 +1,8 @@
 """Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
 
-Formulas are elementwise, so each is written once for all forms. Arrays of shape (n,) make a million rows cheap. A grid, whose
-arrays broadcast to one shape, is cheaper still: what does not depend on an axis is computed once for all its values. Plain
-numbers make one candidate cheap.
+Formulas are elementwise, so each is written once for all forms. Arrays of shape (n,) make a million
+rows cheap. A grid, whose arrays broadcast to one shape, is cheaper still: what does not depend on
+an axis is computed once for all its values. Plain numbers make one candidate cheap.
 """
 
 from __future__ import annotations
@@ -31,17 +31,31 @@ NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
 
 MODULES: dict[RecomputeModule, int] = {
-    "core_attn": 1, "layernorm": 2, "mlp": 4, "moe": 8, "moe_act": 16, "shared_experts": 32, "mla_up_proj": 64
-}  # fmt: skip
+    "core_attn": 1,
+    "layernorm": 2,
+    "mlp": 4,
+    "moe": 8,
+    "moe_act": 16,
+    "shared_experts": 32,
+    "mla_up_proj": 64,
+}
 """Bits of Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 PER_OP = 128
 """In recompute_modules instead of modules: recomputation per operation (recompute per_op)."""
 
 ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V = range(6)
-"""Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
-the same rank."""
-SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
+"""Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both
+ends of the model are on the same rank.
+"""
+SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (
+    None,
+    "gpipe",
+    "zb-h1",
+    "zbv",
+    "dualpipe",
+    "dualpipe-v",
+)
 """ParallelConfig's name of each code."""
 DISPATCHERS: tuple[TokenDispatcher | None, ...] = (None, "alltoall", "flex", "allgather")
 """ParallelConfig's name of each code of Candidates.moe_token_dispatcher_type."""
@@ -50,8 +64,8 @@ ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """n configurations. Arrays have shape (n,), or broadcast to one grid of n, numbered row by row; one candidate has plain
-    numbers.
+    """n configurations. Arrays have shape (n,), or broadcast to one grid of n, numbered row by row;
+    one candidate has plain numbers.
 
     Fields are ParallelConfig's, with recomputation split into code and layers.
     """
@@ -69,7 +83,9 @@ class Candidates:
     recompute_method: IntArray
     """NONE, SELECTIVE (some modules), FULL_UNIFORM, FULL_BLOCK."""
     recompute_num_layers: IntArray
-    """Full only: layers per checkpoint (uniform), or recomputed layers per model chunk (block; 0: all)."""
+    """Full only: layers per checkpoint (uniform), or recomputed layers per model chunk (block; 0:
+    all).
+    """
     recompute_modules: IntArray
     """Selective only: sum of MODULES, or PER_OP. Otherwise 0."""
     zero_stage: IntArray
@@ -89,7 +105,11 @@ class Candidates:
         if self.is_alone:
             return ()
         first = self.tensor_parallel_size.shape
-        return first if len(first) == 1 else np.broadcast_shapes(*(getattr(self, f.name).shape for f in fields(Candidates)))
+        return (
+            first
+            if len(first) == 1
+            else np.broadcast_shapes(*(getattr(self, f.name).shape for f in fields(Candidates)))
+        )
 
     @property
     def is_alone(self) -> bool:
@@ -122,7 +142,9 @@ class Candidates:
 
     @property
     def is_folded(self) -> Bools:
-        """Where embedding and output layer are on the same rank: a V's first rank, DualPipe's first and last."""
+        """Where embedding and output layer are on the same rank: a V's first rank, DualPipe's first
+        and last.
+        """
         return self.pipeline_schedule >= ZBV
 
     @property
@@ -141,7 +163,10 @@ class Candidates:
         """The rows at these places of the grid: one index array per axis."""
 
         def chosen(column: IntArray) -> IntArray:
-            where = tuple(0 if extent == 1 else place for place, extent in zip(places, column.shape, strict=True))
+            where = tuple(
+                0 if extent == 1 else place
+                for place, extent in zip(places, column.shape, strict=True)
+            )
             return np.broadcast_to(column[where], places[0].shape)
 
         return self._each(chosen)
@@ -184,15 +209,27 @@ class Candidates:
         parts = [part.take(slice(None)) if len(part.shape) > 1 else part for part in parts]
         if len(parts) == 1:
             return parts[0]
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+        return cls(
+            **{
+                f.name: np.concatenate([getattr(part, f.name) for part in parts])
+                for f in fields(cls)
+            }
+        )
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, object]) -> Candidates:
-        return cls(**{f.name: np.atleast_1d(np.asarray(columns[f.name], dtype=np.int64)) for f in fields(cls)})
+        return cls(
+            **{
+                f.name: np.atleast_1d(np.asarray(columns[f.name], dtype=np.int64))
+                for f in fields(cls)
+            }
+        )
 
 
 def schedule_code(schedule: PipelineSchedule | None) -> int:
-    """The code of a schedule's name; 1f1b and interleaved share one, and virtual_pipeline_parallel_size tells them apart."""
+    """The code of a schedule's name; 1f1b and interleaved share one, and
+    virtual_pipeline_parallel_size tells them apart.
+    """
     return ONE_F_ONE_B if schedule in ("1f1b", "interleaved") else SCHEDULE_NAMES.index(schedule)
 
 
@@ -201,7 +238,9 @@ RECOMPUTE_COLUMNS = ("recompute_method", "recompute_num_layers", "recompute_modu
 
 
 def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int]:
-    """(recompute_method, recompute_num_layers, recompute_modules) of a configuration's `recompute`."""
+    """(recompute_method, recompute_num_layers, recompute_modules) of a configuration's
+    `recompute`.
+    """
     spec = Recompute(granularity=recompute) if isinstance(recompute, str) else recompute
     if spec.granularity == "none":
         return NONE, 0, 0
@@ -223,10 +262,17 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
             return "per_op"
         if modules == CORE_ATTN:
             return "selective"
-        return Recompute(granularity="selective", modules=tuple(name for name, bit in MODULES.items() if modules & bit))
+        return Recompute(
+            granularity="selective",
+            modules=tuple(name for name, bit in MODULES.items() if modules & bit),
+        )
     if method == FULL_BLOCK:
         return Recompute(granularity="full", method="block", num_layers=num_layers or None)
-    return "full" if num_layers == 1 else Recompute(granularity="full", method="uniform", num_layers=num_layers)
+    return (
+        "full"
+        if num_layers == 1
+        else Recompute(granularity="full", method="uniform", num_layers=num_layers)
+    )
 
 
 def _row(config: ParallelConfig) -> dict[str, int]:
@@ -244,11 +290,15 @@ def _row(config: ParallelConfig) -> dict[str, int]:
 MAX_TABLE = 1 << 22
 
 
-def unique_rows(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, NDArray[np.intp] | None]:
-    """(unique, inverse): one candidate for each combination of the named axes, and the index of its combination for each row.
+def unique_rows(
+    candidates: Candidates, names: Sequence[str]
+) -> tuple[Candidates, NDArray[np.intp] | None]:
+    """(unique, inverse): one candidate for each combination of the named axes, and the index of its
+    combination for each row.
 
-    `inverse` is None for at most one row; for a grid it has an axis only for what the named axes vary along. Axes hold small
-    integers, so combinations are numbered by mixed radix in a table: linear in n, without a sort.
+    `inverse` is None for at most one row; for a grid it has an axis only for what the named axes
+    vary along. Axes hold small integers, so combinations are numbered by mixed radix in a table:
+    linear in n, without a sort.
     """
     if len(candidates) <= 1:
         return candidates, None

@@ -28,7 +28,9 @@ class TrainingCase(Machine):
     workload: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
     assumed: Mapping[str, object] = field(default_factory=dict)
-    """Values of knobs by their key in a query, where the query left them open; for the answer's provenance."""
+    """Values of knobs by their key in a query, where the query left them open; for the answer's
+    provenance.
+    """
     recorded: EfficiencyProfile | None = None
     """The profile with recorded CUDA graphs, where the query leaves open whether there are any."""
 

@@ -1,4 +1,6 @@
-"""The critical stage: one micro-batch through the layers and the model's ends on the slowest stage, and on all others."""
+"""The critical stage: one micro-batch through the layers and the model's ends on the slowest stage,
+and on all others.
+"""
 
 from __future__ import annotations
 
@@ -59,37 +61,69 @@ class CriticalStage:
 
 
 def critical_stage(
-    *, case: TrainingCase, candidates: Candidates, layers: Sequence[LayerTime], pipeline: Pipeline, head: HeadTime
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    layers: Sequence[LayerTime],
+    pipeline: Pipeline,
+    head: HeadTime,
 ) -> CriticalStage:
-    """The slowest stage's seconds. `layers` are the mean layer of the full stages, or of a model with layers of two kinds a
-    dense one and one with experts.
+    """The slowest stage's seconds. `layers` are the mean layer of the full stages, or of a model
+    with layers of two kinds a dense one and one with experts.
 
-    The bubble is the time that the other stages take for one micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b),
-    arXiv 2104.04473 section 2.2; `schedules.bubble` has the share that remains if the backward pass is split.
+    The bubble is the time that the other stages take for one micro-batch, divided by v: with equal
+    stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2; `schedules.bubble` has the share that
+    remains if the backward pass is split.
     """
     c = candidates
     if pipeline.dense is None:
         (layer,) = layers
         stage = stage_time(case=case, candidates=c, layer=layer, stage=pipeline.critical)
-        slowest = _with_ends(model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline)
+        slowest = _with_ends(
+            model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline
+        )
     else:
-        slowest = _slowest(case=case, candidates=c, kinds=layers, head=head, pipeline=pipeline, leading=pipeline.dense)
+        slowest = _slowest(
+            case=case,
+            candidates=c,
+            kinds=layers,
+            head=head,
+            pipeline=pipeline,
+            leading=pipeline.dense,
+        )
     bubble: Floats = slowest.others / c.virtual_pipeline_parallel_size
     if c.names_schedules:
         stage = slowest.stage
-        share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=stage.weight_gradient)
-        bubble = where(c.splits_backward, where(c.is_folded, slowest.folded_others, slowest.others) * share, bubble)
-    return CriticalStage(stage=slowest.stage, ends=slowest.ends, ends_communication=slowest.ends_communication, bubble=bubble)
+        share = split_bubble_share(
+            c, forward=stage.forward, whole=stage.total, weight_gradient=stage.weight_gradient
+        )
+        bubble = where(
+            c.splits_backward,
+            where(c.is_folded, slowest.folded_others, slowest.others) * share,
+            bubble,
+        )
+    return CriticalStage(
+        stage=slowest.stage,
+        ends=slowest.ends,
+        ends_communication=slowest.ends_communication,
+        bubble=bubble,
+    )
 
 
-def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers) -> StageTime:
+def stage_time(
+    *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
+) -> StageTime:
     """Seconds of the layers of a full stage, each the mean `layer`."""
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
-    whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+    whole = recomputed_layer_fraction(
+        candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
+    )
     attention = layers * (layer.attention + layer.attention_backward)
     compute = layers * (layer.forward + layer.backward) - attention
-    recompute = layers * recomputed_seconds(candidates, layer=layer, forward=forward_layer, whole=whole)
+    recompute = layers * recomputed_seconds(
+        candidates, layer=layer, forward=forward_layer, whole=whole
+    )
     tensor = layers * (layer.tensor + layer.tensor_backward)
     context = layers * (layer.context + layer.context_backward)
     expert = layers * (layer.expert + layer.expert_backward)
@@ -139,12 +173,19 @@ class _Slowest(NamedTuple):
 # Layers of one kind: stages differ by their number, and by the ends.
 
 
-def _with_ends(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, pipeline: Pipeline) -> _Slowest:
+def _with_ends(
+    *,
+    model: ModelSpec,
+    candidates: Candidates,
+    head: HeadTime,
+    stage: StageTime,
+    pipeline: Pipeline,
+) -> _Slowest:
     """A full stage, and what embedding and output layer add to the first and last stage.
 
-    The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a folded pipeline the rank
-    with both ends is, as far as it exceeds what both leave out. Multi-token prediction: each depth is one more layer and one
-    more pass through the output layer.
+    The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a
+    folded pipeline the rank with both ends is, as far as it exceeds what both leave out.
+    Multi-token prediction: each depth is one more layer and one more pass through the output layer.
     """
     c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
     layer_s = stage.occupied / pipeline.critical.count
@@ -155,12 +196,16 @@ def _with_ends(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stag
     if pipeline.part is not None:
         embedding, output = pipeline.embedding * embedding, pipeline.output * output
     both = embedding + output
-    longer = maximum(embedding - pipeline.fewer_first * layer_s, output - pipeline.fewer_last * layer_s)
+    longer = maximum(
+        embedding - pipeline.fewer_first * layer_s, output - pipeline.fewer_last * layer_s
+    )
     critical = where(p > 1.0, maximum(longer, 0.0), both)
     communication = where(output >= embedding, minimum(critical, collectives), 0.0)
     if c.names_schedules:
         folded, share = c.is_folded, share_of_ends(c)
-        left_out = (pipeline.fewer_first - (1.0 - share) * (pipeline.fewer_first - pipeline.fewer_last)) * layer_s
+        left_out = (
+            pipeline.fewer_first - (1.0 - share) * (pipeline.fewer_first - pipeline.fewer_last)
+        ) * layer_s
         critical = where(folded, maximum(share * both - left_out, 0.0), critical)
         communication = where(folded, share * collectives, communication)
     if pipeline.part is not None:
@@ -195,13 +240,19 @@ def _slowest(
 ) -> _Slowest:
     """The slowest stage of those with most and with fewest dense layers, and of both ends.
 
-    A stage takes as long as its layers, each the time of its kind on a full stage, and the ends of the model on it. Once for a
-    micro-batch, all stages take the sum over all layers.
+    A stage takes as long as its layers, each the time of its kind on a full stage, and the ends of
+    the model on it. Once for a micro-batch, all stages take the sum over all layers.
     """
-    c, p, depths = candidates, candidates.pipeline_parallel_size, case.model.num_nextn_predict_layers
+    c, p, depths = (
+        candidates,
+        candidates.pipeline_parallel_size,
+        case.model.num_nextn_predict_layers,
+    )
     each = pipeline.critical.count
     dense, experts = (
-        stage_time(case=case, candidates=c, layer=layer, stage=StageLayers(count=each, expert_share=share))
+        stage_time(
+            case=case, candidates=c, layer=layer, stage=StageLayers(count=each, expert_share=share)
+        )
         for layer, share in zip(kinds, (0.0, 1.0), strict=True)
     )
     embedding = pipeline.embedding * head.embedding
@@ -224,35 +275,49 @@ def _slowest(
             continue
         each_s = seconds(contents)
         longer: Bools = exists & (each_s > slowest_s)
-        slowest = _Contents(*(where(longer, one, other) for one, other in zip(contents, slowest, strict=True)))
+        slowest = _Contents(
+            *(where(longer, one, other) for one, other in zip(contents, slowest, strict=True))
+        )
         slowest_s = where(longer, each_s, slowest_s)
     with_experts, without = (slowest.layers - slowest.dense) / each, slowest.dense / each
     stage = StageTime(
-        **{f.name: with_experts * getattr(experts, f.name) + without * getattr(dense, f.name) for f in fields(StageTime)}
+        **{
+            f.name: with_experts * getattr(experts, f.name) + without * getattr(dense, f.name)
+            for f in fields(StageTime)
+        }
     )
     of_part = pipeline.part is not None
     all_layers = pipeline.part * each if pipeline.part is not None else p * each - pipeline.fewer
-    all_s = layers_s(all_layers + pipeline.depths * pipeline.output, leading.total) + embedding + output
+    all_s = (
+        layers_s(all_layers + pipeline.depths * pipeline.output, leading.total) + embedding + output
+    )
     return _Slowest(
         stage,
         slowest.embedding * embedding + slowest.output * output,
         slowest.output * collectives,
         all_s if of_part else all_s - slowest_s,
-        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers if c.names_schedules else 0.0,
+        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers
+        if c.names_schedules
+        else 0.0,
     )
 
 
-def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints) -> Sequence[_Contents]:
-    """Both ends, and full stages with fewest and with most dense layers. `depths` layers of multi-token prediction go with the
-    output layer.
+def _contents(
+    c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints
+) -> Sequence[_Contents]:
+    """Both ends, and full stages with fewest and with most dense layers. `depths` layers of
+    multi-token prediction go with the output layer.
 
-    A V's first rank has both ends; DualPipe's ranks hold two stages each, of which they run half of the micro-batches.
+    A V's first rank has both ends; DualPipe's ranks hold two stages each, of which they run half of
+    the micro-batches.
     """
     each = pipeline.critical.count
     counts = each - pipeline.fewer_first, each - pipeline.fewer_last
     of_dense = leading.first, leading.last
     here: Floats = 1.0
-    output_first: Floats = 1.0 * ((c.pipeline_parallel_size if pipeline.part is None else pipeline.part) == 1)
+    output_first: Floats = 1.0 * (
+        (c.pipeline_parallel_size if pipeline.part is None else pipeline.part) == 1
+    )
     if c.names_schedules and pipeline.part is None:
         dual = (c.pipeline_schedule == DUALPIPE) & (c.pipeline_parallel_size > 1)
         counts, of_dense = (
@@ -263,7 +328,9 @@ def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths
         output_first = where(dual, 0.5, where(c.is_v, 1.0, output_first))
     return (
         _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first),
-        _Contents(counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first),
+        _Contents(
+            counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first
+        ),
         _Contents(leading.full, leading.fewest, 0.0, 0.0),
         _Contents(leading.full, leading.most, 0.0, 0.0),
     )

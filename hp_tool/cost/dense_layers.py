@@ -24,9 +24,11 @@ class FullStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayers:
-    """Dense layers of the stages among which the slowest is, and of all stages together; shape (n,) or the same for all.
+    """Dense layers of the stages among which the slowest is, and of all stages together; shape (n,)
+    or the same for all.
 
-    A stage's seconds are linear in its dense layers, so of equally full stages one with the most or the fewest is slowest.
+    A stage's seconds are linear in its dense layers, so of equally full stages one with the most or
+    the fewest is slowest.
     """
 
     first: Floats
@@ -34,7 +36,9 @@ class DenseLayers:
     between: Bools
     """Whether stages lie between the ends."""
     full: Floats
-    """Layers of the fullest of these; the mean of the two stages that a rank of DualPipe runs for half of the micro-batches."""
+    """Layers of the fullest of these; the mean of the two stages that a rank of DualPipe runs for
+    half of the micro-batches.
+    """
     most: Floats
     """Dense layers of the one of these that holds most."""
     fewest: Floats
@@ -45,17 +49,28 @@ class DenseLayers:
 
 def has_both_kinds(model: ModelSpec) -> bool:
     """Whether a model without `blocks` has layers with experts, and dense ones before them."""
-    return model.blocks is None and bool(model.num_experts) and model.moe_layers < model.num_hidden_layers
+    return (
+        model.blocks is None
+        and bool(model.num_experts)
+        and model.moe_layers < model.num_hidden_layers
+    )
 
 
 def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:
-    """The dense layers of a whole pipeline, laid out as `domain.pipeline_layout.chunk_layers` has it; `late`: as there.
+    """The dense layers of a whole pipeline, laid out as `domain.pipeline_layout.chunk_layers` has
+    it; `late`: as there.
 
     Each combination of stages, chunks and schedule is laid out once.
     """
-    unique, inverse = unique_rows(c, ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "pipeline_schedule"))
+    unique, inverse = unique_rows(
+        c, ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "pipeline_schedule")
+    )
     leading = model.num_hidden_layers - model.moe_layers
-    keys = (unique.pipeline_parallel_size, unique.virtual_pipeline_parallel_size, unique.pipeline_schedule)
+    keys = (
+        unique.pipeline_parallel_size,
+        unique.virtual_pipeline_parallel_size,
+        unique.pipeline_schedule,
+    )
 
     def row(p: int, v: int, schedule: int) -> tuple[float, ...]:
         return _row(model.num_hidden_layers, leading, p, v, schedule, late=late)
@@ -64,24 +79,52 @@ def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:
     if c.is_alone:
         columns = list(row(*(int(key) for key in keys)))
     else:
-        table = np.array([row(*key) for key in np.stack([np.ravel(key) for key in np.broadcast_arrays(*keys)]).T.tolist()])
-        rows = np.zeros(c.pipeline_parallel_size.shape, dtype=np.intp) if inverse is None else inverse
-        columns = [column[rows] for column in table.T] if len(table) else [np.zeros(rows.shape)] * _COLUMNS
-    stages = [FullStage(*columns[place : place + 3]) for place in range(_BEFORE_STAGES, _COLUMNS, 3)]
-    different = [stage for place, stage in enumerate(stages) if not place or np.any(stage.rank != stages[place - 1].rank)]
+        table = np.array(
+            [
+                row(*key)
+                for key in np.stack(
+                    [np.ravel(key) for key in np.broadcast_arrays(*keys)]
+                ).T.tolist()
+            ]
+        )
+        rows = (
+            np.zeros(c.pipeline_parallel_size.shape, dtype=np.intp) if inverse is None else inverse
+        )
+        columns = (
+            [column[rows] for column in table.T]
+            if len(table)
+            else [np.zeros(rows.shape)] * _COLUMNS
+        )
+    stages = [
+        FullStage(*columns[place : place + 3]) for place in range(_BEFORE_STAGES, _COLUMNS, 3)
+    ]
+    different = [
+        stage
+        for place, stage in enumerate(stages)
+        if not place or np.any(stage.rank != stages[place - 1].rank)
+    ]
     return DenseLayers(
-        first=columns[0], last=columns[1], between=columns[2] > 0, full=columns[3], most=columns[4], fewest=columns[5],
-        total=leading, fullest=tuple(different),
-    )  # fmt: skip
+        first=columns[0],
+        last=columns[1],
+        between=columns[2] > 0,
+        full=columns[3],
+        most=columns[4],
+        fewest=columns[5],
+        total=leading,
+        fullest=tuple(different),
+    )
 
 
 _BEFORE_STAGES, _COLUMNS = 6, 6 + 4 * 3
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _row(layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool) -> tuple[float, ...]:
-    """Fields of DenseLayers for one pipeline, with the four stages whose memory may be the fullest: the first full one, the one
-    with layers of both kinds, the first with fewest dense ones, and the last, which waits with most weight gradients in ZB-H1.
+def _row(
+    layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool
+) -> tuple[float, ...]:
+    """Fields of DenseLayers for one pipeline, with the four stages whose memory may be the fullest:
+    the first full one, the one with layers of both kinds, the first with fewest dense ones, and the
+    last, which waits with most weight gradients in ZB-H1.
     """
     counts, dense = stage_counts(layers, leading, p, v, schedule, late=late)
     paired = [_mean_pairs(column) if schedule == DUALPIPE else column for column in (counts, dense)]
@@ -92,16 +135,27 @@ def _row(layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool
     pure = min(ranks, key=lambda rank: dense[rank])
     mixed = next((rank for rank in ranks if 0 < dense[rank] < counts[rank]), pure)
     last = pure if schedule == ONE_F_ONE_B else ranks[-1]
-    fullest = [value for rank in (ranks[0], mixed, pure, last) for value in (rank, dense[rank], dense[p - 1 - rank])]
+    fullest = [
+        value
+        for rank in (ranks[0], mixed, pure, last)
+        for value in (rank, dense[rank], dense[p - 1 - rank])
+    ]
     return (dense[0], dense[-1], p > 2, full, max(of_full), min(of_full), *fullest)
 
 
 def stage_counts(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool = False
 ) -> tuple[list[float], list[float]]:
-    """(layers, dense ones among them) of each stage: chunk i is on stage i mod p, in a V chunk 2p - 1 - r on stage r too."""
-    chunks = chunk_layers(num_layers=layers, stages=p, chunks=v, late=late, begins_dense=0 < leading < layers)
-    dense = [min(max(leading - before, 0), count) for before, count in zip(accumulate([0, *chunks]), chunks, strict=False)]
+    """(layers, dense ones among them) of each stage: chunk i is on stage i mod p, in a V chunk 2p -
+    1 - r on stage r too.
+    """
+    chunks = chunk_layers(
+        num_layers=layers, stages=p, chunks=v, late=late, begins_dense=0 < leading < layers
+    )
+    dense = [
+        min(max(leading - before, 0), count)
+        for before, count in zip(accumulate([0, *chunks]), chunks, strict=False)
+    ]
 
     def of_stages(column: list[int]) -> list[float]:
         if schedule in (ZBV, DUALPIPE_V) and v == 2:

@@ -1,4 +1,6 @@
-"""The ends of the model, embedding and output layer with its loss: seconds, and bytes kept for the backward pass."""
+"""The ends of the model, embedding and output layer with its loss: seconds, and bytes kept for the
+backward pass.
+"""
 
 from dataclasses import dataclass
 
@@ -13,9 +15,11 @@ from hp_tool.domain.workload import TrainingWorkload
 LOSS_CHUNK_TOKENS = 256
 """Tokens whose logits exist at once with cross_entropy chunked (TRL, chunked_nll)."""
 LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "chunked": 44.0, "fused": 14.0, "in_place": 6.0}
-"""Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to fp32 (2+4), maximum (4),
-subtraction (8), exponential (8), sum (4), division (8), gradient in place and cast (6). Fused: two passes over 16 bit and fp32
-in registers. In place: two reads of 16 bits and a write."""
+"""Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to
+fp32 (2+4), maximum (4), subtraction (8), exponential (8), sum (4), division (8), gradient in place
+and cast (6). Fused: two passes over 16 bit and fp32 in registers. In place: two reads of 16 bits
+and a write.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,9 @@ class HeadTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBytes:
-    """Bytes besides the layers' that the rank with that end of the model keeps for micro-batches in flight; shape (n,)."""
+    """Bytes besides the layers' that the rank with that end of the model keeps for micro-batches in
+    flight; shape (n,).
+    """
 
     dropout_mask: Floats
     """Mask of the embedding's dropout."""
@@ -45,15 +51,23 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
     - dropout_mask: T h / r, one byte each, for up to p micro-batches.
     - inputs: 2 e T h / r, half if the output layer is frozen.
-    - logits: T V / t of `logit_bytes`, and the same again for each multi-token prediction; of a chunk if the loss is chunked.
+    - logits: T V / t of `logit_bytes`, and the same again for each multi-token prediction; of a
+      chunk if the loss is chunked.
     """
     model, workload = case.model, case.workload
     c, e = candidates, workload.activation_element_bytes
     hidden = _hidden_elements(case, c)
     sharded = hidden / where(c.sequence_parallel > 0, c.tensor_parallel_size, 1)
-    outputs = logit_bytes(workload, e=e) * (1 + model.num_nextn_predict_layers) * model.vocab_size / model.hidden_size
+    outputs = (
+        logit_bytes(workload, e=e)
+        * (1 + model.num_nextn_predict_layers)
+        * model.vocab_size
+        / model.hidden_size
+    )
     return HeadBytes(
-        dropout_mask=sharded * minimum(c.pipeline_parallel_size, micro_batches) if workload.dropout > 0.0 else 0.0,
+        dropout_mask=sharded * minimum(c.pipeline_parallel_size, micro_batches)
+        if workload.dropout > 0.0
+        else 0.0,
         inputs=(1.0 if workload.freezes_output_layer else 2.0) * e * sharded,
         logits=outputs * _alive(workload, hidden, model.hidden_size) / c.tensor_parallel_size,
     )
@@ -61,13 +75,24 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
     """Return how many of the T h hidden states have logits at the same time."""
-    return minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
+    return (
+        minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
+    )
 
 
-def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Floats) -> Floats:
-    """Bytes of the logits' gradients, e T V / t for each micro-batch that waits for the output layer's weight gradient."""
+def waiting_logit_bytes(
+    case: TrainingCase, candidates: Candidates, *, micro_batches: Floats
+) -> Floats:
+    """Bytes of the logits' gradients, e T V / t for each micro-batch that waits for the output
+    layer's weight gradient.
+    """
     model = case.model
-    outputs = micro_batches * case.workload.activation_element_bytes * model.vocab_size / model.hidden_size
+    outputs = (
+        micro_batches
+        * case.workload.activation_element_bytes
+        * model.vocab_size
+        / model.hidden_size
+    )
     hidden = _alive(case.workload, _hidden_elements(case, candidates), model.hidden_size)
     return outputs * hidden / candidates.tensor_parallel_size
 
@@ -75,21 +100,27 @@ def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_bat
 def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
     """T h: hidden states of one micro-batch on one context-parallel rank."""
     return (
-        case.workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size * case.model.hidden_size
+        case.workload.sequence_length
+        * candidates.micro_batch_size
+        / candidates.context_parallel_size
+        * case.model.hidden_size
     )
 
 
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
-    """Seconds of the embedding look-up, the output matmul (three times) and the loss over V/t logits.
+    """Seconds of the embedding look-up, the output matmul (three times) and the loss over V/t
+    logits.
 
-    A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss computes its logits twice.
+    A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss
+    computes its logits twice.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
     t, tokens, shards, h, e = s.t, s.tokens, s.shards, s.h, s.e
     local_vocab = model.vocab_size / t
 
-    # Read a row and write it; backward reads the gradient and adds it into fp32. The dropout mask is negligible.
+    # Read a row and write it; backward reads the gradient and adds it into fp32. The dropout mask
+    # is negligible.
     frozen = workload.freezes_output_layer
     moved = 2.0 * e if workload.freezes_embedding else 4.0 * e + 8.0
     embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)
@@ -98,17 +129,26 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     passes = 3.0 if workload.loss == "chunked" else 2.0
     output = passes * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
-        output = output + added * matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
+        output = output + added * matmul_seconds(
+            local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision
+        )
     if model.head_dense_vectors:
-        output = output + 2.0 * matmul_seconds(tokens / shards, h, h, machine=case, precision=precision)
+        output = output + 2.0 * matmul_seconds(
+            tokens / shards, h, h, machine=case, precision=precision
+        )
         if not frozen:
-            output = output + added * matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
+            output = output + added * matmul_seconds(
+                h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision
+            )
         # Activation and norm: forward reads and writes each, backward reads two and writes one.
-        output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, machine=case, kernels=6.0)
+        output = output + elementwise_seconds(
+            tokens * h * 10.0 * e / shards, machine=case, kernels=6.0
+        )
     loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.loss]
     output = output + elementwise_seconds(loss_traffic, machine=case, kernels=10.0)
 
-    # The input is gathered forward (with SP), its gradient reduced backward; the loss reduces three fp32 numbers per token.
+    # The input is gathered forward (with SP), its gradient reduced backward; the loss reduces three
+    # fp32 numbers per token.
     around = where(s.sharded, 3.0 * s.gather_s, s.all_reduce_s)
     inside = 3.0 * s.tensor.seconds(8.0 * tokens * (t - 1.0) / t)
     return HeadTime(embedding=embedding, output=output, output_communication=around + inside)
@@ -120,10 +160,11 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
 def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     """Bytes per logit at the peak of the loss; the logit itself has `e`.
 
-    Megatron Core keeps an fp32 copy, overwritten with the gradient, fused or not. Plain torch (FSDP) keeps the fp32 log-softmax
-    for the backward pass, its gradient and the logits' gradient in fp32; with a fused kernel (flash-attn's) only the gradient,
-    e bytes; in place that is the logit. nanotron keeps the fp32 logits and their softmax, in which the gradient is computed;
-    the 16-bit logits are freed.
+    Megatron Core keeps an fp32 copy, overwritten with the gradient, fused or not. Plain torch
+    (FSDP) keeps the fp32 log-softmax for the backward pass, its gradient and the logits' gradient
+    in fp32; with a fused kernel (flash-attn's) only the gradient, e bytes; in place that is the
+    logit. nanotron keeps the fp32 logits and their softmax, in which the gradient is computed; the
+    16-bit logits are freed.
     """
     kept = facts(workload.framework)
     if workload.loss == "in_place":

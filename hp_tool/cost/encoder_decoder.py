@@ -1,7 +1,9 @@
-"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and cross attention between them.
+"""Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and cross
+attention between them.
 
-Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules support only decoders and
-encoders. The encoder sees training.sequence_length tokens per row, the decoder decoder_sequence_length.
+Megatron Core runs them without a pipeline: since encoder pipelines were removed, its schedules
+support only decoders and encoders. The encoder sees training.sequence_length tokens per row, the
+decoder decoder_sequence_length.
 """
 
 from dataclasses import fields, replace
@@ -9,7 +11,15 @@ from typing import Any, TypeVar
 
 from hp_tool.cost.arrays import Floats, maximum, minimum, where
 from hp_tool.cost.attention import core_bytes, core_seconds
-from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes, unfused_bytes
+from hp_tool.cost.block import (
+    BlockBytes,
+    BlockTime,
+    LayerBytes,
+    LayerTime,
+    Shapes,
+    shapes,
+    unfused_bytes,
+)
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
@@ -31,7 +41,9 @@ def decoder_length(workload: TrainingWorkload) -> int:
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
     """The case as decoder, head and loss see it: with the decoder's row length."""
-    return replace(case, workload=replace(case.workload, sequence_length=decoder_length(case.workload)))
+    return replace(
+        case, workload=replace(case.workload, sequence_length=decoder_length(case.workload))
+    )
 
 
 def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
@@ -53,8 +65,8 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
 def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
     """Activation bytes of the stack's mean layer.
 
-    Each layer carries its share of what is kept once: the encoder's embedding mask, the input of its final norm, and its
-    output, from which every decoder layer computes keys and values.
+    Each layer carries its share of what is kept once: the encoder's embedding mask, the input of
+    its final norm, and its output, from which every decoder layer computes keys and values.
     """
     model = case.model
     encoder_layer = layer_bytes(case=case, candidates=candidates)
@@ -62,12 +74,17 @@ def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerByte
     once = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards / model.total_layers
     mean = _mean(model, encoder_layer, decoder_layer_bytes(case=case, candidates=candidates))
     return replace(
-        mean, saved=mean.saved + once, saved_selective=mean.saved_selective + once, saved_full=mean.saved_full + once
+        mean,
+        saved=mean.saved + once,
+        saved_selective=mean.saved_selective + once,
+        saved_full=mean.saved_full + once,
     )
 
 
 def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
-    """Activation bytes of one decoder layer: its own attention and MLP, and cross attention, without the encoder's output."""
+    """Activation bytes of one decoder layer: its own attention and MLP, and cross attention,
+    without the encoder's output.
+    """
     decoder = decoder_case(case)
     own = layer_bytes(case=decoder, candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
@@ -83,17 +100,25 @@ def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerB
 
 
 def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
-    """Seconds of the stack's mean layer: encoder layers attend both ways, decoder layers causally and to the encoder."""
+    """Seconds of the stack's mean layer: encoder layers attend both ways, decoder layers causally
+    and to the encoder.
+    """
     decoder, ratio = decoder_case(case), _encoder_tokens_per_decoder_token(case)
-    one_stack, other_stack = (replace(case.model, architecture=side) for side in ("encoder", "decoder"))
+    one_stack, other_stack = (
+        replace(case.model, architecture=side) for side in ("encoder", "decoder")
+    )
     encoder_layer = layer_time(case=replace(case, model=one_stack), candidates=candidates)
     own = layer_time(case=replace(decoder, model=other_stack), candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
     block = cross_time(case=decoder, s=s, ratio=ratio)
     cross = as_layer_time(block, case=case, s=s, regions=1.0)
     read, read_backward = memory_read_seconds(case=case, s=s, block=block, ratio=ratio)
-    cross = replace(cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward)
-    decoder_layer = LayerTime(**{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)})
+    cross = replace(
+        cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward
+    )
+    decoder_layer = LayerTime(
+        **{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)}
+    )
     return _mean(case.model, encoder_layer, decoder_layer)
 
 
@@ -103,39 +128,55 @@ def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
 
-def row_flops(model: ModelSpec, workload: TrainingWorkload, *, causal: float) -> tuple[float, float]:
-    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with the values).
+def row_flops(
+    model: ModelSpec, workload: TrainingWorkload, *, causal: float
+) -> tuple[float, float]:
+    """Forward FLOPs of one row of both sides: (projections and MLPs, scores and their product with
+    the values).
 
     `causal` is the share of the decoder's own scores that the convention counts.
     """
-    encoder_tokens, decoder_tokens = float(workload.sequence_length), float(decoder_length(workload))
+    encoder_tokens, decoder_tokens = (
+        float(workload.sequence_length),
+        float(decoder_length(workload)),
+    )
     matrices = 2.0 * float(entries(attention_matrices(model)) + entries(mlp_matrices(model)))
     scores = 4.0 * model.num_attention_heads * model.head_size
-    projections, read = cross_flops(model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens)
+    projections, read = cross_flops(
+        model, decoder_tokens=decoder_tokens, encoder_tokens=encoder_tokens
+    )
     encoder, decoder = model.total_layers - model.decoder_layers, model.decoder_layers
     return (
         encoder * matrices * encoder_tokens + decoder * (matrices * decoder_tokens + projections),
-        encoder * scores * encoder_tokens**2 + decoder * (scores * decoder_tokens**2 * causal + read),
+        encoder * scores * encoder_tokens**2
+        + decoder * (scores * decoder_tokens**2 * causal + read),
     )
 
 
 def _mean(model: ModelSpec, encoder: Columns, decoder: Columns) -> Columns:
     share = model.decoder_layers / model.total_layers
-    columns = {f.name: (getattr(encoder, f.name), getattr(decoder, f.name)) for f in fields(encoder)}
-    return type(encoder)(**{name: (1.0 - share) * one + share * other for name, (one, other) in columns.items()})
+    columns = {
+        f.name: (getattr(encoder, f.name), getattr(decoder, f.name)) for f in fields(encoder)
+    }
+    return type(encoder)(
+        **{name: (1.0 - share) * one + share * other for name, (one, other) in columns.items()}
+    )
 
 
-# Cross attention: each layer of a decoder reads the encoder's output (arXiv 1910.10683, Megatron Core's T5).
+# Cross attention: each layer of a decoder reads the encoder's output (arXiv 1910.10683, Megatron
+# Core's T5).
 #
-# Queries come from the decoder's T = s_d b / c tokens, keys and values from the encoder's r T, where r = s_e / s_d.
+# Queries come from the decoder's T = s_d b / c tokens, keys and values from the encoder's r T,
+# where r = s_e / s_d.
 
 
 def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
     """Activation bytes of one cross-attention block.
 
-    Kept are the norm input, the query projection's input and the dropout mask (whole, or sharded by sequence parallelism),
-    queries and the core's output (split by heads), and keys and values of the encoder's r T tokens. The input of their
-    projection is the encoder's output, which all layers share; it is not counted here.
+    Kept are the norm input, the query projection's input and the dropout mask (whole, or sharded by
+    sequence parallelism), queries and the core's output (split by heads), and keys and values of
+    the encoder's r T tokens. The input of their projection is the encoder's output, which all
+    layers share; it is not counted here.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -153,19 +194,25 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 
 
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
-    """Seconds of one cross-attention block: no scores are masked causally; norm, residual and dropout as in self-attention."""
+    """Seconds of one cross-attention block: no scores are masked causally; norm, residual and
+    dropout as in self-attention.
+    """
     model, workload = case.model, case.workload
     precision = workload.precision
     fused, output = attention_matrices(model, tensor=s.t)
     queries, keys, values = fused.outputs
     own, read = [(queries, s.h), output.shape], [(keys + values, s.h)]
     forward, gradient = weight_matmuls(s.tokens, own, case=case, precision=precision)
-    forward_read, gradient_read = weight_matmuls(ratio * s.tokens, read, case=case, precision=precision)
+    forward_read, gradient_read = weight_matmuls(
+        ratio * s.tokens, read, case=case, precision=precision
+    )
     core, core_backward = core_seconds(case=case, s=s, keys_per_query=ratio, causal=False)
     cast, cast_backward = cast_traffic(workload, own)
     cast_read, cast_read_backward = cast_traffic(workload, read)
     traffic = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + cast + ratio * cast_read)
-    traffic_backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + cast_backward + ratio * cast_read_backward)
+    traffic_backward = s.tokens * (
+        s.h * (8.0 * s.e + s.mask) / s.shards + cast_backward + ratio * cast_read_backward
+    )
     if not workload.kernel_fusion:
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=model.has_attention_output_bias)
     return BlockTime(
@@ -178,20 +225,34 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     )
 
 
-def memory_read_seconds(*, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float) -> tuple[Floats, Floats]:
-    """Exposed (forward, backward) tensor-parallel seconds of the encoder's output, the input of the key/value projection.
+def memory_read_seconds(
+    *, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float
+) -> tuple[Floats, Floats]:
+    """Exposed (forward, backward) tensor-parallel seconds of the encoder's output, the input of the
+    key/value projection.
 
-    With sequence parallelism it is gathered in both passes and its gradient reduce-scattered; without, the gradient is
-    all-reduced. The backward pass hides both behind the weight-gradient matmuls, by the framework's overlap.
+    With sequence parallelism it is gathered in both passes and its gradient reduce-scattered;
+    without, the gradient is all-reduced. The backward pass hides both behind the weight-gradient
+    matmuls, by the framework's overlap.
     """
     gather = s.tensor.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
-    backward = where(s.sharded, 2.0 * gather, s.tensor.seconds(2.0 * ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t))
-    hidden = case.profile.framework.tensor_parallel_overlap * minimum(backward, block.weight_gradient)
+    backward = where(
+        s.sharded,
+        2.0 * gather,
+        s.tensor.seconds(2.0 * ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t),
+    )
+    hidden = case.profile.framework.tensor_parallel_overlap * minimum(
+        backward, block.weight_gradient
+    )
     return where(s.sharded, gather, 0.0), backward - hidden
 
 
-def cross_flops(model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float) -> tuple[float, float]:
-    """Forward FLOPs of one row in one cross-attention block: (projections, scores and their product with the values)."""
+def cross_flops(
+    model: ModelSpec, *, decoder_tokens: float, encoder_tokens: float
+) -> tuple[float, float]:
+    """Forward FLOPs of one row in one cross-attention block: (projections, scores and their product
+    with the values).
+    """
     qk, v = model.qk_head_size, model.v_head_size
     read = model.hidden_size * model.kv_heads * (qk + v)
     own = float(entries(attention_matrices(model))) - read

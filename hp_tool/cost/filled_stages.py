@@ -30,7 +30,9 @@ class Split(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
     """The split of `filled` in a few numbers."""
-    counts, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
+    counts, blocks, output_at = filled(
+        layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
+    )
     return Split(
         first=counts[0],
         most=max(counts),
@@ -40,11 +42,14 @@ def split(*, layers: int, layer_weight: float, output_weight: float, stages: int
     )
 
 
-def filled(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> tuple[list[int], list[int], int]:
+def filled(
+    *, layers: int, layer_weight: float, output_weight: float, stages: int
+) -> tuple[list[int], list[int], int]:
     """(layers of each stage, blocks of each stage, the stage with the output layer).
 
-    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). The block with which the
-    running sum exceeds a stage's share, (r + 1)/p of the total, is the last on that stage.
+    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0).
+    The block with which the running sum exceeds a stage's share, (r + 1)/p of the total, is the
+    last on that stage.
 
     Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
     """
@@ -66,19 +71,31 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
     """(layers of each stage, the stage with the output layer)."""
     layer_weight, output_weight = _weights(model)
     counts, _, output_at = filled(
-        layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
+        layers=model.num_hidden_layers,
+        layer_weight=layer_weight,
+        output_weight=output_weight,
+        stages=stages,
     )
     return counts, output_at
 
 
 def splits(model: ModelSpec, stages: Ints) -> Split:
-    """The split for each candidate's number of stages; every field is an array if `stages` is one."""
+    """The split for each candidate's number of stages; every field is an array if `stages` is
+    one.
+    """
     layer_weight, output_weight = _weights(model)
-    of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
+    of = functools.partial(
+        split,
+        layers=model.num_hidden_layers,
+        layer_weight=layer_weight,
+        output_weight=output_weight,
+    )
     if not isinstance(stages, np.ndarray):
         return of(stages=int(stages))
     sizes, inverse = np.unique(stages, return_inverse=True)
-    table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
+    table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(
+        len(sizes), len(Split._fields)
+    )
     columns: Any = (column[inverse].reshape(stages.shape) for column in table.T)
     return Split(*columns)
 
@@ -89,4 +106,6 @@ def _weights(model: ModelSpec) -> tuple[float, float]:
     Four square projections, even with grouped heads, and three MLP matrices.
     """
     width = model.num_attention_heads * model.head_size
-    return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(model.vocab_size * model.hidden_size)
+    return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(
+        model.vocab_size * model.hidden_size
+    )

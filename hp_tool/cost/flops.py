@@ -25,7 +25,9 @@ class TokenFlops:
     layers: float
     """Projections and MLP."""
     attention: float
-    """Scores and their product with the values, by the workload's convention (full or causal half)."""
+    """Scores and their product with the values, by the workload's convention (full or causal
+    half).
+    """
     logits: float
     masked: float = 0.0
     """Part of `attention` that a causal mask leaves out."""
@@ -38,7 +40,8 @@ class TokenFlops:
 
     @cached_property
     def model(self) -> float:
-        """FLOPs forward and backward: three forward passes minus the weight gradients of frozen matrices.
+        """FLOPs forward and backward: three forward passes minus the weight gradients of frozen
+        matrices.
 
         For a plain GPT 72 L h^2 (1 + s/6h + V/12hL).
         """
@@ -56,29 +59,39 @@ _flops: Shared[TokenFlops] = Shared()
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     """FLOPs per token; with an encoder-decoder model per token of both sides.
 
-    Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of experts (top-k, shared experts
-    and router). Embeddings, norms and scores outside a sliding window are not counted.
+    Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of
+    experts (top-k, shared experts and router). Embeddings, norms and scores outside a sliding
+    window are not counted.
     """
     return _flops.get((model, workload), (), lambda: _token_flops(model, workload))
 
 
 def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
+    visible = (
+        0.5
+        if workload.attention_mask_flops == "causal" and model.architecture == "decoder"
+        else 1.0
+    )
     if model.architecture == "encoder_decoder":
         return _two_sided_flops(model, workload)
     extra = float(model.num_nextn_predict_layers)
-    counts = [count + extra * mtp for (count, _), mtp in zip(model.kinds, model.mtp_kinds, strict=True)]
+    counts = [
+        count + extra * mtp for (count, _), mtp in zip(model.kinds, model.mtp_kinds, strict=True)
+    ]
     matrices, states, scores = 0.0, 0.0, 0.0
     for layers, (_, kind) in zip(counts, model.kinds, strict=True):
         matrices += _entries_met(kind, layers=layers)
         states += layers * _state_flops(kind)
         scores += _score_flops(kind, workload, layers=layers, visible=visible)
     matrices = 2.0 * float(matrices + extra * 2.0 * model.hidden_size**2)
-    adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
+    adapters = (
+        2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
+    )
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
     return TokenFlops(
         layers=matrices + adapters + states,
-        frozen=(matrices if workload.lora is not None else 0.0) + (logits if workload.freezes_output_layer else 0.0),
+        frozen=(matrices if workload.lora is not None else 0.0)
+        + (logits if workload.freezes_output_layer else 0.0),
         attention=scores,
         masked=0.5 * scores if visible == 1.0 and model.architecture == "decoder" else 0.0,
         logits=logits,
@@ -95,27 +108,48 @@ def _entries_met(model: ModelSpec, *, layers: float) -> float:
 
 
 def _state_flops(model: ModelSpec) -> float:
-    """Forward FLOPs of a token on one layer's recurrent state, which it decays, writes and reads: 7 for a number of a state
-    space's (Megatron-LM, training.py), 6 for one of a delta rule's (arXiv 2412.06464, section 3.1).
+    """Forward FLOPs of a token on one layer's recurrent state, which it decays, writes and reads: 7
+    for a number of a state space's (Megatron-LM, training.py), 6 for one of a delta rule's (arXiv
+    2412.06464, section 3.1).
     """
     if not model.is_recurrent:
         return 0.0
-    width = 7.0 * (model.ssm_state_size or 0) if model.mixer in ("mamba", "mamba2") else 6.0 * (model.linear_key_head_dim or 0)
+    width = (
+        7.0 * (model.ssm_state_size or 0)
+        if model.mixer in ("mamba", "mamba2")
+        else 6.0 * (model.linear_key_head_dim or 0)
+    )
     return width * recurrent_width(model)
 
 
-def _score_flops(model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float) -> float:
-    """Forward FLOPs of a token's scores and their product with the values in so many layers of one kind; of chosen keys in the
-    latent space, with the indexer's scores of all.
+def _score_flops(
+    model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float
+) -> float:
+    """Forward FLOPs of a token's scores and their product with the values in so many layers of one
+    kind; of chosen keys in the latent space, with the indexer's scores of all.
     """
     length = workload.attended_length
     if model.mixer != "attention":
         return 0.0
     if model.index_topk is None:
         width = model.qk_head_size + model.v_head_size
-        return layers * 2.0 * windowed_length(model, length) * model.num_attention_heads * width * visible
+        return (
+            layers
+            * 2.0
+            * windowed_length(model, length)
+            * model.num_attention_heads
+            * width
+            * visible
+        )
     index = length * index_flops(model) if has_indexer(model) else 0.0
-    return layers * visible * (seen_keys(model.index_topk, length) * float(attention_flops(model, 1, decoding=True)) + index)
+    return (
+        layers
+        * visible
+        * (
+            seen_keys(model.index_topk, length) * float(attention_flops(model, 1, decoding=True))
+            + index
+        )
+    )
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
@@ -126,7 +160,9 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
     logits = 2.0 * model.hidden_size * model.vocab_size * decoder_length(workload)
     tokens = workload.tokens_per_row
     masked = (attention - kept) / tokens
-    return TokenFlops(layers=layers / tokens, attention=attention / tokens, masked=masked, logits=logits / tokens)
+    return TokenFlops(
+        layers=layers / tokens, attention=attention / tokens, masked=masked, logits=logits / tokens
+    )
 
 
 def step_tokens(workload: TrainingWorkload) -> float:

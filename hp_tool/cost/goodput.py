@@ -1,4 +1,6 @@
-"""Goodput: the share of wall-clock time that trains, with Poisson failures and periodic checkpoints."""
+"""Goodput: the share of wall-clock time that trains, with Poisson failures and periodic
+checkpoints.
+"""
 
 import math
 
@@ -13,16 +15,26 @@ from hp_tool.domain.workload import ReliabilitySpec
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
-"""Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100."""
+"""Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384
+H100.
+"""
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Rates of saving to and loading from a parallel file system, 384 nodes of 8 A100 (arXiv 2104.04473, section 5.10)."""
+"""Rates of saving to and loading from a parallel file system, 384 nodes of 8 A100 (arXiv
+2104.04473, section 5.10).
+"""
 DIAGNOSIS_S = 600.0
-"""Detecting a failure and running the diagnostics take less than this on average (MegaScale, arXiv 2402.15627)."""
+"""Detecting a failure and running the diagnostics take less than this on average (MegaScale, arXiv
+2402.15627).
+"""
 _MOST_MTBFS = 300.0
-"""Upper bound of a stretch without failure, in mean times between failures; beyond it the exponential overflows."""
+"""Upper bound of a stretch without failure, in mean times between failures; beyond it the
+exponential overflows.
+"""
 _LONG_CHECKPOINT = 30.0
-"""Checkpoint length in mean times between failures, beyond which the best interval is M to thirteen digits."""
+"""Checkpoint length in mean times between failures, beyond which the best interval is M to thirteen
+digits.
+"""
 _NEWTON_STEPS = 12
 BINS = 1 << 13
 """Of the distribution of lost time."""
@@ -31,13 +43,15 @@ SPREADS = 10.0
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
-    """Goodput of a training on the whole cluster; None if the workload has no `reliability` and no node is taken back.
+    """Goodput of a training on the whole cluster; None if the workload has no `reliability` and no
+    node is taken back.
 
-    Failures of devices are independent, so the job's MTBF is a device's MTBF over their number; a failed node is replaced by a
-    spare, and a spot node that is taken back, at its own rate, by another. A checkpoint holds weights, master copy and
-    optimizer states: 14 bytes per parameter with Adam, as Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473);
-    Muon's saving is not subtracted. Planned maintenance and evaluation are not counted. Checkpoints written in the background
-    stop training only for the copy: set checkpoint_s to its time.
+    Failures of devices are independent, so the job's MTBF is a device's MTBF over their number; a
+    failed node is replaced by a spare, and a spot node that is taken back, at its own rate, by
+    another. A checkpoint holds weights, master copy and optimizer states: 14 bytes per parameter
+    with Adam, as Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is
+    not subtracted. Planned maintenance and evaluation are not counted. Checkpoints written in the
+    background stop training only for the copy: set checkpoint_s to its time.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day
@@ -45,16 +59,24 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     if spec is None:
         return None
     kept = bytes_per_parameter(workload)
-    size = (kept.weights + kept.optimizer) * total_parameters(case.model, sequence_length=workload.sequence_length)
+    size = (kept.weights + kept.optimizer) * total_parameters(
+        case.model, sequence_length=workload.sequence_length
+    )
     nodes = cluster.num_nodes
     mtbf_hours = spec.mtbf_per_gpu_hours
-    mtbf_s = (MTBF_PER_GPU_S if mtbf_hours is None else mtbf_hours * SECONDS_PER_HOUR) / cluster.num_gpus
+    mtbf_s = (
+        MTBF_PER_GPU_S if mtbf_hours is None else mtbf_hours * SECONDS_PER_HOUR
+    ) / cluster.num_gpus
     if taken_per_day:
         mtbf_s = 1.0 / (1.0 / mtbf_s + nodes * taken_per_day / SECONDS_PER_DAY)
     checkpoint_s = _given(spec.checkpoint_s, size / (nodes * WRITE_BYTES_PER_NODE_SECOND))
     restart_s = _given(spec.restart_s, DIAGNOSIS_S + size / (nodes * READ_BYTES_PER_NODE_SECOND))
-    interval_s = _given(spec.checkpoint_interval_s, best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s))
-    stretch = time_stretch(interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=mtbf_s)
+    interval_s = _given(
+        spec.checkpoint_interval_s, best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s)
+    )
+    stretch = time_stretch(
+        interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=mtbf_s
+    )
     return Goodput(
         fraction=1.0 / stretch,
         mtbf_s=mtbf_s,
@@ -67,30 +89,45 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     )
 
 
-def time_stretch(*, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Wall time over solution time, exact for Poisson failures: M e^(R/M) (e^((tau + C)/M) - 1) / tau.
+def time_stretch(
+    *, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
+) -> float:
+    """Wall time over solution time, exact for Poisson failures: M e^(R/M) (e^((tau + C)/M) - 1) /
+    tau.
 
-    M is the mean time between failures, R the restart, C the checkpoint, tau the training between checkpoints. Failures may hit
-    restarts and checkpoints too. Source: Daly, A higher order estimate of the optimum checkpoint interval for restart dumps
-    (2006), the complete cost function.
+    M is the mean time between failures, R the restart, C the checkpoint, tau the training between
+    checkpoints. Failures may hit restarts and checkpoints too. Source: Daly, A higher order
+    estimate of the optimum checkpoint interval for restart dumps (2006), the complete cost
+    function.
     """
-    restart, segment = (min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s))
+    restart, segment = (
+        min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s)
+    )
     return mtbf_s * math.exp(restart) * math.expm1(segment) / interval_s
 
 
 def lost_s(
     *, stretches: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> tuple[FloatArray, FloatArray]:
-    """(seconds, probability), each (BINS,): how much longer so many stretches of training take than without a failure.
+    """(seconds, probability), each (BINS,): how much longer so many stretches of training take than
+    without a failure.
 
-    A stretch of w = tau + C passes with probability p = e^(-w/M); each failure before costs X < w, truncated exponential, and a
-    restart D, which failures begin anew as well. With phi the Fourier transforms of these times on equal bins, that of the sum
-    over n stretches is (p / (1 - (1 - p) phi_X phi_D))^n: a compound negative binomial.
+    A stretch of w = tau + C passes with probability p = e^(-w/M); each failure before costs X < w,
+    truncated exponential, and a restart D, which failures begin anew as well. With phi the Fourier
+    transforms of these times on equal bins, that of the sum over n stretches is (p / (1 - (1 - p)
+    phi_X phi_D))^n: a compound negative binomial.
     """
     w, m = min(interval_s + checkpoint_s, _MOST_MTBFS * mtbf_s), mtbf_s
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
-    once_s = m * (1.0 - w / m * passes / -math.expm1(-w / m)) + m * math.expm1(min(restart_s / m, _MOST_MTBFS))
-    width_s = (failures + SPREADS * math.sqrt(failures * (1.0 + failures / stretches)) + SPREADS) * once_s * 2.0 / BINS
+    once_s = m * (1.0 - w / m * passes / -math.expm1(-w / m)) + m * math.expm1(
+        min(restart_s / m, _MOST_MTBFS)
+    )
+    width_s = (
+        (failures + SPREADS * math.sqrt(failures * (1.0 + failures / stretches)) + SPREADS)
+        * once_s
+        * 2.0
+        / BINS
+    )
     seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
 
     def before(end_s: float) -> ComplexArray:
@@ -110,9 +147,10 @@ def lost_s(
 def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
     """The tau that minimises `time_stretch`.
 
-    With y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1, so tau = M (1 + W(-e^(-1 - x))) with
-    Lambert's W. The restart time does not matter. Newton's method on y + ln(1 - y) + x, which falls and is concave, descends
-    from above the root without passing it; y^2/2 <= x and ln(1 - y) >= -(1 + x) give the start.
+    With y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1, so tau = M (1 +
+    W(-e^(-1 - x))) with Lambert's W. The restart time does not matter. Newton's method on y + ln(1
+    - y) + x, which falls and is concave, descends from above the root without passing it; y^2/2 <=
+    x and ln(1 - y) >= -(1 + x) give the start.
     """
     x = min(checkpoint_s / mtbf_s, _LONG_CHECKPOINT)
     y = min(math.sqrt(2.0 * x), -math.expm1(-1.0 - x))
@@ -133,8 +171,10 @@ def _given(value: float | None, default: float) -> float:
 def _sources(spec: ReliabilitySpec) -> list[str]:
     defaults = {
         "failures: arXiv 2407.21783, 419 in 54 days on 16,384 H100": spec.mtbf_per_gpu_hours,
-        "checkpoint: weights and optimizer at 0.71 GB/s a node, arXiv 2104.04473": spec.checkpoint_s,
-        "restart: 10 minutes of diagnosis, arXiv 2402.15627, and loading at 2.6 GB/s a node": spec.restart_s,
+        "checkpoint: weights and optimizer at 0.71 GB/s a node, arXiv "
+        "2104.04473": spec.checkpoint_s,
+        "restart: 10 minutes of diagnosis, arXiv 2402.15627, and loading at 2.6 GB/s a "
+        "node": spec.restart_s,
         "interval: exact optimum of Daly 2006": spec.checkpoint_interval_s,
     }
     return [source for source, value in defaults.items() if value is None]

@@ -1,4 +1,6 @@
-"""Waits for the host: a device runs no kernel before it is launched, and blocking messages hold stages up."""
+"""Waits for the host: a device runs no kernel before it is launched, and blocking messages hold
+stages up.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from hp_tool.domain.model import ModelSpec
 
 
 def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
-    """All kernels of a layer of `blocks` blocks: two matmuls in each, with two more each in the backward pass, and attention's
-    core.
+    """All kernels of a layer of `blocks` blocks: two matmuls in each, with two more each in the
+    backward pass, and attention's core.
     """
     return Kernels(
         forward=mixer.forward + second.forward + 2 * blocks + cores,
@@ -25,7 +27,10 @@ def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 
     )
 
 
-_DENSE, _EXPERTS = _launches(attention.KERNELS, mlp.KERNELS), _launches(attention.KERNELS, moe.KERNELS)
+_DENSE, _EXPERTS = (
+    _launches(attention.KERNELS, mlp.KERNELS),
+    _launches(attention.KERNELS, moe.KERNELS),
+)
 _NOTHING = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
 """Of the two tensor-parallel regions of a layer, as with sequence parallelism."""
@@ -33,19 +38,27 @@ DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 """Kernels of a dense layer on one rank, both passes."""
 
 
-def without_host(framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None) -> FrameworkEfficiency:
+def without_host(
+    framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None
+) -> FrameworkEfficiency:
     """The constants with recorded CUDA graphs: no device waits for its host.
 
-    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens; without attention's also most
-    other launches, but not the preparation of the dispatch.
+    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens;
+    without attention's also most other launches, but not the preparation of the dispatch.
     """
     if modules is not None and "attn" not in modules:
         prepared = "moe_preprocess" in modules
-        return dataclasses.replace(framework, expert_overhead_s=0.0 if prepared else framework.expert_overhead_s)
+        return dataclasses.replace(
+            framework, expert_overhead_s=0.0 if prepared else framework.expert_overhead_s
+        )
     return dataclasses.replace(
-        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0,
+        framework,
+        host_launch_s=0.0,
+        host_tensor_stall_s=0.0,
+        host_pipeline_stall_s=0.0,
+        expert_overhead_s=0.0,
         expert_launch_s=0.0 if modules is None else framework.expert_launch_s,
-    )  # fmt: skip
+    )
 
 
 def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
@@ -58,10 +71,13 @@ def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
 
 
 def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tuple[Floats, Floats]:
-    """(forward, backward) kernels and collectives of the mean layer of a stage with unlike layers; those that CUDA graphs of
-    recurrent layers alone hold are not launched.
+    """(forward, backward) kernels and collectives of the mean layer of a stage with unlike layers;
+    those that CUDA graphs of recurrent layers alone hold are not launched.
     """
-    model, recorded = case.model, case.workload.cuda_graphs and "mamba" in (case.workload.cuda_graph_modules or ())
+    model, recorded = (
+        case.model,
+        case.workload.cuda_graphs and "mamba" in (case.workload.cuda_graph_modules or ()),
+    )
     forward: Floats = 0.0
     backward: Floats = 0.0
     for count, (_, kind) in zip(layers.kinds, model.kinds, strict=True):
@@ -70,7 +86,9 @@ def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tu
         kernels, blocks = kind_launches(kind)
         share = count / layers.count
         forward = forward + share * (kernels.forward + 0.5 * blocks * _COLLECTIVES.forward * spread)
-        backward = backward + share * (kernels.backward + 0.5 * blocks * _COLLECTIVES.backward * spread)
+        backward = backward + share * (
+            kernels.backward + 0.5 * blocks * _COLLECTIVES.backward * spread
+        )
     return forward, backward
 
 
@@ -85,8 +103,9 @@ def launches(
 ) -> tuple[Floats, Floats]:
     """(forward, backward) kernels and collectives that one micro-batch launches on `layers` layers.
 
-    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole, which launches the
-    forward pass again; `added` are a layer's further kernels by pass, `mean` all others where layers are unlike.
+    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed
+    whole, which launches the forward pass again; `added` are a layer's further kernels by pass,
+    `mean` all others where layers are unlike.
     """
     spread = tensor_parallel_size > 1
     if mean is not None:
@@ -97,7 +116,9 @@ def launches(
         return dense + (experts - dense) * moe_fraction + collectives * spread
 
     forward = layers * (added[0] + of_layer(_DENSE.forward, _EXPERTS.forward, _COLLECTIVES.forward))
-    backward = layers * (added[1] + of_layer(_DENSE.backward, _EXPERTS.backward, _COLLECTIVES.backward))
+    backward = layers * (
+        added[1] + of_layer(_DENSE.backward, _EXPERTS.backward, _COLLECTIVES.backward)
+    )
     return forward, backward + recomputed_fraction * forward
 
 
@@ -110,12 +131,14 @@ def host_waits(
     forward_s: Floats,
     backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds per micro-batch that a device waits for its host: max(0, launches x seconds each - pass).
+    """(forward, backward) seconds per micro-batch that a device waits for its host: max(0, launches
+    x seconds each - pass).
 
-    A launch takes `host_launch_s` whatever its kernel's size, so large kernels hide it. Stalls of a layer, spread over its
-    launches, are added for each of the t ranks of a tensor-parallel group, whose collectives wait for the slowest rank, if
-    hosts also serve a network: the group itself, or the pipeline, on several nodes. Launching the embedding, the output layer
-    and the loss is not counted.
+    A launch takes `host_launch_s` whatever its kernel's size, so large kernels hide it. Stalls of a
+    layer, spread over its launches, are added for each of the t ranks of a tensor-parallel group,
+    whose collectives wait for the slowest rank, if hosts also serve a network: the group itself, or
+    the pipeline, on several nodes. Launching the embedding, the output layer and the loss is not
+    counted.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -138,7 +161,11 @@ def host_waits(
 def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[float, float]:
     """(forward, backward) kernels of a layer that other workloads do not launch."""
     workload = case.workload
-    forward, backward = (0.0, 0.0) if workload.lora is None else added_launches(case.model, workload.lora, candidates)
+    forward, backward = (
+        (0.0, 0.0)
+        if workload.lora is None
+        else added_launches(case.model, workload.lora, candidates)
+    )
     if workload.kernel_fusion:
         return forward, backward
     core = float(workload.attention == "unfused")
@@ -146,14 +173,20 @@ def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[float, 
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(seconds per micro-batch, seconds per step) by which blocking messages between stages stall in large jobs.
+    """(seconds per micro-batch, seconds per step) by which blocking messages between stages stall
+    in large jobs.
 
-    A stage between two others receives and sends in each direction, four messages per micro-batch; with two stages it is two.
-    Filling and draining the pipeline adds two for each further stage.
+    A stage between two others receives and sends in each direction, four messages per micro-batch;
+    with two stages it is two. Filling and draining the pipeline adds two for each further stage.
     """
     cluster = case.cluster
     framework = case.profile.framework
-    if not framework.message_stall_s or cluster.num_gpus <= framework.message_stall_nodes * cluster.gpus_per_node:
+    if (
+        not framework.message_stall_s
+        or cluster.num_gpus <= framework.message_stall_nodes * cluster.gpus_per_node
+    ):
         return 0.0, 0.0
     others = candidates.pipeline_parallel_size - 1
-    return 2.0 * framework.message_stall_s * minimum(others, 2), 2.0 * framework.message_stall_s * others
+    return 2.0 * framework.message_stall_s * minimum(
+        others, 2
+    ), 2.0 * framework.message_stall_s * others

@@ -1,17 +1,33 @@
-"""One transformer layer on one rank for one micro-batch: seconds forward and backward, and bytes kept in between.
+"""One transformer layer on one rank for one micro-batch: seconds forward and backward, and bytes
+kept in between.
 
-Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its section 4.2, generalised to GQA, latent attention,
-gated MLPs, fused attention, mixtures of experts, context parallelism and narrow matmuls.
+Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its section 4.2, generalised
+to GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context parallelism and
+narrow matmuls.
 """
 
 from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import NO_BYTES, NO_TIME, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
+from hp_tool.cost.block import (
+    NO_BYTES,
+    NO_TIME,
+    BlockBytes,
+    BlockTime,
+    LayerBytes,
+    LayerTime,
+    Shapes,
+    shapes,
+)
 from hp_tool.cost.candidates import CORE_ATTN, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.lora import adapter_tensor_seconds, wide_gathers, with_adapter_bytes, with_adapter_time
+from hp_tool.cost.lora import (
+    adapter_tensor_seconds,
+    wide_gathers,
+    with_adapter_bytes,
+    with_adapter_time,
+)
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
 from hp_tool.cost.recomputation import dropped_bytes, per_op_bytes, repeated_seconds
@@ -19,8 +35,10 @@ from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
-"""What a gather takes from the matmul beside it, over what a reduction takes, which also adds up what it moves. Judged: Tables
-4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP quickens the backward pass, as in Table 4."""
+"""What a gather takes from the matmul beside it, over what a reduction takes, which also adds up
+what it moves. Judged: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to
+0.5 SP quickens the backward pass, as in Table 4.
+"""
 
 
 def layer_bytes(
@@ -32,9 +50,10 @@ def layer_bytes(
 ) -> LayerBytes:
     """Activation bytes of one layer of the case's kind.
 
-    For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte: sbh(34+5as/h) on one device,
-    sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective recomputation, 2sbh with full recomputation.
-    With sequence parallelism the layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core). `attention`
+    For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte:
+    sbh(34+5as/h) on one device, sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t
+    with selective recomputation, 2sbh with full recomputation. With sequence parallelism the
+    layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core). `attention`
     is the block's, if it was computed earlier.
     """
     s = s or shapes(case=case, candidates=candidates)
@@ -44,7 +63,8 @@ def layer_bytes(
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s)
     if case.workload.records_layers:
-        # A graph's output, and the gradients of its output and input, stay where it was captured; its input is the norm's.
+        # A graph's output, and the gradients of its output and input, stay where it was captured;
+        # its input is the norm's.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
     saved_selective, repeated = both.saved, both.core
     if case.workload.lora is not None:
@@ -68,8 +88,8 @@ def layer_bytes(
 
 
 def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of what mixes tokens in a layer. Where nothing follows it, its norm is part of its projection's kernel
-    and not recomputed (Megatron Core, mamba_layer_specs.py).
+    """Activation bytes of what mixes tokens in a layer. Where nothing follows it, its norm is part
+    of its projection's kernel and not recomputed (Megatron Core, mamba_layer_specs.py).
     """
     if case.model.mixer == "none":
         return NO_BYTES
@@ -90,14 +110,22 @@ def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> B
     """Activation bytes of what follows the mixer."""
     if case.model.feed_forward == "none":
         return NO_BYTES
-    return expert_bytes(case=case, candidates=candidates, s=s) if case.model.num_experts else mlp_bytes(model=case.model, s=s)
+    return (
+        expert_bytes(case=case, candidates=candidates, s=s)
+        if case.model.num_experts
+        else mlp_bytes(model=case.model, s=s)
+    )
 
 
 def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of what follows the mixer."""
     if case.model.feed_forward == "none":
         return NO_TIME
-    return expert_time(case=case, candidates=candidates, s=s) if case.model.num_experts else mlp_time(case=case, s=s)
+    return (
+        expert_time(case=case, candidates=candidates, s=s)
+        if case.model.num_experts
+        else mlp_time(case=case, s=s)
+    )
 
 
 def layer_time(
@@ -112,9 +140,10 @@ def layer_time(
 ) -> LayerTime:
     """Seconds of one layer of the case's kind.
 
-    Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward` reports separately. With
-    `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow from the
-    workload, for micro-batches that differ; `attention` and `second` are its blocks, if these were timed earlier.
+    Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward`
+    reports separately. With `merged`, forward and backward passes of different micro-batches run
+    together. `s` replaces the sizes that follow from the workload, for micro-batches that differ;
+    `attention` and `second` are its blocks, if these were timed earlier.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -126,20 +155,35 @@ def layer_time(
     both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, case=case, candidates=candidates, s=s)
-    # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
-    alone = model.feed_forward == "none" or (model.num_experts is not None and not model.num_shared_experts)
+    # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and
+    # scatter like a dense MLP.
+    alone = model.feed_forward == "none" or (
+        model.num_experts is not None and not model.num_shared_experts
+    )
     regions = 2.0 - 1.0 * alone - 1.0 * (model.mixer == "none")
     trained = workload.lora is None
     wide = 0 if trained else wide_gathers(case, candidates)
-    layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained, wide=wide)
+    layer = as_layer_time(
+        both,
+        case=case,
+        s=s,
+        regions=regions,
+        split_backward=split_backward,
+        trained=trained,
+        wide=wide,
+    )
     if candidates.names_modules:
         region = layer.tensor / max(regions, 1.0)
-        again = repeated_seconds(case=case, candidates=candidates, s=s, attention=attention, second=second, region=region)
+        again = repeated_seconds(
+            case=case, candidates=candidates, s=s, attention=attention, second=second, region=region
+        )
         layer = replace(layer, repeated=again)
     if trained:
         return layer
     beside, beside_backward = adapter_tensor_seconds(case=case, candidates=candidates, s=s)
-    return replace(layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward)
+    return replace(
+        layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward
+    )
 
 
 def as_layer_time(
@@ -152,13 +196,18 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """A layer's seconds from its blocks', with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
+    """A layer's seconds from its blocks', with the collectives of their tensor-parallel regions
+    (column-row matmul pairs).
+    """
     tensor, tensor_backward = _tensor_seconds(
         case.profile.framework, s=s, block=block, regions=regions, trained=trained, wide=wide
     )
     return LayerTime(
         forward=block.matmul + block.core + block.elementwise,
-        backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
+        backward=block.matmul
+        + block.weight_gradient
+        + block.core_backward
+        + block.elementwise_backward,
         attention=block.core,
         attention_backward=block.core_backward,
         weight_gradient=block.weight_gradient if split_backward else 0.0,
@@ -173,28 +222,51 @@ def as_layer_time(
 
 
 def _tensor_seconds(
-    framework: FrameworkEfficiency, *, s: Shapes, block: BlockTime, regions: float, trained: bool, wide: int
+    framework: FrameworkEfficiency,
+    *,
+    s: Shapes,
+    block: BlockTime,
+    regions: float,
+    trained: bool,
+    wide: int,
 ) -> tuple[Floats, Floats]:
-    """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
+    """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions`
+    column-row matmul pairs.
 
-    Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter. Inputs and gradients below 16 bits are quantised
-    before they are gathered (Transformer Engine, gather_along_first_dim), but for `wide` inputs that adapters read too; what is
-    reduced stays wide. Backward without SP: the
-    all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, exposed; if the weights are
-    trained, the sharded inputs are gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
-    gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls takes cores and bandwidth from
-    them: the framework's overlap is the share of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
+    Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter. Inputs and gradients
+    below 16 bits are quantised before they are gathered (Transformer Engine,
+    gather_along_first_dim), but for `wide` inputs that adapters read too; what is reduced stays
+    wide. Backward without SP: the all-reduces, behind the weight-gradient matmuls. Backward with
+    SP: gradients are gathered first, exposed; if the weights are trained, the sharded inputs are
+    gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
+    gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls
+    takes cores and bandwidth from them: the framework's overlap is the share of a reduction that
+    costs nothing. Gathers cost half as much (GATHER_COST).
     """
-    gather, scatter, all_reduce = regions * s.input_gather_s, regions * s.gather_s, regions * s.all_reduce_s
+    gather, scatter, all_reduce = (
+        regions * s.input_gather_s,
+        regions * s.gather_s,
+        regions * s.all_reduce_s,
+    )
     overlap = framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
-    forward = where(s.sharded, gather + wide * (s.gather_s - s.input_gather_s) + scatter, all_reduce)
-    # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
-    # shares the input-gradient matmuls with the gathering of inputs. Transformer Engine's Userbuffers, which pipeline them, do
-    # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
+    forward = where(
+        s.sharded, gather + wide * (s.gather_s - s.input_gather_s) + scatter, all_reduce
+    )
+    # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in
+    # the backward pass; it shares the input-gradient matmuls with the gathering of inputs.
+    # Transformer Engine's Userbuffers, which pipeline them, do not reach beyond NVLink
+    # (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
     pipelined = framework.tensor_parallel_forward_overlap * s.sharded * s.tensor.in_domain
     again = 1.0 if trained else 0.0
     hidden = 1.0 - GATHER_COST * (1.0 - overlap)
     behind_inputs = minimum((again * hidden + pipelined) * gather, block.matmul)
-    exposed_sharded = (1.0 + again) * gather + scatter - behind_inputs - overlap * minimum(scatter, block.weight_gradient)
-    return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)
+    exposed_sharded = (
+        (1.0 + again) * gather
+        + scatter
+        - behind_inputs
+        - overlap * minimum(scatter, block.weight_gradient)
+    )
+    return forward - pipelined * minimum(forward, block.matmul), where(
+        s.sharded, exposed_sharded, exposed
+    )

@@ -26,7 +26,8 @@ from hp_tool.domain.pipeline_layout import splits_unevenly
 from hp_tool.domain.releases import DELTA_RULES_EXCHANGE_HEADS, STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.workload import TrainingWorkload
 
-# The rules of all frameworks, a bit per rule; `legality_reasons` explains them for one configuration.
+# The rules of all frameworks, a bit per rule; `legality_reasons` explains them for one
+# configuration.
 
 
 REASONS = (
@@ -54,7 +55,9 @@ MEMORY = "memory"
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
-    """0 if the framework accepts the configuration, else the broken rules as bits; shape of the candidates."""
+    """0 if the framework accepts the configuration, else the broken rules as bits; shape of the
+    candidates.
+    """
     model, cluster, workload = case.model, case.cluster, case.workload
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
@@ -63,29 +66,38 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     broken = (
         functools.reduce(operator.or_, [heads_broken(kind, t) for kind in kinds]),
         functools.reduce(operator.or_, [width_broken(kind, t) for kind in kinds]),
-        case.strategy.pipeline_layout is None and _layers_broken(case, c, framework=workload.framework),
+        case.strategy.pipeline_layout is None
+        and _layers_broken(case, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
         _sequence_broken(workload, c),
         _experts_broken(model, c),
         (v > 1) & (p < 2),
-        (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
+        (v > 1)
+        & (c.pipeline_schedule == ONE_F_ONE_B)
+        & (workload.global_batch_size // rank_batch % p != 0),
         _pipeline_unfilled(workload, c),
         shards_broken(model, c),
-        schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
+        schedule_broken(
+            c,
+            num_layers=model.num_hidden_layers,
+            micro_batches=workload.global_batch_size // rank_batch,
+        ),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism do not support cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
         *strategy_broken(case=case, candidates=c),
-        functools.reduce(operator.or_, [mixer_broken(kind, c, workload=workload) for kind in kinds]),
+        functools.reduce(
+            operator.or_, [mixer_broken(kind, c, workload=workload) for kind in kinds]
+        ),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
 
 
 def heads_broken(model: ModelSpec, t: Ints) -> Bools:
-    """Whether the heads of attention layers cannot be divided over t ranks. Key/value heads are split, or copied whole if there
-    are fewer heads than ranks.
+    """Whether the heads of attention layers cannot be divided over t ranks. Key/value heads are
+    split, or copied whole if there are fewer heads than ranks.
     """
     if model.mixer != "attention":
         return False
@@ -104,11 +116,12 @@ def width_broken(model: ModelSpec, t: Ints) -> Bools:
 def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
     """Whether a framework cannot split the mixers of layers that are alike.
 
-    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over context-parallel ones, where a
-    group may be copied, and interleaves its layers since 0.17 (ssm/mamba_mixer.py, mamba_context_parallel.py,
-    mamba_block.py); it splits a gated delta rule's heads over tensor-parallel ranks and, since 0.18, over context-parallel
-    ones (ssm/gated_delta_net.py), and no sequence whose keys an indexer chooses (transformer_config.py). Other frameworks run
-    transformers' layers whole.
+    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over
+    context-parallel ones, where a group may be copied, and interleaves its layers since 0.17
+    (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py); it splits a gated delta rule's
+    heads over tensor-parallel ranks and, since 0.18, over context-parallel ones
+    (ssm/gated_delta_net.py), and no sequence whose keys an indexer chooses (transformer_config.py).
+    Other frameworks run transformers' layers whole.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -143,7 +156,9 @@ def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _sequence_pieces(c: Candidates) -> Ints:
-    """Pieces that a sequence is cut into: two per context-parallel rank (balanced causal load), each sharded again by SP."""
+    """Pieces that a sequence is cut into: two per context-parallel rank (balanced causal load),
+    each sharded again by SP.
+    """
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
     pieces: Ints = c.context_parallel_size * (1 + (c.context_parallel_size > 1)) * sharded
     return pieces
@@ -161,9 +176,9 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
 def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
     """Whether the layers cannot be divided over the chunks.
 
-    If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise every chunk holds the same
-    number of layers, or some hold fewer (`domain.pipeline_layout`), but not under ZB-V. Two kinds of GPU may hold different
-    numbers.
+    If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise
+    every chunk holds the same number of layers, or some hold fewer (`domain.pipeline_layout`), but
+    not under ZB-V. Two kinds of GPU may hold different numbers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -183,8 +198,8 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Whether experts do not divide over e_p ranks, or those (times e_t) not over the ranks of one pipeline stage; dense models
-    have none.
+    """Whether experts do not divide over e_p ranks, or those (times e_t) not over the ranks of one
+    pipeline stage; dense models have none.
     """
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
@@ -196,7 +211,9 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Whether shard groups do not divide the data-parallel group, or their replicas not the ranks of the same experts."""
+    """Whether shard groups do not divide the data-parallel group, or their replicas not the ranks
+    of the same experts.
+    """
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
         return False
@@ -204,15 +221,21 @@ def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
     if model.num_experts:
         replicas = maximum(d // maximum(size, 1), 1)
         ranks = c.tensor_parallel_size * c.context_parallel_size * d
-        broken = broken | (ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size) % replicas != 0)
+        broken = broken | (
+            ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size) % replicas != 0
+        )
     return broken & (size > 0)
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
-    """Number of candidates that broke each rule; a candidate that broke two counts in both, as many times as its weight."""
+    """Number of candidates that broke each rule; a candidate that broke two counts in both, as many
+    times as its weight.
+    """
     counted = np.bincount(codes, weights=weights)
     broken = np.flatnonzero(counted)
-    counts = {name: int(counted[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)}
+    counts = {
+        name: int(counted[broken[broken >> bit & 1 == 1]].sum()) for bit, name in enumerate(REASONS)
+    }
     return {name: count for name, count in counts.items() if count}
 
 
@@ -220,7 +243,9 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 
 
 def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
-    """Whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in `legality`."""
+    """Whether the schedule's rule in RULES is broken; those of 1F1B and interleaving are in
+    `legality`.
+    """
     schedule = c.pipeline_schedule
     if not c.names_schedules:
         return False
@@ -240,8 +265,10 @@ def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> B
 RULES = {
     "gpipe": "one model chunk per rank",
     "zb-h1": "one model chunk per rank and at least pipeline_parallel_size micro-batches",
-    "zbv": "two model chunks per rank of equally many layers, and at least 2 pipeline_parallel_size - 1 micro-batches",
-    "dualpipe": "one model chunk per rank, an even pipeline_parallel_size, and an even number of micro-batches, at least 2 "
+    "zbv": "two model chunks per rank of equally many layers, and at least 2 "
+    "pipeline_parallel_size - 1 micro-batches",
+    "dualpipe": "one model chunk per rank, an even pipeline_parallel_size, and an even number of "
+    "micro-batches, at least 2 "
     "pipeline_parallel_size",
     "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
@@ -251,14 +278,18 @@ RULES = {
 def least_micro_batches(config: ParallelConfig) -> int:
     """The fewest micro-batches that fill the schedule."""
     p = config.pipeline_parallel_size
-    return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(config.pipeline_schedule or "", 1)
+    return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(
+        config.pipeline_schedule or "", 1
+    )
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:
     """The rule of the configuration's schedule in words, with the configuration's numbers."""
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return (
-        f"pipeline_schedule {config.pipeline_schedule} needs at least 2 stages, {RULES[config.pipeline_schedule or 'gpipe']}; "
-        f"here pipeline_parallel_size is {p}, virtual_pipeline_parallel_size {v}, num_hidden_layers {num_layers}, "
+        f"pipeline_schedule {config.pipeline_schedule} needs at least 2 stages, "
+        f"{RULES[config.pipeline_schedule or 'gpipe']}; "
+        f"here pipeline_parallel_size is {p}, virtual_pipeline_parallel_size {v}, "
+        f"num_hidden_layers {num_layers}, "
         f"micro-batches {micro_batches}: change one of them, or leave pipeline_schedule out"
     )

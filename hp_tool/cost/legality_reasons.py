@@ -1,4 +1,6 @@
-"""Why one configuration is not possible, with numbers and how to fix it: broken rules of `legality`, and memory."""
+"""Why one configuration is not possible, with numbers and how to fix it: broken rules of
+`legality`, and memory.
+"""
 
 import math
 from collections.abc import Callable
@@ -38,11 +40,16 @@ def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[R
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """The reason for a legal configuration that does not fit: the sum, and its parts from the largest down."""
+    """The reason for a legal configuration that does not fit: the sum, and its parts from the
+    largest down.
+    """
     largest = sorted(parts.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {gib(size)}" for name, size in largest if size >= 0.01 * needed)
     return Reason(
-        code=MEMORY, message=f"needs {gib(needed)}, has {gib(available)}: {shown}", needed=needed, available=available
+        code=MEMORY,
+        message=f"needs {gib(needed)}, has {gib(available)}: {shown}",
+        needed=needed,
+        available=available,
     )
 
 
@@ -59,12 +66,16 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
 
 def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
     """Whole micro-batches of a replica in a step."""
-    return case.workload.global_batch_size // max(config.data_parallel_size * config.micro_batch_size, 1)
+    return case.workload.global_batch_size // max(
+        config.data_parallel_size * config.micro_batch_size, 1
+    )
 
 
 def _product(config: ParallelConfig) -> str:
     """Where the number of micro-batches comes from."""
-    return f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
+    return (
+        f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
+    )
 
 
 _Explanation = tuple[str, float, float]
@@ -76,7 +87,8 @@ def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     kind = next(kind for _, kind in case.model.kinds if heads_broken(kind, t))
     heads = kind.num_attention_heads
     return (
-        f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
+        f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and "
+        "num_key_value_heads "
         f"{kind.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
         t,
         heads,
@@ -87,7 +99,8 @@ def _hidden(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t = config.tensor_parallel_size
     model = next(kind for _, kind in case.model.kinds if width_broken(kind, t))
     return (
-        f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
+        f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and "
+        "intermediate_size "
         f"{model.ffn_size}; choose a common divisor",
         t,
         model.hidden_size,
@@ -99,14 +112,18 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     layers, framework = case.model.num_hidden_layers, case.workload.framework
     if facts(framework).balances_blocks:
         message = (
-            f"{framework} splits {layers} layers and the output layer by weight: with pipeline_parallel_size {p} x "
-            f"virtual_pipeline_parallel_size {v}, stages without a block: {splits(case.model, p).empty}; choose fewer stages "
+            f"{framework} splits {layers} layers and the output layer by weight: with "
+            f"pipeline_parallel_size {p} x "
+            f"virtual_pipeline_parallel_size {v}, stages without a block: "
+            f"{splits(case.model, p).empty}; choose fewer stages "
             "and one chunk"
         )
     else:
         message = (
-            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers {layers}, and "
-            f"some chunk would have no layer, or the schedule wants equal ones; choose a product below {layers}, under zbv "
+            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide "
+            f"num_hidden_layers {layers}, and "
+            "some chunk would have no layer, or the schedule wants equal ones; choose a product "
+            f"below {layers}, under zbv "
             f"among {list(divisors(layers, limit=layers))}"
         )
     return message, p * v, layers
@@ -116,7 +133,8 @@ def _world_size(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     c, d, devices = config.context_parallel_size, config.data_parallel_size, case.cluster.num_gpus
     return (
-        f"tensor {t} x pipeline {p} x context {c} x data {d} = {t * p * c * d} devices, but cluster.num_gpus is "
+        f"tensor {t} x pipeline {p} x context {c} x data {d} = {t * p * c * d} devices, but "
+        "cluster.num_gpus is "
         f"{devices}; choose sizes whose product divides {devices}",
         t * p * c * d,
         devices,
@@ -124,9 +142,14 @@ def _world_size(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 
 
 def _batch(case: TrainingCase, config: ParallelConfig) -> _Explanation:
-    d, b, batch = config.data_parallel_size, config.micro_batch_size, case.workload.global_batch_size
+    d, b, batch = (
+        config.data_parallel_size,
+        config.micro_batch_size,
+        case.workload.global_batch_size,
+    )
     return (
-        f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide global_batch_size {batch}; "
+        f"data_parallel_size {d} x micro_batch_size {b} = {d * b} does not divide "
+        f"global_batch_size {batch}; "
         "change micro_batch_size or global_batch_size",
         d * b,
         batch,
@@ -137,9 +160,12 @@ def _sequence(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     c, t, workload = config.context_parallel_size, config.tensor_parallel_size, case.workload
     pieces = c * (2 if c > 1 else 1) * (t if config.sequence_parallel else 1)
     decoder = workload.decoder_sequence_length
-    lengths = str(workload.sequence_length) + (f" (decoder {decoder})" if decoder is not None else "")
+    lengths = str(workload.sequence_length) + (
+        f" (decoder {decoder})" if decoder is not None else ""
+    )
     return (
-        f"sequence_length {lengths} cannot be split {pieces} ways (context {c}, sequence parallel over tensor {t}); "
+        f"sequence_length {lengths} cannot be split {pieces} ways (context {c}, sequence parallel "
+        f"over tensor {t}); "
         f"choose a multiple of {pieces}",
         pieces,
         workload.sequence_length,
@@ -150,8 +176,10 @@ def _experts(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     ep, etp = config.expert_parallel_size, config.expert_tensor_parallel_size
     t, c, d = config.tensor_parallel_size, config.context_parallel_size, config.data_parallel_size
     fix = (
-        f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, times "
-        f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x context {c} x data {d})"
+        f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, "
+        "times "
+        f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x "
+        f"context {c} x data {d})"
         if case.model.num_experts
         else "the model has no experts; leave both at 1"
     )
@@ -164,14 +192,19 @@ def _experts(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 
 def _interleaving(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    return f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}", 2, p
+    return (
+        f"virtual_pipeline_parallel_size {v} needs pipeline_parallel_size of at least 2, not {p}",
+        2,
+        p,
+    )
 
 
 def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
         f"interleaving needs the number of micro-batches ({m} = {_product(config)}) to be a "
-        f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set virtual_pipeline_parallel_size to 1",
+        f"multiple of pipeline_parallel_size {p}; change micro_batch_size, or set "
+        "virtual_pipeline_parallel_size to 1",
         p,
         m,
     )
@@ -180,7 +213,8 @@ def _uneven_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explan
 def _few_micro_batches(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, m = config.pipeline_parallel_size, _micro_batches(case, config)
     return (
-        f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} micro-batches, not "
+        f"{case.workload.framework}'s 1F1B needs at least pipeline_parallel_size - 1 = {p - 1} "
+        "micro-batches, not "
         f"{m} = {_product(config)}; choose fewer stages or smaller micro-batches",
         p - 1,
         m,
@@ -191,7 +225,11 @@ def _shards(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     size, d = config.data_parallel_shard_size, config.data_parallel_size
     return (
         f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
-        + (", or its replicas do not divide the ranks that hold the same experts" if case.model.num_experts else "")
+        + (
+            ", or its replicas do not divide the ranks that hold the same experts"
+            if case.model.num_experts
+            else ""
+        )
         + f"; choose one of {list(divisors(d, limit=d))}, or 0 for all of them",
         size,
         d,
@@ -199,7 +237,9 @@ def _shards(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 
 
 def _schedule(case: TrainingCase, config: ParallelConfig) -> _Explanation:
-    rule = schedule_rule(config, num_layers=case.model.num_hidden_layers, micro_batches=_micro_batches(case, config))
+    rule = schedule_rule(
+        config, num_layers=case.model.num_hidden_layers, micro_batches=_micro_batches(case, config)
+    )
     return rule, least_micro_batches(config), _micro_batches(case, config)
 
 
@@ -208,7 +248,8 @@ def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
     whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
     return (
-        f"pipeline_parallel_size {p} does not divide {shares} into stages of one kind each; choose a multiple of {whole}",
+        f"pipeline_parallel_size {p} does not divide {shares} into stages of one kind each; choose "
+        f"a multiple of {whole}",
         whole,
         p,
     )
@@ -217,7 +258,8 @@ def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, c = config.pipeline_parallel_size, config.context_parallel_size
     return (
-        f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline (pipeline {p}) and "
+        f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline "
+        f"(pipeline {p}) and "
         f"context parallelism (context {c}); set both sizes to 1",
         p * c,
         1,
@@ -226,20 +268,35 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation
 
 def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     framework, candidate = case.workload.framework, Candidates.alone(config)
-    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, workload=case.workload))
-    t, c, v = config.tensor_parallel_size, config.context_parallel_size, config.virtual_pipeline_parallel_size
+    kind = next(
+        kind
+        for _, kind in case.model.kinds
+        if mixer_broken(kind, candidate, workload=case.workload)
+    )
+    t, c, v = (
+        config.tensor_parallel_size,
+        config.context_parallel_size,
+        config.virtual_pipeline_parallel_size,
+    )
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
     if kind.is_recurrent and wrapped(framework) != "megatron-core":
-        rule = f"{framework} runs them whole: choose 1 for all three of tensor, context and pipeline_parallel_size"
+        rule = (
+            f"{framework} runs them whole: choose 1 for all three of tensor, context and "
+            "pipeline_parallel_size"
+        )
     elif kind.mixer == "mamba2":
         rule = (
-            f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by the tensor-parallel ranks, a "
-            "rank's heads by the context-parallel ones, of whose number a rank's groups are a divisor or a multiple, and "
-            f"virtual_pipeline_parallel_size (here {v}) must be 1 unless training.framework_version is 0.17 or later"
+            f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by "
+            "the tensor-parallel ranks, a "
+            "rank's heads by the context-parallel ones, of whose number a rank's groups are a "
+            "divisor or a multiple, and "
+            f"virtual_pipeline_parallel_size (here {v}) must be 1 unless "
+            "training.framework_version is 0.17 or later"
         )
     elif kind.is_recurrent:
         rule = (
-            f"their {key_heads(kind)} heads of keys must divide by the tensor-parallel ranks, times the context-parallel ones "
+            f"their {key_heads(kind)} heads of keys must divide by the tensor-parallel ranks, "
+            "times the context-parallel ones "
             "from training.framework_version 0.18 on; choose a context_parallel_size of 1 before"
         )
     else:

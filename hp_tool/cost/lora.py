@@ -1,8 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved tensors and time of one layer.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved tensors and time
+of one layer.
 
-y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. The layout is that of Megatron Bridge's
-ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by outputs) are split by rows; for a row-parallel W, A by
-columns and B by rows, and B's outputs are gathered. Adapters run in 16 bits, and the local experts of a rank share one.
+y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. The layout is
+that of Megatron Bridge's ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by
+outputs) are split by rows; for a row-parallel W, A by columns and B by rows, and B's outputs are
+gathered. Adapters run in 16 bits, and the local experts of a rank share one.
 """
 
 from collections.abc import Iterator
@@ -36,10 +38,14 @@ PARTS = {
     "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
-"""Names of the parts of fused matrices: Hugging Face's, and those of Megatron Bridge's canonical LoRA."""
+"""Names of the parts of fused matrices: Hugging Face's, and those of Megatron Bridge's canonical
+LoRA.
+"""
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The same matrices where a framework keeps the parts of fused ones apart, as Hugging Face's models do."""
+"""The same matrices where a framework keeps the parts of fused ones apart, as Hugging Face's models
+do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,9 @@ class Adapter:
 
 
 def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
-    """The adapters that the targets name: one for a whole matrix, or one for each named part of it."""
+    """The adapters that the targets name: one for a whole matrix, or one for each named part of
+    it.
+    """
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
     if matrix.module in targets:
@@ -80,14 +88,24 @@ def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
 
 def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
     """Every name that a query may give for a matrix of this model."""
-    modules = {matrix.module: matrix for matrix in rank_matrices(model, candidates) if matrix.module != "router"}
+    modules = {
+        matrix.module: matrix
+        for matrix in rank_matrices(model, candidates)
+        if matrix.module != "router"
+    }
     aliases = {alias for alias, module in ALIASES.items() if module in modules}
-    parts = (PARTS[name][-len(matrix.outputs) :] for name, matrix in modules.items() if name in PARTS)
-    return set(modules) | aliases | {name for several in parts for names in several for name in names}
+    parts = (
+        PARTS[name][-len(matrix.outputs) :] for name, matrix in modules.items() if name in PARTS
+    )
+    return (
+        set(modules) | aliases | {name for several in parts for names in several for name in names}
+    )
 
 
 def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
-    """Return the workload with the matrices of its adapters named, where torch keeps apart what Megatron Core fuses."""
+    """Return the workload with the matrices of its adapters named, where torch keeps apart what
+    Megatron Core fuses.
+    """
     lora = workload.lora
     if (
         lora is None
@@ -101,19 +119,25 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
     return replace(workload, lora=replace(lora, target_modules=names))
 
 
-def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool) -> Floats:
+def layer_adapter_parameters(
+    model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
+) -> Floats:
     """Adapter parameters of one layer on one rank: of routed experts, or of all other matrices."""
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum((one.parameters for matrix in matrices for one in adapters(matrix, lora)), 0.0)
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Adapter parameters that one token passes in the whole model; an expert's once for each expert it is sent to."""
+    """Adapter parameters that one token passes in the whole model; an expert's once for each expert
+    it is sent to.
+    """
     return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
 
 
 def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig) -> float:
-    """Adapter parameters of the whole model: of routed experts a pair for each expert-parallel rank, whose experts share it."""
+    """Adapter parameters of the whole model: of routed experts a pair for each expert-parallel
+    rank, whose experts share it.
+    """
     return _model_adapter_parameters(model, lora, of_experts=config.expert_parallel_size)
 
 
@@ -133,21 +157,26 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
 
 
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
-    """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a scaling and an addition,
-    and twice as many matmuls in the backward pass; the frozen matrices' weight gradients fall away.
+    """(forward, backward) kernels that adapters add to a dense layer's: of each pair two matmuls, a
+    scaling and an addition, and twice as many matmuls in the backward pass; the frozen matrices'
+    weight gradients fall away.
     """
     matrices = rank_matrices(model.without_experts, candidates)
     pairs = sum(1 for matrix in matrices for _ in adapters(matrix, lora))
     return 4.0 * pairs, 6.0 * pairs - len(matrices)
 
 
-def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
+def with_adapter_bytes(
+    block: BlockBytes, *, case: TrainingCase, candidates: Candidates, s: Shapes
+) -> BlockBytes:
     """The layer's saved bytes if only adapters are trained.
 
-    A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight gradient). A matrix with adapters
-    keeps its input in 16 bits for A, whole if sequence parallelism gathers it first, and A's output for B; with dropout each
-    adapter keeps a dropped copy of its own, and the mask. What attention or the activation function keeps anyway is counted
-    there. Matrices stored narrower than their matmuls run are widened one at a time: the largest adds to the working set.
+    A frozen matrix keeps no input (torch and Transformer Engine save it only for the weight
+    gradient). A matrix with adapters keeps its input in 16 bits for A, whole if sequence
+    parallelism gathers it first, and A's output for B; with dropout each adapter keeps a dropped
+    copy of its own, and the mask. What attention or the activation function keeps anyway is counted
+    there. Matrices stored narrower than their matmuls run are widened one at a time: the largest
+    adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -167,7 +196,11 @@ def with_adapter_bytes(block: BlockBytes, *, case: TrainingCase, candidates: Can
         sources[matrix.source] = sources.get(matrix.source, False) or bool(attached)
         saved = saved + len(attached) * tokens * workload.lora.rank * s.e
         wide = maximum(wide, matrix.rows * matrix.inputs * s.e)
-    return replace(block, saved=saved, working=block.working + wide if widens_frozen(workload) else block.working)
+    return replace(
+        block,
+        saved=saved,
+        working=block.working + wide if widens_frozen(workload) else block.working,
+    )
 
 
 def widens_frozen(workload: TrainingWorkload) -> bool:
@@ -177,7 +210,9 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
 
 
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
-    """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes, mlp_bytes and expert_bytes."""
+    """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes,
+    mlp_bytes and expert_bytes.
+    """
     whole = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
         return whole * s.product
@@ -188,12 +223,14 @@ def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> 
     return whole * (s.e if experts and matrix.source == "mlp_input" else s.saved_input) / s.shards
 
 
-def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
+def with_adapter_time(
+    block: BlockTime, *, case: TrainingCase, candidates: Candidates, s: Shapes
+) -> BlockTime:
     """The layer's seconds if only adapters are trained.
 
-    The frozen matrices have no weight gradients, and are read and written wide if they are stored narrower; added are the
-    adapters' matmuls with theirs, and the sums of both paths (forward reads two tensors and writes one of the output's size;
-    backward the same for the input's gradient).
+    The frozen matrices have no weight gradients, and are read and written wide if they are stored
+    narrower; added are the adapters' matmuls with theirs, and the sums of both paths (forward reads
+    two tensors and writes one of the output's size; backward the same for the input's gradient).
     """
     workload = case.workload
     assert workload.lora is not None
@@ -207,29 +244,51 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
             widened = elementwise_seconds(moved, machine=case, kernels=1.0)
             forward, backward = forward + widened, backward + widened
         for one in adapters(matrix, workload.lora):
-            both, both_gradient = weight_matmuls(tokens, one.matrices, case=case, precision=wide_precision(workload))
+            both, both_gradient = weight_matmuls(
+                tokens, one.matrices, case=case, precision=wide_precision(workload)
+            )
             matmul, gradient = matmul + both, gradient + both_gradient
-            forward = forward + elementwise_seconds(3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0)
-            backward = backward + elementwise_seconds(3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0)
-    return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
+            forward = forward + elementwise_seconds(
+                3.0 * s.e * tokens * one.rows, machine=case, kernels=2.0
+            )
+            backward = backward + elementwise_seconds(
+                3.0 * s.e * tokens * matrix.inputs, machine=case, kernels=2.0
+            )
+    return replace(
+        block,
+        matmul=matmul,
+        weight_gradient=gradient,
+        elementwise=forward,
+        elementwise_backward=backward,
+    )
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
-    """Gathered inputs of a layer that stay in 16 bits because an adapter multiplies them too (Megatron Bridge's adapters ask
-    for return_layernorm_output_gathered, under which Transformer Engine does not quantise before it gathers).
+    """Gathered inputs of a layer that stay in 16 bits because an adapter multiplies them too
+    (Megatron Bridge's adapters ask for return_layernorm_output_gathered, under which Transformer
+    Engine does not quantise before it gathers).
     """
     assert case.workload.lora is not None
-    columns = (matrix for matrix in rank_matrices(case.model, candidates) if matrix.division == "column")
-    gathered = (matrix for matrix in columns if not matrix.routed and matrix.inputs == case.model.hidden_size)
+    columns = (
+        matrix for matrix in rank_matrices(case.model, candidates) if matrix.division == "column"
+    )
+    gathered = (
+        matrix
+        for matrix in columns
+        if not matrix.routed and matrix.inputs == case.model.hidden_size
+    )
     return sum(any(adapters(matrix, case.workload.lora)) for matrix in gathered)
 
 
-def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those of routed experts are not
-    counted.
+def adapter_tensor_seconds(
+    *, case: TrainingCase, candidates: Candidates, s: Shapes
+) -> tuple[Floats, Floats]:
+    """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those
+    of routed experts are not counted.
 
-    A's output is gathered (column-parallel) or all-reduced (row-parallel), and so is its gradient; B's output of a row-parallel
-    matrix is gathered, with sequence parallelism also its gradient. Gathered inputs are the base layer's own.
+    A's output is gathered (column-parallel) or all-reduced (row-parallel), and so is its gradient;
+    B's output of a row-parallel matrix is gathered, with sequence parallelism also its gradient.
+    Gathered inputs are the base layer's own.
     """
     workload = case.workload
     assert workload.lora is not None

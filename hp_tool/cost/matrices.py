@@ -1,5 +1,5 @@
-"""The table of a layer's weight matrices on one rank, which FLOPs, matmul time, LoRA, Muon and serving read. Letters:
-docs/cost-model.md.
+"""The table of a layer's weight matrices on one rank, which FLOPs, matmul time, LoRA, Muon and
+serving read. Letters: docs/cost-model.md.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, maximum
@@ -9,15 +9,25 @@ from hp_tool.cost.recurrent import recurrent_matrices
 from hp_tool.domain.model import ModelSpec
 
 
-def layer_matrices(model: ModelSpec, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """All matrices of a layer of the model's kind, under tensor, expert and expert-tensor parallelism of these sizes."""
+def layer_matrices(
+    model: ModelSpec, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
+) -> list[Matrix]:
+    """All matrices of a layer of the model's kind, under tensor, expert and expert-tensor
+    parallelism of these sizes.
+    """
     attention = mixer_matrices(model, tensor=tensor)
     if model.feed_forward == "none":
         return attention
     if model.layer_kind.mlp == "dense":
         return [*attention, *mlp_matrices(model, tensor=tensor)]
     routed = expert_matrices(model, expert=expert, expert_tensor=expert_tensor)
-    return [*attention, router_matrix(model), *latent_matrices(model), *routed, *shared_expert_matrices(model, tensor=tensor)]
+    return [
+        *attention,
+        router_matrix(model),
+        *latent_matrices(model),
+        *routed,
+        *shared_expert_matrices(model, tensor=tensor),
+    ]
 
 
 def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
@@ -32,7 +42,9 @@ def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
 
 
 def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of what mixes tokens in a layer: attention's, or a recurrent mixer's projections, divided by heads."""
+    """The matrices of what mixes tokens in a layer: attention's, or a recurrent mixer's
+    projections, divided by heads.
+    """
     match model.mixer:
         case "attention":
             return attention_matrices(model, tensor=tensor)
@@ -43,40 +55,77 @@ def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Attention's projections, divided by heads, with the gate of its output and the indexer, if it has them.
+    """Attention's projections, divided by heads, with the gate of its output and the indexer, if it
+    has them.
 
-    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1); so is the indexer (DeepSeek-V3.2).
+    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1); so is the
+    indexer (DeepSeek-V3.2).
     """
     beside = _index_matrices(model)
     if model.attention_output_gate is not None:
-        gate = query_heads(model, tensor) * (model.v_head_size if model.attention_output_gate == "channel" else 1)
-        beside.insert(0, column("linear_gate", (gate,), float(model.hidden_size), source="attention_input", ranks=tensor))
+        gate = query_heads(model, tensor) * (
+            model.v_head_size if model.attention_output_gate == "channel" else 1
+        )
+        beside.insert(
+            0,
+            column(
+                "linear_gate",
+                (gate,),
+                float(model.hidden_size),
+                source="attention_input",
+                ranks=tensor,
+            ),
+        )
     return [*_projections(model, tensor), *beside]
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
-    """The indexer's: queries from the compressed query where there is one, one key, and of latent attention a weight a head."""
+    """The indexer's: queries from the compressed query where there is one, one key, and of latent
+    attention a weight a head.
+    """
     if not has_indexer(model):
         return []
-    h, heads, width = float(model.hidden_size), float(model.index_n_heads or 1), float(model.index_head_dim or 0)
+    h, heads, width = (
+        float(model.hidden_size),
+        float(model.index_n_heads or 1),
+        float(model.index_head_dim or 0),
+    )
     compressed = model.q_lora_rank is not None
     queries = float(model.q_lora_rank or h)
     own = [
-        replicated("index_q", heads * width, queries, source="q_latent" if compressed else "attention_input"),
+        replicated(
+            "index_q",
+            heads * width,
+            queries,
+            source="q_latent" if compressed else "attention_input",
+        ),
         replicated("index_k", width, h, source="attention_input"),
     ]
-    return [*own, replicated("index_weights", heads, h, source="attention_input")] if compressed else own
+    return (
+        [*own, replicated("index_weights", heads, h, source="attention_input")]
+        if compressed
+        else own
+    )
 
 
 def _projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
     h, heads = float(model.hidden_size), query_heads(model, tensor)
     output = Matrix(
-        module="linear_proj", outputs=(h,), inputs=heads * model.v_head_size, source="core", division="row", ranks=tensor
+        module="linear_proj",
+        outputs=(h,),
+        inputs=heads * model.v_head_size,
+        source="core",
+        division="row",
+        ranks=tensor,
     )
     if model.kv_lora_rank is None:
         shared = kv_heads(model, tensor)
         key, value = model.head_size * shared, model.v_head_size * shared
-        fused = (heads * model.head_size, key) if model.values_are_keys else (heads * model.head_size, key, value)
+        fused = (
+            (heads * model.head_size, key)
+            if model.values_are_keys
+            else (heads * model.head_size, key, value)
+        )
         return [column("linear_qkv", fused, h, source="attention_input", ranks=tensor), output]
     rank, rope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0)
     queries = (heads * model.qk_head_size,)
@@ -103,7 +152,9 @@ def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a layer's shared experts, which divide like a dense MLP; empty without shared experts."""
+    """The matrices of a layer's shared experts, which divide like a dense MLP; empty without shared
+    experts.
+    """
     return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
 
 
@@ -114,7 +165,9 @@ def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints =
 
 
 def latent_matrices(model: ModelSpec) -> list[Matrix]:
-    """What takes tokens to the width of the routed experts and back; empty where that is the hidden size."""
+    """What takes tokens to the width of the routed experts and back; empty where that is the hidden
+    size.
+    """
     if model.moe_latent_size is None:
         return []
     h, latent = float(model.hidden_size), float(model.moe_latent_size)
@@ -126,7 +179,9 @@ def latent_matrices(model: ModelSpec) -> list[Matrix]:
 
 def router_matrix(model: ModelSpec) -> Matrix:
     """The router, with one output per expert."""
-    return replicated("router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input")
+    return replicated(
+        "router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input"
+    )
 
 
 def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
@@ -135,35 +190,50 @@ def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Key/value heads on one rank; with fewer heads than ranks each rank keeps one whole head (Megatron Core).
+    """Key/value heads on one rank; with fewer heads than ranks each rank keeps one whole head
+    (Megatron Core).
 
     Latent attention expands its latent to one key and value per query head.
     """
-    return query_heads(model, tensor) if model.attention == "latent" else maximum(model.kv_heads / tensor, 1.0)
+    return (
+        query_heads(model, tensor)
+        if model.attention == "latent"
+        else maximum(model.kv_heads / tensor, 1.0)
+    )
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
     """FLOPs per query token and visible key: 4 a d / t.
 
-    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills with expanded heads.
+    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills
+    with expanded heads.
     """
     heads = query_heads(model, t)
     if model.kv_lora_rank is None:
         return 2.0 * heads * (model.head_size + model.v_head_size)
     rope = float(model.qk_rope_head_dim or 0)
-    width = 2.0 * model.kv_lora_rank + rope if decoding else model.qk_nope_size + rope + model.v_head_size
+    width = (
+        2.0 * model.kv_lora_rank + rope
+        if decoding
+        else model.qk_nope_size + rope + model.v_head_size
+    )
     return 2.0 * heads * width
 
 
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
     """Numbers that a KV cache holds per token and layer on one rank.
 
-    Keys and values of the local heads, or the latent with its rotary key, which every rank keeps whole; and an indexer's key.
+    Keys and values of the local heads, or the latent with its rotary key, which every rank keeps
+    whole; and an indexer's key.
     """
     if model.mixer != "attention":
         return 0.0 * tensor
     if model.kv_lora_rank is not None:
-        return float(model.kv_lora_rank + (model.qk_rope_head_dim or 0)) + index_width(model) + 0.0 * tensor
+        return (
+            float(model.kv_lora_rank + (model.qk_rope_head_dim or 0))
+            + index_width(model)
+            + 0.0 * tensor
+        )
     return (model.head_size + model.v_head_size) * kv_heads(model, tensor) + index_width(model)
 
 
@@ -177,17 +247,36 @@ def has_indexer(model: ModelSpec) -> bool:
     return model.index_topk is not None and not model.shares_index
 
 
-def _mlp(model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False) -> list[Matrix]:
-    h, local = float(model.moe_latent_size or model.hidden_size) if routed else float(model.hidden_size), width / ranks
-    read, activation = ("routed_input", "routed_activation") if routed else ("mlp_input", "activation")
+def _mlp(
+    model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False
+) -> list[Matrix]:
+    h, local = (
+        float(model.moe_latent_size or model.hidden_size) if routed else float(model.hidden_size),
+        width / ranks,
+    )
+    read, activation = (
+        ("routed_input", "routed_activation") if routed else ("mlp_input", "activation")
+    )
     outputs = (local,) * model.mlp_inputs
     return [
         Matrix(
-            module="linear_fc1", outputs=outputs, inputs=h, source=read,
-            division="column", ranks=ranks, count=count, routed=routed,
+            module="linear_fc1",
+            outputs=outputs,
+            inputs=h,
+            source=read,
+            division="column",
+            ranks=ranks,
+            count=count,
+            routed=routed,
         ),
         Matrix(
-            module="linear_fc2", outputs=(h,), inputs=local, source=activation,
-            division="row", ranks=ranks, count=count, routed=routed,
+            module="linear_fc2",
+            outputs=(h,),
+            inputs=local,
+            source=activation,
+            division="row",
+            ranks=ranks,
+            count=count,
+            routed=routed,
         ),
-    ]  # fmt: skip
+    ]

@@ -1,7 +1,7 @@
 """A weight matrix on one rank.
 
-Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs), row-parallel ones by columns
-(inputs); replicated ones are whole on every rank.
+Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs),
+row-parallel ones by columns (inputs); replicated ones are whole on every rank.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,9 @@ class Matrix:
     """W of y = W x on one rank; sizes have shape (n,), or are plain numbers of one candidate."""
 
     module: str
-    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 for dense MLPs, routed and shared experts."""
+    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 for dense MLPs, routed and
+    shared experts.
+    """
     outputs: tuple[Floats, ...]
     """Rows on this rank, by fused part: queries, keys, values; gate and up."""
     inputs: Floats
@@ -51,12 +53,18 @@ class Matrix:
         return self.count * self.rows * self.inputs
 
 
-def column(module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints) -> Matrix:
-    return Matrix(module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks)
+def column(
+    module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints
+) -> Matrix:
+    return Matrix(
+        module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks
+    )
 
 
 def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Matrix:
-    return Matrix(module=module, outputs=(outputs,), inputs=inputs, source=source, division="replicated")
+    return Matrix(
+        module=module, outputs=(outputs,), inputs=inputs, source=source, division="replicated"
+    )
 
 
 def entries(matrices: Iterable[Matrix]) -> Floats:

@@ -26,8 +26,9 @@ MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "b
 
 
 NEARLY_FULL = 0.9
-"""Share of the device in use from which allocators retry: of nanotron's runs all nine above it were slow, by a median of five
-times, and those below were as elsewhere."""
+"""Share of the device in use from which allocators retry: of nanotron's runs all nine above it were
+slow, by a median of five times, and those below were as elsewhere.
+"""
 LOGISTIC = 1.702
 """Slope at which a logistic function is within 0.01 of the normal distribution function."""
 
@@ -44,7 +45,9 @@ class Memory:
     first_stage: Floats
     """Bytes on the first stage, without `overhead`."""
     kept: Floats
-    """Activation bytes that one micro-batch keeps on all stages together; 0 where no retries are counted."""
+    """Activation bytes that one micro-batch keeps on all stages together; 0 where no retries are
+    counted.
+    """
     total: Floats
     host_bytes: Floats
     """Maximum over the ranks of bytes in host memory."""
@@ -74,8 +77,9 @@ def memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> Memory:
-    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative stages, `capacity_bytes` what a
-    configuration that fits may need."""
+    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative
+    stages, `capacity_bytes` what a configuration that fits may need.
+    """
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
@@ -84,20 +88,30 @@ def memory(
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     each = [
         stage_memory(
-            stage, case=case, candidates=candidates, layer=layer, states=kept, head=head,
+            stage,
+            case=case,
+            candidates=candidates,
+            layer=layer,
+            states=kept,
+            head=head,
             gathered=gathered + cached + cached_dense * (stage.layers.expert_share < 1.0),
-            critical_layers=pipeline.critical.count, micro_batches=micro_batches, update_copies=update_copies,
+            critical_layers=pipeline.critical.count,
+            micro_batches=micro_batches,
+            update_copies=update_copies,
             capacity_bytes=capacity_bytes,
         )
         for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
-    ]  # fmt: skip
+    ]
     first = each[0]
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
     rank: Ints | Floats = column(pipeline.stages[0].rank, like=candidates.pipeline_parallel_size)
     host = states.stages[0].host + first.on_host  # at most one of them is offloaded
     for place in range(1, len(each)):
-        here, on_host = sum(each[place].parts.values()), states.stages[place].host + each[place].on_host
+        here, on_host = (
+            sum(each[place].parts.values()),
+            states.stages[place].host + each[place].on_host,
+        )
         fuller = here > allocated
         if place >= len(pipeline.ends):
             between = pipeline.between(candidates)
@@ -105,9 +119,14 @@ def memory(
             on_host = where(between, on_host, 0.0) if anywhere(on_host) else 0.0
         host = maximum(host, on_host)
         if anywhere(fuller):
-            parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
+            parts = {
+                name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()
+            }
             layer_activations = where(fuller, each[place].layer_activations, layer_activations)
-            rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
+            rank, allocated = (
+                where(fuller, pipeline.stages[place].rank, rank),
+                where(fuller, here, allocated),
+            )
     overhead = profile.gpu.context_bytes
     return Memory(
         parts=parts | {"overhead": column(overhead, like=allocated)},
@@ -122,11 +141,13 @@ def memory(
 
 
 def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candidates) -> Floats:
-    """P(n >= f D) that a pipeline's rank needs the share f = NEARLY_FULL of its device of D bytes: n is log-normal around
-    `total_bytes` with the framework's scatter of memory, its distribution function a logistic one.
+    """P(n >= f D) that a pipeline's rank needs the share f = NEARLY_FULL of its device of D bytes:
+    n is log-normal around `total_bytes` with the framework's scatter of memory, its distribution
+    function a logistic one.
 
-    Blocks of the micro-batches in flight, whose lives cross, leave holes; the allocator then frees what it cached and asks
-    the driver again, micro-batch after micro-batch. Without a pipeline blocks are freed in the order of their use.
+    Blocks of the micro-batches in flight, whose lives cross, leave holes; the allocator then frees
+    what it cached and asks the driver again, micro-batch after micro-batch. Without a pipeline
+    blocks are freed in the order of their use.
     """
     framework = case.profile.framework
     if framework.retry_bytes_per_second is None:
@@ -136,10 +157,13 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
     return chance * (candidates.pipeline_parallel_size > 1)
 
 
-def retry_slowdown(*, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase) -> Floats:
-    """1 + m K / (r step): a retrying pipeline's step over one with room, with the bytes K that a micro-batch keeps on all
-    stages together, freed and got again at r bytes per second. Each stage waits for the others' allocators too: nanotron's
-    slow runs lost the same time on two, four and eight stages.
+def retry_slowdown(
+    *, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
+) -> Floats:
+    """1 + m K / (r step): a retrying pipeline's step over one with room, with the bytes K that a
+    micro-batch keeps on all stages together, freed and got again at r bytes per second. Each stage
+    waits for the others' allocators too: nanotron's slow runs lost the same time on two, four and
+    eight stages.
     """
     rate = case.profile.framework.retry_bytes_per_second
     return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
@@ -153,8 +177,8 @@ def _kept_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floa
 
 
 def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """(bytes of the empty weight gradients that Transformer Engine keeps, one for each matrix of a layer; more where a model
-    with experts has layers without).
+    """(bytes of the empty weight gradients that Transformer Engine keeps, one for each matrix of a
+    layer; more where a model with experts has layers without).
 
     Not without its modules, nor under FSDP, which gives every matrix a gradient of its own.
     """
@@ -176,7 +200,9 @@ _shapes: Shared[tuple[Floats, Floats]] = Shared()
 
 
 def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
-    """(entries of one matrix of each shape of a layer, of a dense layer's MLP where others have experts)."""
+    """(entries of one matrix of each shape of a layer, of a dense layer's MLP where others have
+    experts).
+    """
 
     def entries(matrices: Sequence[Matrix]) -> Floats:
         return sum(matrix.rows * matrix.inputs for matrix in matrices)
@@ -192,15 +218,23 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
     return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
 
 
-def queued_input_bytes(case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats) -> Floats:
+def queued_input_bytes(
+    case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats
+) -> Floats:
     """min(queued inputs, k L) T h e (t - 1) / t without a pipeline, else 0.
 
-    PyTorch's allocator gives a freed block to the next tensor only when the other streams that used it are through. Each of L
-    layers gathers k = 2 inputs forward, and as many in the backward pass of the micro-batch before, where there is one.
+    PyTorch's allocator gives a freed block to the next tensor only when the other streams that used
+    it are through. Each of L layers gathers k = 2 inputs forward, and as many in the backward pass
+    of the micro-batch before, where there is one.
     """
     c, workload = candidates, case.workload
     tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
-    gathered = tokens * case.model.hidden_size * workload.activation_element_bytes * (1.0 - 1.0 / c.tensor_parallel_size)
+    gathered = (
+        tokens
+        * case.model.hidden_size
+        * workload.activation_element_bytes
+        * (1.0 - 1.0 / c.tensor_parallel_size)
+    )
     passes = where(micro_batches > 1, 2.0, 1.0)
     queued = minimum(case.profile.framework.queued_inputs, 2.0 * passes * layers)
     waiting: Floats = queued * gathered * c.sequence_parallel * (c.pipeline_parallel_size == 1)
@@ -223,7 +257,8 @@ def stage_memory(
 ) -> StageMemory:
     """Bytes of states, micro-batches in flight and a running layer on one stage.
 
-    `critical_layers` is the number of layers on the critical stage, `update_copies` the framework's.
+    `critical_layers` is the number of layers on the critical stage, `update_copies` the
+    framework's.
     """
     workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
@@ -232,7 +267,8 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # Kept until the weight gradients are computed: the layers' matmul inputs and output gradients, the logits' gradient.
+        # Kept until the weight gradients are computed: the layers' matmul inputs and output
+        # gradients, the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting
         logits = logits + stage.output * waiting_logit_bytes(case, c, micro_batches=waiting)
@@ -240,23 +276,36 @@ def stage_memory(
     offloaded: Floats = 0.0
     if workload.offload == "activations":
         per_layer = chunk * chunks / stage.layers.count
-        saved, on_host = offload_activations(saved, layer_bytes=per_layer, layers=stage.layers.count, workload=workload)
+        saved, on_host = offload_activations(
+            saved, layer_bytes=per_layer, layers=stage.layers.count, workload=workload
+        )
         offloaded = workload.offloaded_share * per_layer * critical_layers
     activations = saved + stage.output * head.inputs + stage.embedding * head.dropout_mask
-    working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=stage.layers.count / chunks)
+    working = layer.backward_working + recomputed_working(
+        candidates=c, layer=layer, layers=stage.layers.count / chunks
+    )
     # The loss's memory is free again when the backward pass reaches the layers.
     buffers = maximum(working - logits, 0.0) + gathered
     if framework.temporaries_fraction or framework.workspace_bytes:
-        buffers = buffers + (framework.workspace_bytes + framework.temporaries_fraction * (activations + logits))
+        buffers = buffers + (
+            framework.workspace_bytes + framework.temporaries_fraction * (activations + logits)
+        )
     if update_copies:
-        # The optimizer's step begins when activations and logits are free; the optimizer has three fp32 copies itself.
+        # The optimizer's step begins when activations and logits are free; the optimizer has three
+        # fp32 copies itself.
         buffers = maximum(buffers, update_copies / 3.0 * states.optimizer - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     if framework.queued_inputs:
-        needed = sum(kept.values()) + activations + logits + buffers + case.profile.gpu.context_bytes
-        queued = queued_input_bytes(case, candidates, layers=stage.layers.count, micro_batches=micro_batches)
+        needed = (
+            sum(kept.values()) + activations + logits + buffers + case.profile.gpu.context_bytes
+        )
+        queued = queued_input_bytes(
+            case, candidates, layers=stage.layers.count, micro_batches=micro_batches
+        )
         surely = (c.tensor_parallel_size <= case.cluster.nvlink_domain_size) & (micro_batches > 1)
-        buffers = buffers + where(surely, queued, minimum(queued, maximum(capacity_bytes - needed, 0.0)))
+        buffers = buffers + where(
+            surely, queued, minimum(queued, maximum(capacity_bytes - needed, 0.0))
+        )
     return StageMemory(
         parts=kept | {"activations": activations, "logits": logits, "buffers": buffers},
         layer_activations=saved,

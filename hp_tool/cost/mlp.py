@@ -14,8 +14,9 @@ KERNELS = Kernels(forward=4.0, backward=5.0)
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     """Activation bytes of the MLP block.
 
-    Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and activation (split); the activated
-    gate too if the activation is not fused. A product that a fused kernel forms again comes back in the backward pass.
+    Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and
+    activation (split); the activated gate too if the activation is not fused. A product that a
+    fused kernel forms again comes back in the backward pass.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
@@ -32,15 +33,25 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
 
 
 def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
-    """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
+    """Seconds of the block: two or three matrices, the norm, the activation function, the
+    residual.
+    """
     model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t
     gates, again = float(model.mlp_inputs), s.product == 0.0
     matrices = shapes(mlp_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(
+        s.tokens, matrices, case=case, precision=workload.precision
+    )
     cast, cast_backward = cast_traffic(workload, matrices)
-    forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
-    backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0 + again) * s.e * hidden + cast_backward)
+    forward = s.tokens * (
+        s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast
+    )
+    backward = s.tokens * (
+        s.h * (8.0 * s.e + s.mask) / s.shards
+        + (2.0 * gates + 1.0 + again) * s.e * hidden
+        + cast_backward
+    )
     if not workload.kernel_fusion:
         split = gates * hidden if model.has_mlp_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_mlp_bias)

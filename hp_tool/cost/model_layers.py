@@ -1,4 +1,6 @@
-"""A model's layers and ends on one rank of each candidate: each combination of the few axes they depend on is costed once."""
+"""A model's layers and ends on one rank of each candidate: each combination of the few axes they
+depend on is costed once.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ class ModelLayers:
     sparse: LayerBytes | None
     """A layer with experts; None for models without."""
     times: tuple[LayerTime, ...]
-    """The mean layer of a stage; of a model with layers of two kinds a dense one and one with experts."""
+    """The mean layer of a stage; of a model with layers of two kinds a dense one and one with
+    experts.
+    """
     recorded_times: tuple[LayerTime, ...]
     """The same with CUDA graphs recorded, where a lone candidate's query leaves these open."""
     head: HeadTime
     stages: tuple[LayerBytes, ...] = ()
-    """Of a model with `blocks`, the mean layer of each representative stage; `dense` is the critical stage's."""
+    """Of a model with `blocks`, the mean layer of each representative stage; `dense` is the
+    critical stage's.
+    """
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
         """The mean layer of the critical stage."""
@@ -51,12 +57,16 @@ class ModelLayers:
             return list(self.stages)
         if self.sparse is None:
             return [self.dense] * len(pipeline.stages)
-        return [_mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages]
+        return [
+            _mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKinds:
-    """A layer of each kind that a model has, and its ends; shape (k,) for k combinations of the axes they depend on."""
+    """A layer of each kind that a model has, and its ends; shape (k,) for k combinations of the
+    axes they depend on.
+    """
 
     dense: LayerBytes
     time: LayerTime
@@ -67,13 +77,17 @@ class LayerKinds:
     """Where forward and backward passes run together; None where they never do."""
     head: HeadTime
     recorded: LayerKinds | None = None
-    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them open."""
+    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them
+    open.
+    """
 
 
 _kinds: Shared[LayerKinds] = Shared()
 
 
-def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
+def model_layers(
+    *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
+) -> ModelLayers:
     """The layers and ends of legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
@@ -83,7 +97,9 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
             return (dense,)
         sparse = spread(kinds.sparse_time, inverse)
         if kinds.merged_time is not None:
-            share = merged_share(candidates, micro_batches=micro_batches, merges=case.workload.merges_passes)
+            share = merged_share(
+                candidates, micro_batches=micro_batches, merges=case.workload.merges_passes
+            )
             sparse = _mix(sparse, spread(kinds.merged_time, inverse), share)
         both = pipeline.dense is not None
         return (dense, sparse) if both else (_mix(dense, sparse, pipeline.critical.expert_share),)
@@ -98,22 +114,33 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
     )
 
 
-def layer_kinds(*, case: TrainingCase, candidates: Candidates) -> tuple[LayerKinds, NDArray[np.intp] | None]:
-    """Return the layers and ends of each combination of the axes they depend on, and the combination of each candidate, as
-    `unique_rows` numbers them.
+def layer_kinds(
+    *, case: TrainingCase, candidates: Candidates
+) -> tuple[LayerKinds, NDArray[np.intp] | None]:
+    """Return the layers and ends of each combination of the axes they depend on, and the
+    combination of each candidate, as `unique_rows` numbers them.
     """
     axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
-    splits, merges = candidates.names_schedules, case.workload.merges_passes or candidates.merges_passes
+    splits, merges = (
+        candidates.names_schedules,
+        case.workload.merges_passes or candidates.merges_passes,
+    )
     if not candidates.is_alone:
         unique, inverse = unique_rows(candidates, axes)
         return _layer_kinds(case=case, candidates=unique, splits=splits, merges=merges), inverse
     parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
     numbers = (splits, merges, *axes, *(getattr(candidates, name) for name in axes))
-    kinds = _kinds.get(parts, numbers, lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges))
+    kinds = _kinds.get(
+        parts,
+        numbers,
+        lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges),
+    )
     return kinds, None
 
 
-def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool) -> LayerKinds:
+def _layer_kinds(
+    *, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool
+) -> LayerKinds:
     """The kinds of layers of unique candidates; `splits`: their weight gradients are told apart."""
     if case.model.architecture == "encoder_decoder":
         return LayerKinds(
@@ -128,12 +155,19 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
     attention = mixer_time(case=case, candidates=candidates, s=s)
     kept = mixer_bytes(case=case, candidates=candidates, s=s)
 
-    timed = functools.partial(layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention)
+    timed = functools.partial(
+        layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention
+    )
     head = head_time(case=case, candidates=candidates, s=s)
     plain = case.of(case.model.without_experts) if case.model.num_experts else case
-    dense, dense_time = layer_bytes(case=plain, candidates=candidates, s=s, attention=kept), timed(case=plain)
+    dense, dense_time = (
+        layer_bytes(case=plain, candidates=candidates, s=s, attention=kept),
+        timed(case=plain),
+    )
     if not case.model.num_experts:
-        return LayerKinds(dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head)
+        return LayerKinds(
+            dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head
+        )
     kernels = expert_kernels(case=case, candidates=candidates, s=s)
 
     def with_experts(case: TrainingCase, *, recorded: LayerKinds | None = None) -> LayerKinds:
@@ -158,7 +192,12 @@ def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     if inverse is None:
         return columns
     values = {name: getattr(columns, name) for name in columns.__slots__}
-    return type(columns)(**{name: value[inverse] if isinstance(value, np.ndarray) else value for name, value in values.items()})
+    return type(columns)(
+        **{
+            name: value[inverse] if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+        }
+    )
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:

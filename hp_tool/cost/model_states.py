@@ -1,4 +1,6 @@
-"""Weights, gradients and optimizer states of pipeline stages: parameters, bytes, and seconds to reduce and update them."""
+"""Weights, gradients and optimizer states of pipeline stages: parameters, bytes, and seconds to
+reduce and update them.
+"""
 
 from __future__ import annotations
 
@@ -72,60 +74,94 @@ class StateCosts:
     times: StateTimes
 
 
-def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> StateCosts:
+def state_costs(
+    *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats
+) -> StateCosts:
     """Bytes and seconds of the states under ZeRO.
 
-    Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights. Replicas are the d c ranks of
-    a tensor and pipeline position; for a routed expert they are t d c / (e_p e_t).
+    Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights.
+    Replicas are the d c ranks of a tensor and pipeline position; for a routed expert they are t d c
+    / (e_p e_t).
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights; hybrid sharding does
-    this in each shard group and all-reduces the gradients' shards over the replicas. Gradients that ZeRO 2 adds up over a run
-    of micro-batches lie whole on each rank for one of v chunks, for two where a run follows another. Update: memory-bound; each
-    rank reads and writes every state of its shard, and zeroes all gradients and takes their norm.
+    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of
+    weights; hybrid sharding does this in each shard group and all-reduces the gradients' shards
+    over the replicas. Gradients that ZeRO 2 adds up over a run of micro-batches lie whole on each
+    rank for one of v chunks, for two where a run follows another. Update: memory-bound; each rank
+    reads and writes every state of its shard, and zeroes all gradients and takes their norm.
     """
     model, workload, cluster = case.model, case.workload, case.cluster
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
-    division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
+    division = sharding(
+        c,
+        group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster),
+    )
     by_run = workload.gradient_reduction == "run"
     run, whole = _runs(c, micro_batches) if by_run else (1, 0.0)
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
-    pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
+    pieces = (
+        1.0 + (c.zero_stage >= 2) * pipeline.critical.count
+    )  # layers, and the ends of the model
     stages, times = _divided(
-        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size, sharding=division,
-        pieces=pieces, whole=whole, added=added,
-    )  # fmt: skip
+        _shared_bytes(case, c, pipeline, size),
+        case=case,
+        candidates=c,
+        pipeline=pipeline,
+        size=size,
+        sharding=division,
+        pieces=pieces,
+        whole=whole,
+        added=added,
+    )
     expert_division = division
     if model.num_experts:
-        expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
+        expert_division = sharding(
+            c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster)
+        )
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size,
-            sharding=expert_division, pieces=pieces, whole=whole, added=added,
-        )  # fmt: skip
+            _expert_bytes(case, c, pipeline, size),
+            case=case,
+            candidates=c,
+            pipeline=pipeline,
+            size=size,
+            sharding=expert_division,
+            pieces=pieces,
+            whole=whole,
+            added=added,
+        )
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
     if workload.optimizer == "muon":
         muon = muon_seconds(
-            case=case, candidates=c, division=division, expert_division=expert_division, stages=_largest_stages(c, pipeline),
+            case=case,
+            candidates=c,
+            division=division,
+            expert_division=expert_division,
+            stages=_largest_stages(c, pipeline),
             matrices=_largest(stage_matrices(case, c, pipeline), pipeline, c),
-        )  # fmt: skip
+        )
         times = replace(times, update_s=times.update_s + muon)
     if workload.offload == "optimizer":
-        stages, times = _offloaded(stages, times, case=case, candidates=c, pipeline=pipeline, size=size)
+        stages, times = _offloaded(
+            stages, times, case=case, candidates=c, pipeline=pipeline, size=size
+        )
     return StateCosts(
         stages=tuple(stages),
         gathered_layer=_gathered_bytes(model, c, size),
         times=replace(
             times,
             run=run,
-            tied_reduction_s=tied_gradient_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients),
+            tied_reduction_s=tied_gradient_seconds(
+                case, c, 0.0 if workload.freezes_embedding else size.gradients
+            ),
         ),
     )
 
 
 def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
-    """(micro-batches whose gradients ZeRO 2 adds up before it reduces them: the p that interleaving runs of one chunk after
-    another; share of a stage's gradients that lies whole on each rank then).
+    """(micro-batches whose gradients ZeRO 2 adds up before it reduces them: the p that interleaving
+    runs of one chunk after another; share of a stage's gradients that lies whole on each rank
+    then).
     """
     chunks = c.virtual_pipeline_parallel_size
     run = where(chunks > 1, c.pipeline_parallel_size, 1)
@@ -133,14 +169,16 @@ def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
 
 
 def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run: Ints) -> Floats:
-    """Return the bytes moved in a step to accumulate gradients over runs of micro-batches, per byte of a gradient.
+    """Return the bytes moved in a step to accumulate gradients over runs of micro-batches, per byte
+    of a gradient.
 
-    A framework whose matmuls write 16-bit gradients adds them up in kernels of its own: the first micro-batch of a run reads 2
-    bytes per parameter and writes 4, each further one reads 2 + 4 and writes 4, so m micro-batches in runs of r move
-    m (10 - 4 / r) bytes. Kernels that add to the fp32 buffer within the matmul (Megatron Core's) move nothing more here.
+    A framework whose matmuls write 16-bit gradients adds them up in kernels of its own: the first
+    micro-batch of a run reads 2 bytes per parameter and writes 4, each further one reads 2 + 4 and
+    writes 4, so m micro-batches in runs of r move m (10 - 4 / r) bytes. Kernels that add to the
+    fp32 buffer within the matmul (Megatron Core's) move nothing more here.
 
-    Source: pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (to_accumulated_grad_if_needed,
-    accumulate_unsharded_grad_if_needed).
+    Source: pytorch/pytorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py
+    (to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed).
     """
     framework = facts(workload.framework)
     width = STATE_BYTES[workload.gradient_precision or framework.gradient_precision]
@@ -152,10 +190,13 @@ def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run
 # Parameters on one rank of a stage.
 
 
-def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
+def stage_parameters(
+    case: TrainingCase, candidates: Candidates, pipeline: Pipeline
+) -> list[Floats]:
     """Parameters, without routed experts, on one rank of each representative stage.
 
-    Tied weights are kept on both ends if these are different stages (Megatron Core), otherwise once.
+    Tied weights are kept on both ends if these are different stages (Megatron Core), otherwise
+    once.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -166,15 +207,25 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
         return _layer_weights(kind, t)
 
     layers = _layer_sums(model, candidates, pipeline, of)
-    embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
-    own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
+    embedding = embedding_parameters(
+        model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t
+    )
+    own_output = (
+        ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
+    )
     head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
     if model.architecture != "decoder" or model.has_output_bias:
         head = head + special_parameters(model, tensor_parallel_size=t)
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
-    extra = 2.0 * (model.hidden_size**2 + norm_weights(model)) if model.num_nextn_predict_layers else 0.0
+    extra = (
+        2.0 * (model.hidden_size**2 + norm_weights(model))
+        if model.num_nextn_predict_layers
+        else 0.0
+    )
     return [
-        weights + stage.embedding_copies * embedding + (stage.output * head + stage.extra_layers * extra)
+        weights
+        + stage.embedding_copies * embedding
+        + (stage.output * head + stage.extra_layers * extra)
         for weights, stage in zip(layers, pipeline.stages, strict=True)
     ]
 
@@ -183,9 +234,14 @@ _weights: Shared[tuple[Floats, Floats]] = Shared()
 
 
 def _layer_sums(
-    model: ModelSpec, c: Candidates, pipeline: Pipeline, of: Callable[[ModelSpec], tuple[Floats, Floats]]
+    model: ModelSpec,
+    c: Candidates,
+    pipeline: Pipeline,
+    of: Callable[[ModelSpec], tuple[Floats, Floats]],
 ) -> list[Floats]:
-    """Sums over each stage's layers; `of` gives (a layer's without experts, what one with experts has more) of a kind."""
+    """Sums over each stage's layers; `of` gives (a layer's without experts, what one with experts
+    has more) of a kind.
+    """
     each = [of(kind) for _, kind in model.kinds]
     if model.blocks is None:
         ((dense, more),) = each
@@ -194,9 +250,13 @@ def _layer_sums(
 
 
 def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
-    """(parameters of a dense layer on one rank, what one with experts has more without the routed ones)."""
+    """(parameters of a dense layer on one rank, what one with experts has more without the routed
+    ones).
+    """
     dense = layer_parameters(model, tensor_parallel_size=t)
-    return dense, moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    return dense, moe_shared_parameters(
+        model, tensor_parallel_size=t
+    ) - dense if model.num_experts else 0.0
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
@@ -214,7 +274,9 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     ]
 
 
-def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
+def _shared_bytes(
+    case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
+) -> list[StageBytes]:
     """Bytes of each stage's parameters without routed experts."""
     nothing: list[Floats] = [0.0] * len(pipeline.stages)
     columns = zip(
@@ -230,35 +292,52 @@ def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline
     ]
 
 
-def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
+def _expert_bytes(
+    case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
+) -> list[StageBytes]:
     """Bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
-    experts = max(expert_parameters(kind) for _, kind in case.model.kinds)  # all layers with experts have the same
+    experts = max(
+        expert_parameters(kind) for _, kind in case.model.kinds
+    )  # all layers with experts have the same
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
         kept = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
-        routed: Floats = sum(layers.count * layers.expert_share * experts / ranks for layers in kept)
+        routed: Floats = sum(
+            layers.count * layers.expert_share * experts / ranks for layers in kept
+        )
         sizes.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
     return sizes
 
 
-def _adapters(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool) -> Sequence[Floats | None]:
-    """Parameters of LoRA's adapters on one rank of each stage: on routed experts, or on all other matrices."""
+def _adapters(
+    case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool
+) -> Sequence[Floats | None]:
+    """Parameters of LoRA's adapters on one rank of each stage: on routed experts, or on all other
+    matrices.
+    """
     model, lora = case.model, case.workload.lora
     if lora is None:
         return [None] * len(pipeline.stages)
-    dense, sparse = (layer_adapter_parameters(kind, lora, candidates, routed=routed) for kind in (model.without_experts, model))
+    dense, sparse = (
+        layer_adapter_parameters(kind, lora, candidates, routed=routed)
+        for kind in (model.without_experts, model)
+    )
     return [stage.layer_sum(dense=dense, more=sparse - dense) for stage in pipeline.stages]
 
 
 def _frozen(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
-    """Parameters of each stage that `workload.frozen` names, in plain pipelines (`training.rules` refuses others)."""
+    """Parameters of each stage that `workload.frozen` names, in plain pipelines (`training.rules`
+    refuses others).
+    """
     model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
     embedding: Floats = 0.0
     output: Floats = 0.0
     if "embedding" in workload.frozen:
-        embedding = embedding_parameters(model, sequence_length=workload.sequence_length, tensor_parallel_size=t)
+        embedding = embedding_parameters(
+            model, sequence_length=workload.sequence_length, tensor_parallel_size=t
+        )
     if "output_layer" in workload.frozen:
         own = (candidates.pipeline_parallel_size > 1) if model.tie_word_embeddings else 1.0
         output = output_parameters(model, tensor_parallel_size=t) * own
@@ -275,8 +354,14 @@ def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerPara
     sharded = candidates.zero_stage >= 3
     if not anywhere(sharded):
         return 0.0
-    each = size.communicated_weights + size.matrix_communicated if size.frozen_matrices is None else size.frozen_matrices
-    largest: Floats = functools.reduce(maximum, [layer_on_rank(kind, candidates) for _, kind in model.kinds])
+    each = (
+        size.communicated_weights + size.matrix_communicated
+        if size.frozen_matrices is None
+        else size.frozen_matrices
+    )
+    largest: Floats = functools.reduce(
+        maximum, [layer_on_rank(kind, candidates) for _, kind in model.kinds]
+    )
     return sharded * each * largest
 
 
@@ -284,10 +369,14 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     """Parameters of one layer on one rank; of the larger kind if a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
-        return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(model, tensor_parallel_size=t)
+        return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
+            model, tensor_parallel_size=t
+        )
     if not model.num_experts:
         return layer_parameters(model, tensor_parallel_size=t)
-    experts = expert_parameters(model) / (candidates.expert_parallel_size * candidates.expert_tensor_parallel_size)
+    experts = expert_parameters(model) / (
+        candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+    )
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
@@ -306,13 +395,15 @@ def _divided(
     whole: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones, sent in
-    `pieces`; the share `whole` of their gradients lies on every rank besides. `added` are the bytes per byte of a gradient that
-    kernels of their own move in a step to accumulate it.
+    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold
+    the same ones, sent in `pieces`; the share `whole` of their gradients lies on every rank
+    besides. `added` are the bytes per byte of a gradient that kernels of their own move in a step
+    to accumulate it.
 
-    Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
-    share of the accumulated gradients'. Where these are small, each scattered or gathered one waits for a lap around the ring;
-    all-reduces run through trees, whose depth grows too slowly to matter.
+    Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce
+    in buckets, whose bytes are a share of the accumulated gradients'. Where these are small, each
+    scattered or gathered one waits for a lap around the ring; all-reduces run through trees, whose
+    depth grows too slowly to matter.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
@@ -320,7 +411,9 @@ def _divided(
     bucket_share = framework.bucket_bytes / size.gradients
     ranks = sharding.shards
     shard = 1.0 / ranks
-    optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
+    optimizer_share, gradient_share, weight_share = (
+        where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3)
+    )
     kept = gradient_share + (bucket_share + whole) * (ranks > 1)
     gathered: Bools = False
     if framework.wide_weights:  # the shards are wider than what is gathered
@@ -336,7 +429,13 @@ def _divided(
     ]
     weights, gradients, optimizer, sent, sent_always = (
         _largest([getattr(stage, name) for stage in stages], pipeline, candidates)
-        for name in ("trained_weights", "gradients", "optimizer", "communicated_trained", "communicated_weights")
+        for name in (
+            "trained_weights",
+            "gradients",
+            "optimizer",
+            "communicated_trained",
+            "communicated_weights",
+        )
     )
     data = group_ring(machine=case, group=sharding.shard_group)
     if framework.message_bytes:
@@ -344,18 +443,27 @@ def _divided(
         laps = messages * ring_lap_seconds(data, group=sharding.shard_group, machine=case)
         data = replace(data, latency_s=where(zero_stage >= 1, laps, data.latency_s))
     sent = where(zero_stage >= 3, sent_always, sent)
-    traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
+    traffic = (
+        2.0 * optimizer + gradients + weights
+    ) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
     times = StateTimes(
-        reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0), pieces=pieces),
+        reduce_s=data.seconds(
+            (1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0),
+            pieces=pieces,
+        ),
         replica_s=sharding.replica_seconds(gradients, machine=case),
         gather_s=data.seconds((1.0 - shard) * sent, pieces=pieces) * (zero_stage >= 1),
-        update_s=traffic * (profile.framework.optimizer_traffic_factor / reached) + added * gradients / reached,
+        update_s=traffic * (profile.framework.optimizer_traffic_factor / reached)
+        + added * gradients / reached,
     )
     if not framework.broadcasts_weights:
         return states, times
     everyone, below = group_ring(machine=case, group=sharding.group), zero_stage < 2
-    broadcast = replace(data, ramp_bytes=where(data.in_domain, data.ramp_bytes, profile.framework.broadcast_ramp_bytes))
+    broadcast = replace(
+        data,
+        ramp_bytes=where(data.in_domain, data.ramp_bytes, profile.framework.broadcast_ramp_bytes),
+    )
     all_reduce = everyone.seconds((2.0 - 2.0 / sharding.group.size) * gradients)
     return states, replace(
         times,
@@ -367,22 +475,38 @@ def _divided(
 
 
 def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates) -> Floats:
-    """The largest of a quantity of each stage: of both ends, and with layers of two kinds of the stages between them."""
+    """The largest of a quantity of each stage: of both ends, and with layers of two kinds of the
+    stages between them.
+    """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
     if (pipeline.dense is not None or pipeline.critical.kinds) and len(columns) > ends:
         between = pipeline.between(candidates)
-        largest = functools.reduce(maximum, (where(between, column, 0.0) for column in columns[ends:]), largest)
+        largest = functools.reduce(
+            maximum, (where(between, column, 0.0) for column in columns[ends:]), largest
+        )
     return largest
 
 
 def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
-    """Return stages as large as the largest, with the layers of the stage with fewest dense ones and of that with most."""
-    count = maximum(functools.reduce(maximum, [end.layers.count for end in pipeline.ends]), pipeline.critical.count)
+    """Return stages as large as the largest, with the layers of the stage with fewest dense ones
+    and of that with most.
+    """
+    count = maximum(
+        functools.reduce(maximum, [end.layers.count for end in pipeline.ends]),
+        pipeline.critical.count,
+    )
     largest = [replace(pipeline.critical, count=count)]
     if pipeline.dense is not None:
-        most = maximum(maximum(pipeline.dense.first, pipeline.dense.last), pipeline.dense.between * pipeline.dense.most)
-        largest.append(StageLayers(count=count, expert_share=1.0 - minimum(most / pipeline.critical.count, 1.0)))
+        most = maximum(
+            maximum(pipeline.dense.first, pipeline.dense.last),
+            pipeline.dense.between * pipeline.dense.most,
+        )
+        largest.append(
+            StageLayers(
+                count=count, expert_share=1.0 - minimum(most / pipeline.critical.count, 1.0)
+            )
+        )
     return largest
 
 
@@ -395,12 +519,23 @@ def _offloaded(
     pipeline: Pipeline,
     size: BytesPerParameter,
 ) -> tuple[list[StageStates], StateTimes]:
-    """The states with the share f of the optimizer on the host (see `optimizer.offloaded_update`)."""
+    """The states with the share f of the optimizer on the host (see
+    `optimizer.offloaded_update`).
+    """
     share = case.workload.offloaded_share
     moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
-    update = offloaded_update(_largest(moved, pipeline, candidates), workload=case.workload, gpu=case.cluster.gpu, size=size)
+    update = offloaded_update(
+        _largest(moved, pipeline, candidates),
+        workload=case.workload,
+        gpu=case.cluster.gpu,
+        size=size,
+    )
     kept = [
-        replace(stage, optimizer=(1.0 - share) * stage.optimizer, host=parameters * update.host_bytes_per_parameter)
+        replace(
+            stage,
+            optimizer=(1.0 - share) * stage.optimizer,
+            host=parameters * update.host_bytes_per_parameter,
+        )
         for stage, parameters in zip(stages, moved, strict=True)
     ]
     on_device = maximum((1.0 - share) * times.update_s - update.update_s, 0.0)

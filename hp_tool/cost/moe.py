@@ -1,8 +1,9 @@
 """The mixture-of-experts block: router, dispatch, grouped matmuls, combine, shared experts.
 
-Modelled on Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each, an all-to-all over the e_p
-expert-parallel ranks brings them to their experts, and expert tensor parallelism splits each expert's matrices. A rank holds
-E/e_p experts; the busiest rank sees `imbalance` times the mean load.
+Modelled on Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each,
+an all-to-all over the e_p expert-parallel ranks brings them to their experts, and expert tensor
+parallelism splits each expert's matrices. A rank holds E/e_p experts; the busiest rank sees
+`imbalance` times the mean load.
 """
 
 import functools
@@ -26,19 +27,29 @@ from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 TILE_ROWS = 128.0
-"""Rows that a matmul's thread blocks compute together: a group's last tile is half empty on average."""
+"""Rows that a matmul's thread blocks compute together: a group's last tile is half empty on
+average.
+"""
 COMMUNICATION_SHARE = 20.0 / 132.0
-"""Of the device's arithmetic, taken by an exchange that runs beside it: 20 of 132 multiprocessors (arXiv 2412.19437 section
-3.2.2)."""
+"""Of the device's arithmetic, taken by an exchange that runs beside it: 20 of 132 multiprocessors
+(arXiv 2412.19437 section 3.2.2).
+"""
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Token copies that the busiest rank's experts process: (T/t) k e_t times the imbalance, at most the capacity."""
+    """Token copies that the busiest rank's experts process: (T/t) k e_t times the imbalance, at
+    most the capacity.
+    """
     workload = case.workload
     factor = workload.expert_imbalance
     if workload.expert_capacity_factor is not None:
         factor = min(factor, workload.expert_capacity_factor)
-    return s.tokens / s.t * ((case.model.num_experts_per_tok or 1) * factor) * candidates.expert_tensor_parallel_size
+    return (
+        s.tokens
+        / s.t
+        * ((case.model.num_experts_per_tok or 1) * factor)
+        * candidates.expert_tensor_parallel_size
+    )
 
 
 def routed_width(model: ModelSpec) -> float:
@@ -49,9 +60,10 @@ def routed_width(model: ModelSpec) -> float:
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Activation bytes of the block.
 
-    Norm and router input (16 bits: the router's matmul is wide), 8 bytes per pair of token and expert (the fused permutation's
-    map, two int32), permuted inputs of the experts, pre-activations and activations of routed and shared experts. About 32
-    bytes per chosen pair, its probabilities and indices, are not counted.
+    Norm and router input (16 bits: the router's matmul is wide), 8 bytes per pair of token and
+    expert (the fused permutation's map, two int32), permuted inputs of the experts, pre-activations
+    and activations of routed and shared experts. About 32 bytes per chosen pair, its probabilities
+    and indices, are not counted.
     """
     model = case.model
     gates = float(model.mlp_inputs)
@@ -59,14 +71,20 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     width = model.expert_size / candidates.expert_tensor_parallel_size
     routed_input = s.saved_input
     if case.workload.expert_precision is not None:
-        routed_input = quantized_bytes(case.workload.of_experts) if is_narrow(case.workload.of_experts) else s.e
+        routed_input = (
+            quantized_bytes(case.workload.of_experts)
+            if is_narrow(case.workload.of_experts)
+            else s.e
+        )
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
     travelling = routed_width(model)
-    experts = routed * (travelling * routed_input + width * (gates * s.activation_input + activated + routed_input))
+    experts = routed * (
+        travelling * routed_input + width * (gates * s.activation_input + activated + routed_input)
+    )
     if model.moe_latent_size is not None:  # what the projection back reads
         experts = experts + own * travelling * s.saved_input
     beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
@@ -82,28 +100,34 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of the block."""
-    return with_launches(expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates)
+    return with_launches(
+        expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates
+    )
 
 
 def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
-    """The block with what its host takes to launch it: half of the preparation of the dispatch in each pass, and each expert's
-    own kernels.
+    """The block with what its host takes to launch it: half of the preparation of the dispatch in
+    each pass, and each expert's own kernels.
     """
     framework = case.profile.framework
     alone = kernels_of_expert(case)
-    each = framework.expert_launch_s * ((case.model.num_experts or 1) / candidates.expert_parallel_size)
+    each = framework.expert_launch_s * (
+        (case.model.num_experts or 1) / candidates.expert_parallel_size
+    )
     return replace(
         block,
         elementwise=0.5 * framework.expert_overhead_s + each * alone.forward + block.elementwise,
-        elementwise_backward=0.5 * framework.expert_overhead_s + each * alone.backward + block.elementwise_backward,
+        elementwise_backward=0.5 * framework.expert_overhead_s
+        + each * alone.backward
+        + block.elementwise_backward,
     )
 
 
 def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Seconds of the block on a device that waits for no launch.
 
-    Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism also an all-gather and a
-    reduce-scatter of the dispatched tokens per pair.
+    Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism
+    also an all-gather and a reduce-scatter of the dispatched tokens per pair.
     """
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     c = candidates
@@ -115,12 +139,19 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     of_experts = workload.of_experts
     forward, gradient = weight_matmuls(
-        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=of_experts.precision, batch=local_experts
+        routed / local_experts + 0.5 * TILE_ROWS,
+        matrices,
+        case=case,
+        precision=of_experts.precision,
+        batch=local_experts,
     )
     cast, cast_backward = cast_traffic(of_experts, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
-            s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), case=case, precision=workload.precision
+            s.tokens,
+            shapes(shared_expert_matrices(model, tensor=s.t)),
+            case=case,
+            precision=workload.precision,
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 
@@ -130,18 +161,27 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 
-    # Permute (read, write) and un-permute (read, weighted sum) every copy, and where they arrive by ranks sort them by experts
-    # and back; norm, residual and activation as in a dense MLP.
+    # Permute (read, write) and un-permute (read, weighted sum) every copy, and where they arrive by
+    # ranks sort them by experts and back; norm, residual and activation as in a dense MLP.
     moved = routed * routed_width(model) * s.e
     sorting = 4.0 * arrives_by_ranks(case, c)
     norm = s.tokens * s.h / s.shards
     active = routed * width * s.e
-    traffic = norm * (5.0 * s.e + s.mask) + (4.0 + sorting) * moved + (gates + 1.0) * active + routed * cast
+    traffic = (
+        norm * (5.0 * s.e + s.mask)
+        + (4.0 + sorting) * moved
+        + (gates + 1.0) * active
+        + routed * cast
+    )
     traffic_backward = (
-        norm * (8.0 * s.e + s.mask) + (5.0 + sorting) * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+        norm * (8.0 * s.e + s.mask)
+        + (5.0 + sorting) * moved
+        + (2.0 * gates + 1.0) * active
+        + routed * cast_backward
     )
     if model.expert_bias:
-        # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums both biases' gradients.
+        # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums
+        # both biases' gradients.
         traffic = traffic + 28.0 * routed * s.h
         traffic_backward = traffic_backward + routed * (40.0 * s.h + s.e * gates * width)
     if not workload.kernel_fusion:
@@ -152,54 +192,76 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
     exchange = _exchange_seconds(token * s.e, case=case, group=ranks, candidates=c)
     narrow = there != s.e
-    exchanges = exchange + (_exchange_seconds(token * there, case=case, group=ranks, candidates=c) if narrow else exchange)
+    exchanges = exchange + (
+        _exchange_seconds(token * there, case=case, group=ranks, candidates=c)
+        if narrow
+        else exchange
+    )
     around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
     sent = token * s.e * (model.num_experts_per_tok or 1)
     communication = exchanges + 2.0 * around.seconds(sent * (etp - 1.0))
-    exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
+    exposed = communication - profile.framework.expert_parallel_overlap * minimum(
+        communication, forward
+    )
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
         elementwise=elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
+        elementwise_backward=elementwise_seconds(
+            traffic_backward, machine=case, kernels=KERNELS.backward
+        ),
         expert=exposed,
         expert_backward=exposed,
     )
 
 
-def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates) -> Floats:
+def _exchange_seconds(
+    one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates
+) -> Floats:
     """Seconds of one exchange in which a copy of each of a rank's tokens takes so many bytes."""
     codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
     seconds: Floats = 0.0
     for code in np.unique(codes).tolist() if isinstance(codes, np.ndarray) else (codes,):
-        ways = _dispatched_seconds(one_copy, case=case, group=group, dispatcher=DISPATCHERS[code] or usual)
+        ways = _dispatched_seconds(
+            one_copy, case=case, group=group, dispatcher=DISPATCHERS[code] or usual
+        )
         seconds = where(codes == code, ways, seconds)
     return seconds
 
 
-def _dispatched_seconds(one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> Floats:
+def _dispatched_seconds(
+    one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
+) -> Floats:
     """Seconds of one exchange by this dispatcher."""
     if dispatcher == "allgather":
         return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
     reached = case.profile.framework.dispatch_bandwidth_fraction if dispatcher == "flex" else None
-    return exchange_seconds(one_copy * near, one_copy * away, machine=case, group=group, fraction=reached)
+    return exchange_seconds(
+        one_copy * near, one_copy * away, machine=case, group=group, fraction=reached
+    )
 
 
 def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
-    """Whether copies come in the order of the ranks that sent them, to several experts: under alltoall (Megatron Core,
-    MoEAlltoAllTokenDispatcher.sort_input_by_local_experts)."""
+    """Whether copies come in the order of the ranks that sent them, to several experts: under
+    alltoall (Megatron Core, MoEAlltoAllTokenDispatcher.sort_input_by_local_experts).
+    """
     several = c.expert_parallel_size < (case.model.num_experts or 1)
-    codes, usual = c.moe_token_dispatcher_type, DISPATCHERS.index(case.strategy.moe_token_dispatcher_type)
+    codes, usual = (
+        c.moe_token_dispatcher_type,
+        DISPATCHERS.index(case.strategy.moe_token_dispatcher_type),
+    )
     by_ranks: Bools = (codes == ALLTOALL) | ((codes == 0) & (usual == ALLTOALL))
     return several & by_ranks
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:
-    """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear layer does.
+    """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear
+    layer does.
 
-    Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each input and each gradient; biased
-    experts (`expert_bias`) multiply and add the second bias, and backward reduce its gradient and the weights'.
+    Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each
+    input and each gradient; biased experts (`expert_bias`) multiply and add the second bias, and
+    backward reduce its gradient and the weights'.
     """
     casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
     biased = 1.0 if case.model.expert_bias else 0.0
@@ -208,14 +270,18 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
 
 # Copies of a token that travel to the experts' ranks, by link.
 #
-# alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k experts.
-# flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and inside a node one for each such rank;
-# results are summed on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
-# allgather: every rank gets every token, by a ring, and combining is a reduce-scatter of the same size.
+# alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k
+# experts. flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and
+# inside a node one for each such rank; results are summed on the way back, so combining moves as
+# much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2). allgather: every rank gets every
+# token, by a ring, and combining is a reduce-scatter of the same size.
 
 
-def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
-    """(inside the NVLink domain, out of it) mean number of copies of a token that a rank sends, for a uniform router.
+def travelling_copies(
+    *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
+) -> tuple[Floats, Floats]:
+    """(inside the NVLink domain, out of it) mean number of copies of a token that a rank sends, for
+    a uniform router.
 
     `group` are the e_p expert-parallel ranks, k of them in each of e_p / k domains.
     """
@@ -243,16 +309,23 @@ def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDisp
 def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int) -> float:
     """Probability that a token has an expert in one of `parts` equal parts of the E experts.
 
-    With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing (DeepSeek) first draws `kept` of
-    `groups` groups of neighbouring experts, then the k from these; real routers prefer groups with good experts instead.
+    With k `chosen` of E drawn uniformly 1 - C(E - E/n, k) / C(E, k). Group-limited routing
+    (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, then the k from these;
+    real routers prefer groups with good experts instead.
     """
     eligible = kept * experts // groups
     untouched = 0.0
     together = max(groups // parts, 1)  # groups in a part; a part smaller than a group lies in one
     for drawn in range(max(kept - (groups - together), 0), min(together, kept) + 1):
-        weight = math.comb(together, drawn) * math.comb(groups - together, kept - drawn) / math.comb(groups, kept)
+        weight = (
+            math.comb(together, drawn)
+            * math.comb(groups - together, kept - drawn)
+            / math.comb(groups, kept)
+        )
         here = min(drawn * experts // groups, experts // parts)
-        untouched += weight * math.comb(max(eligible - here, 0), chosen) / math.comb(eligible, chosen)
+        untouched += (
+            weight * math.comb(max(eligible - here, 0), chosen) / math.comb(eligible, chosen)
+        )
     return 1.0 - untouched
 
 
@@ -265,16 +338,18 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 # All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
-# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. What they hide takes COMMUNICATION_SHARE of
-# the arithmetic beside it.
+# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. What they hide
+# takes COMMUNICATION_SHARE of the arithmetic beside it.
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
-    """The experts' block if one micro-batch's forward pass runs merged with another's backward pass.
+    """The experts' block if one micro-batch's forward pass runs merged with another's backward
+    pass.
 
-    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside its experts: exposed = sum
-    over both of max(a2a - compute, 0). Forward dispatch runs beside the experts' backward, forward combine beside the
-    attention's backward, and the backward ones beside the forward compute.
+    Of the two all-to-alls of each pass, one runs beside the other pass's attention and one beside
+    its experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch runs beside the
+    experts' backward, forward combine beside the attention's backward, and the backward ones beside
+    the forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
     blocks = (attention, experts)
@@ -292,14 +367,17 @@ def _left_over(exchange: Floats, compute: Floats) -> Floats:
 
 
 def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool = True) -> Floats:
-    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `merges` for.
+    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where
+    it is `merges` for.
 
-    These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
-    pipeline all but one of m. Under DualPipe, merges or not, all but 3 p / 2 - 1 of its first rank's, under DualPipeV all but
-    (3 p - 1) / 2 of both chunks'.
+    These are all passes except the warm-up of the last pipeline rank, whose passes follow each
+    other without gaps; without a pipeline all but one of m. Under DualPipe, merges or not, all but
+    3 p / 2 - 1 of its first rank's, under DualPipeV all but (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
-    share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if merges else 0.0
+    share: Floats = (
+        maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if merges else 0.0
+    )
     if candidates.merges_passes:
         dual = maximum(1.0 - (1.5 * p - 1.0 / v) / micro_batches, 0.0)
         share = where(candidates.pipeline_schedule >= DUALPIPE, dual, share)

@@ -1,8 +1,9 @@
-"""Groups of ranks on the network: their places, the effect of its topology on their traffic, and the seconds of collectives.
+"""Groups of ranks on the network: their places, the effect of its topology on their traffic, and
+the seconds of collectives.
 
-Ranks are numbered through the parallel dimensions in an order, innermost first, as in Megatron Core's RankGenerator. Dense
-layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p e_t)) p over the same ranks: both in the same order, the
-former without ep, the latter without cp.
+Ranks are numbered through the parallel dimensions in an order, innermost first, as in Megatron
+Core's RankGenerator. Dense layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p
+e_t)) p over the same ranks: both in the same order, the former without ep, the latter without cp.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The ranks of a job that reach each other over NVLink: `size` consecutive ones, from the first rank on."""
+    """The ranks of a job that reach each other over NVLink: `size` consecutive ones, from the first
+    rank on.
+    """
 
     size: Ints
     together: Ints = 1
     """Consecutive ranks that no domain divides, in whole nodes: the innermost groups."""
     of_several_nodes: bool = False
-    """A rack: its nodes are given to a job one by one, so that groups too large for one rack are spread evenly over several."""
+    """A rack: its nodes are given to a job one by one, so that groups too large for one rack are
+    spread evenly over several.
+    """
 
     def sharing(self, axis: Axis) -> Ints:
         """Members of an axis in one domain; where domains hold different numbers, the fewest."""
@@ -49,7 +54,9 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one group: all combinations of its axes, innermost first. Neighbouring dimensions form one axis."""
+    """The ranks of one group: all combinations of its axes, innermost first. Neighbouring
+    dimensions form one axis.
+    """
 
     axes: tuple[Axis, ...]
     domain: Domain
@@ -76,7 +83,8 @@ def checked_order(order: str) -> str:
     named = order.split("-")
     if len(set(named)) < len(named) or not {"tp", "dp", "pp"} <= set(named) <= set(DIMENSIONS):
         raise InputError(
-            f"rank_order {order[:80]!r} must name each of tp, dp, pp (and cp, ep) once, innermost first, as in tp-cp-ep-dp-pp",
+            f"rank_order {order[:80]!r} must name each of tp, dp, pp (and cp, ep) once, innermost "
+            "first, as in tp-cp-ep-dp-pp",
             field="parallel.rank_order",
         )
     place = named.index("tp") + 1
@@ -86,12 +94,20 @@ def checked_order(order: str) -> str:
 
 def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
     """The group over the dimensions `names` (tp, cp, dp, pp) of attention and dense layers."""
-    return Group(_axes(_dense_sizes(candidates), names, cluster.rank_order), domains(candidates, cluster=cluster))
+    return Group(
+        _axes(_dense_sizes(candidates), names, cluster.rank_order),
+        domains(candidates, cluster=cluster),
+    )
 
 
 def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp (their replicas), pp."""
-    return Group(_axes(_expert_sizes(candidates), names, cluster.rank_order), domains(candidates, cluster=cluster))
+    """The group over the dimensions `names` of experts: tp (experts' tensor parallelism), ep, dp
+    (their replicas), pp.
+    """
+    return Group(
+        _axes(_expert_sizes(candidates), names, cluster.rank_order),
+        domains(candidates, cluster=cluster),
+    )
 
 
 def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
@@ -102,11 +118,14 @@ def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
 def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
     """The NVLink domains as jobs are laid out over them.
 
-    A node's devices all belong to the job. Of a rack it uses cluster.nvlink_segment_gpus, or else as many as hold the innermost
-    groups a whole number of times: the largest nested groups of dense layers and of experts that fit into a rack, 64 of 72 for
-    groups of 8 and of 32.
+    A node's devices all belong to the job. Of a rack it uses cluster.nvlink_segment_gpus, or else
+    as many as hold the innermost groups a whole number of times: the largest nested groups of dense
+    layers and of experts that fit into a rack, 64 of 72 for groups of 8 and of 32.
     """
-    if cluster.nvlink_segment_gpus is not None or cluster.nvlink_domain_size <= cluster.gpus_per_node:
+    if (
+        cluster.nvlink_segment_gpus is not None
+        or cluster.nvlink_domain_size <= cluster.gpus_per_node
+    ):
         return _filled(cluster, 1)
     largest = cluster.nvlink_domain_size
     inner: list[Ints] = []
@@ -122,7 +141,9 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
 
 
 def _filled(cluster: ClusterSpec, extent: Ints) -> Domain:
-    """Domains that hold groups of `extent` neighbouring ranks a whole number of times, in whole nodes if that is possible."""
+    """Domains that hold groups of `extent` neighbouring ranks a whole number of times, in whole
+    nodes if that is possible.
+    """
     size, per_node = cluster.nvlink_domain_size, cluster.gpus_per_node
     if size <= per_node:
         return Domain(size)
@@ -165,15 +186,17 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
 
 
 def sharing(group: Group, *, block: int) -> Ints:
-    """Members of a group within one block of `block` consecutive ranks, such as the devices under a leaf."""
+    """Members of a group within one block of `block` consecutive ranks, such as the devices under a
+    leaf.
+    """
     return math.prod((in_block(axis, block) for axis in group.axes), start=1)
 
 
 def in_block(axis: Axis, block: Ints) -> Ints:
     """Members of an axis within one block of consecutive ranks.
 
-    If groups do not fit into blocks evenly, some straddle an edge, and all wait for them: the count is that of the ranks on the
-    short side, gcd(block, extent) / stride.
+    If groups do not fit into blocks evenly, some straddle an edge, and all wait for them: the count
+    is that of the ranks on the short side, gcd(block, extent) / stride.
     """
     return maximum(gcd(block, axis.size * axis.stride) // axis.stride, 1)
 
@@ -195,34 +218,45 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
     return tuple(axes)
 
 
-# Effects of the network's topology on traffic between nodes: leaf switches, oversubscription, rails.
+# Effects of the network's topology on traffic between nodes: leaf switches, oversubscription,
+# rails.
 #
-# Ports connect to leaves: a fat tree's leaf has every port of nodes_per_leaf nodes, a rail-optimised network's leaf one port
-# (rail) of each of them. Above the leaves there is 1/network_oversubscription of the bandwidth below, shared evenly by all
-# traffic at the same time. All groups of a kind communicate at once; so do all ranks that send.
+# Ports connect to leaves: a fat tree's leaf has every port of nodes_per_leaf nodes, a
+# rail-optimised network's leaf one port (rail) of each of them. Above the leaves there is
+# 1/network_oversubscription of the bandwidth below, shared evenly by all traffic at the same time.
+# All groups of a kind communicate at once; so do all ranks that send.
 
 
 def local_bandwidth(gpu: GpuSpec) -> float:
-    """Per-direction bandwidth to a device of the same host: NVLink, else PCIe; half of PCIe without peer-to-peer, because
-    messages are first written to the host's memory and then read.
+    """Per-direction bandwidth to a device of the same host: NVLink, else PCIe; half of PCIe without
+    peer-to-peer, because messages are first written to the host's memory and then read.
     """
-    return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (1.0 if gpu.peer_to_peer else 0.5)
+    return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
+        1.0 if gpu.peer_to_peer else 0.5
+    )
 
 
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Factor (at least 1) by which oversubscription slows a ring across leaves.
 
-    A ring enters and leaves each leaf once, whatever its members there: with j domains of the group under a leaf, 1/j of the
-    leaf's ports send upwards, and 1/oversubscription of their bandwidth exists: max(1, oversubscription / j).
+    A ring enters and leaves each leaf once, whatever its members there: with j domains of the group
+    under a leaf, 1/j of the leaf's ports send upwards, and 1/oversubscription of their bandwidth
+    exists: max(1, oversubscription / j).
     """
     if not _oversubscribed(cluster):
         return 1.0
     in_leaf = maximum(sharing(group, block=_leaf_devices(cluster)), in_domain)
-    return where(in_leaf < group.size, maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0), 1.0)
+    return where(
+        in_leaf < group.size,
+        maximum(cluster.network_oversubscription * in_domain / in_leaf, 1.0),
+        1.0,
+    )
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """Factor (at least 1) if every rank sends `distance` ranks on: the share min(distance / leaf, 1) of them goes upwards."""
+    """Factor (at least 1) if every rank sends `distance` ranks on: the share min(distance / leaf,
+    1) of them goes upwards.
+    """
     if not _oversubscribed(cluster):
         return 1.0
     upwards = minimum(distance / _leaf_devices(cluster), 1.0)
@@ -230,9 +264,11 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Factor (at least 1) for an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf.
+    """Factor (at least 1) for an all-to-all: of what leaves the domain (size - k), the share (size
+    - j k) leaves the leaf.
 
-    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails go upwards too.
+    Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails go
+    upwards too.
     """
     if not _oversubscribed(cluster):
         return 1.0
@@ -247,8 +283,8 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
 def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Bytes of an all-to-all that cross NVLink before the network.
 
-    On rails each message first goes to the neighbour on its receiver's rail (NCCL's PXN), one of the k in the domain; 1/k start
-    there.
+    On rails each message first goes to the neighbour on its receiver's rail (NCCL's PXN), one of
+    the k in the domain; 1/k start there.
     """
     if not _changes_rails(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         return 0.0
@@ -256,7 +292,9 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
 
 
 def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
-    """Additional seconds of a message between neighbours on different rails: one hop over NVLink."""
+    """Additional seconds of a message between neighbours on different rails: one hop over
+    NVLink.
+    """
     if not _changes_rails(cluster):
         return 0.0
     off_rail = group.axes[-1].stride % cluster.gpus_per_node != 0
@@ -275,11 +313,14 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
     return (cluster.nodes_per_leaf or cluster.num_nodes) * cluster.gpus_per_node
 
 
-# Collectives and point-to-point transfers on two levels: an NVLink domain, and the network between domains.
+# Collectives and point-to-point transfers on two levels: an NVLink domain, and the network between
+# domains.
 
 
 MEASURED_PEERS = 16
-"""The most ranks of an NVLink domain whose number was seen to add latency; the switches of a rack reduce in place."""
+"""The most ranks of an NVLink domain whose number was seen to add latency; the switches of a rack
+reduce in place.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,26 +340,31 @@ class Ring:
     def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
         """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
 
-        An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
-        convention). In `pieces`, sent one after the other, each pays the latency and the approach to full bandwidth.
+        An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice
+        that (NCCL's bus-bandwidth convention). In `pieces`, sent one after the other, each pays the
+        latency and the approach to full bandwidth.
         """
         seconds = _ramped(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
-            seconds = maximum(seconds, _ramped(wire_bytes, pieces * self.inner.ramp_bytes) / self.inner.bandwidth)
+            seconds = maximum(
+                seconds, _ramped(wire_bytes, pieces * self.inner.ramp_bytes) / self.inner.bandwidth
+            )
         return pieces * self.latency_s + seconds
 
 
 def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
     """W + sqrt(W ramp_bytes), the bytes that would take as long at full bandwidth."""
     product = wire_bytes * ramp_bytes
-    return wire_bytes + (np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product))
+    return wire_bytes + (
+        np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
+    )
 
 
 def group_ring(*, group: Group, machine: Machine) -> Ring:
     """The ring over the ranks of a group.
 
-    k members share an NVLink domain. Across domains each of the k uses its own network port, so k rings share the load (NCCL's
-    multi-ring): bandwidth min(NVLink, k x network).
+    k members share an NVLink domain. Across domains each of the k uses its own network port, so k
+    rings share the load (NCCL's multi-ring): bandwidth min(NVLink, k x network).
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
@@ -332,7 +378,11 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
         return near
     slow = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second * k
     slow = slow / ring_slowdown(group, in_domain=k, cluster=cluster)
-    hop = outside.latency_per_peer_s + cluster.inter_node_latency_s + (k == 1) * detour_latency(group, cluster, inside)
+    hop = (
+        outside.latency_per_peer_s
+        + cluster.inter_node_latency_s
+        + (k == 1) * detour_latency(group, cluster, inside)
+    )
     return Ring(
         latency_s=latency + crosses * (outside.latency_s + (size / k - 1.0) * hop),
         bandwidth=where(crosses, minimum(fast, slow), fast),
@@ -343,10 +393,14 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
 
 
 def ring_lap_seconds(ring: Ring, *, group: Group, machine: Machine) -> Floats:
-    """Seconds of one short message all around a ring: its latency, which passes each domain once, and the hops from member to
-    member within every further domain."""
+    """Seconds of one short message all around a ring: its latency, which passes each domain once,
+    and the hops from member to member within every further domain.
+    """
     size, k = group.size, group.in_domain
-    return ring.latency_s + (size / k - 1.0) * (k - 1.0) * machine.profile.framework.network.latency_per_peer_s
+    return (
+        ring.latency_s
+        + (size / k - 1.0) * (k - 1.0) * machine.profile.framework.network.latency_per_peer_s
+    )
 
 
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
@@ -354,32 +408,48 @@ def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
     return group_ring(machine=case, group=dense_group(candidates, "tp", cluster=case.cluster))
 
 
-def send_seconds(message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine) -> Floats:
-    """Seconds to send one message to the rank `distance` further on, into another NVLink domain where `crosses`.
+def send_seconds(
+    message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine
+) -> Floats:
+    """Seconds to send one message to the rank `distance` further on, into another NVLink domain
+    where `crosses`.
 
     All ranks send at once, each over its own link.
     """
     cluster, profile = machine.cluster, machine.profile
     inside = profile.gpu.nvlink
     near = _transfer(message_bytes, inside, local_bandwidth(cluster.gpu))
-    network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(distance, cluster=cluster)
-    hop = cluster.inter_node_latency_s + detour_latency(neighbours(2, stride=distance, cluster=cluster), cluster, inside)
+    network = cluster.inter_node_bandwidth_bytes_per_second / send_slowdown(
+        distance, cluster=cluster
+    )
+    hop = cluster.inter_node_latency_s + detour_latency(
+        neighbours(2, stride=distance, cluster=cluster), cluster, inside
+    )
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Seconds in which each member sends `wire_bytes` spread evenly over the others; zero bytes for a group of one."""
+    """Seconds in which each member sends `wire_bytes` spread evenly over the others; zero bytes for
+    a group of one.
+    """
     size, k = group.size, group.in_domain
     away = wire_bytes * ((size - k) / maximum(size - 1, 1))
     return exchange_seconds(wire_bytes - away, away, machine=machine, group=group)
 
 
 def exchange_seconds(
-    near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine, fraction: float | None = None
+    near_bytes: Floats,
+    away_bytes: Floats,
+    *,
+    group: Group,
+    machine: Machine,
+    fraction: float | None = None,
 ) -> Floats:
-    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it.
+    """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out
+    of it.
 
-    Both travel at the same time, and the slower decides. `fraction`: what another program than NCCL reaches of NVLink.
+    Both travel at the same time, and the slower decides. `fraction`: what another program than NCCL
+    reaches of NVLink.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
@@ -389,7 +459,9 @@ def exchange_seconds(
     )
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network
-    latency = (size > 1) * inside.latency_s + (size > k) * (outside.latency_s + cluster.inter_node_latency_s)
+    latency = (size > 1) * inside.latency_s + (size > k) * (
+        outside.latency_s + cluster.inter_node_latency_s
+    )
     seconds: Floats = latency + maximum(near, far)
     return seconds
 

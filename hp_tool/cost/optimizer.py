@@ -31,19 +31,28 @@ class BytesPerParameter:
     optimizer: float
     """Master copy and states."""
     communicated_weights: float
-    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are kept in fp32."""
+    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are kept
+    in fp32.
+    """
     lighter_matrices: float
-    """Optimizer bytes that a weight matrix saves compared with other parameters: Muon has no second state."""
+    """Optimizer bytes that a weight matrix saves compared with other parameters: Muon has no second
+    state.
+    """
     matrix_copies: float = 0.0
     """Additional bytes of a weight matrix: quantised by rows and by columns instead of 16 bits."""
     matrix_communicated: float = 0.0
     """The same for an all-gather, which sends one of the two; negative if it saves."""
     frozen_matrices: float | None = None
-    """Bytes of a weight matrix under adapters, stored and sent; None: `weights` and `communicated_weights`."""
+    """Bytes of a weight matrix under adapters, stored and sent; None: `weights` and
+    `communicated_weights`.
+    """
 
     @property
     def tells_matrices_apart(self) -> bool:
-        return bool(self.lighter_matrices or self.matrix_copies or self.matrix_communicated) or self.frozen_matrices is not None
+        return (
+            bool(self.lighter_matrices or self.matrix_copies or self.matrix_communicated)
+            or self.frozen_matrices is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +70,12 @@ class StageBytes:
 
 
 def stored_precision(workload: TrainingWorkload) -> StatePrecision:
-    """Return the precision of stored parameters: the query's, else fp32 if shards or matmuls are in fp32, else 16 bits.
+    """Return the precision of stored parameters: the query's, else fp32 if shards or matmuls are in
+    fp32, else 16 bits.
 
-    Under adapters frozen weights are loaded in the 16 bits they are computed in: nothing updates them, so none needs fp32
-    (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py runs in bf16-true).
+    Under adapters frozen weights are loaded in the 16 bits they are computed in: nothing updates
+    them, so none needs fp32 (torchtune's recipes/configs set dtype bf16, litgpt's finetune/lora.py
+    runs in bf16-true).
     """
     if workload.parameter_precision is not None:
         return workload.parameter_precision
@@ -74,17 +85,20 @@ def stored_precision(workload: TrainingWorkload) -> StatePrecision:
     return "fp16" if workload.precision == "fp16" else "bf16"
 
 
-def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.0) -> BytesPerParameter:
+def bytes_per_parameter(
+    workload: TrainingWorkload, *, weight_copies: float = 2.0
+) -> BytesPerParameter:
     """Bytes per parameter in mixed precision.
 
-    Megatron Core keeps 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP keeps fp32 shards, gathers 16
-    bits, and needs no master copy.
+    Megatron Core keeps 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP
+    keeps fp32 shards, gathers 16 bits, and needs no master copy.
 
-    Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and Adam's two for embeddings,
-    output layer, norms and biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). Narrower states and master
-    copies are those of Megatron's precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
-    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight kept in
-    8 bits.
+    Adam keeps two states, SGD its momentum, Muon a momentum for the layers' weight matrices and
+    Adam's two for embeddings, output layer, norms and biases (Megatron Core's optimizer/muon.py;
+    arXiv 2502.16982 section 2.2). Narrower states and master copies are those of Megatron's
+    precision-aware optimizer; the one scale per tensor of fp16 and fp8 states is not counted.
+    `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies`
+    are those of a weight kept in 8 bits.
     """
     stored = stored_precision(workload)
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
@@ -96,8 +110,12 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
         second = 0.0
     return BytesPerParameter(
         weights=weights,
-        gradients=STATE_BYTES[workload.gradient_precision or facts(workload.framework).gradient_precision],
-        optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
+        gradients=STATE_BYTES[
+            workload.gradient_precision or facts(workload.framework).gradient_precision
+        ],
+        optimizer=first
+        + second
+        + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
         matrix_copies=weight_copies * quantized - weights if quantized else 0.0,
@@ -114,7 +132,8 @@ def stage_bytes(
     adapters: Floats | None = None,
     frozen: Floats = 0.0,
 ) -> StageBytes:
-    """Bytes of a stage's `parameters`, of which `matrices` are entries of weight matrices and `frozen` are not trained.
+    """Bytes of a stage's `parameters`, of which `matrices` are entries of weight matrices and
+    `frozen` are not trained.
 
     If there are `adapters` (their number of parameters), only these are trained.
     """
@@ -129,8 +148,11 @@ def stage_bytes(
         trained_weights=trained * size.weights,
         gradients=trained * size.gradients,
         optimizer=trained * size.optimizer - matrices * size.lighter_matrices,
-        communicated_weights=parameters * size.communicated_weights + matrices * size.matrix_communicated + base,
-        communicated_trained=trained * size.communicated_weights + matrices * size.matrix_communicated,
+        communicated_weights=parameters * size.communicated_weights
+        + matrices * size.matrix_communicated
+        + base,
+        communicated_trained=trained * size.communicated_weights
+        + matrices * size.matrix_communicated,
     )
 
 
@@ -151,13 +173,16 @@ def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
-    """Seconds for one matrix: three matmuls per iteration, in bf16 if the GPU has it (Megatron's muon_fp32_matmul_prec medium).
+    """Seconds for one matrix: three matmuls per iteration, in bf16 if the GPU has it (Megatron's
+    muon_fp32_matmul_prec medium).
 
     Elementwise sums of r^2 and r q are small and not counted.
     """
     cluster = machine.cluster
     r, q = minimum(rows, columns), maximum(rows, columns)
-    precision = next(name for name in ("bf16", "fp16", "fp32") if name in cluster.gpu.peak_flops_per_second)
+    precision = next(
+        name for name in ("bf16", "fp16", "fp32") if name in cluster.gpu.peak_flops_per_second
+    )
     return ITERATIONS * (
         matmul_seconds(r, r, q, machine=machine, precision=precision)
         + matmul_seconds(r, r, r, machine=machine, precision=precision)
@@ -174,16 +199,26 @@ def muon_seconds(
     stages: Sequence[StageLayers],
     matrices: Floats,
 ) -> Floats:
-    """Seconds that Muon adds to the optimizer step: the orthogonalisation, and exchanges of the sharded momenta.
+    """Seconds that Muon adds to the optimizer step: the orthogonalisation, and exchanges of the
+    sharded momenta.
 
-    ZeRO 2 and 3 leave every rank a shard of every matrix: two exchanges gather 16-bit momenta and return updates (arXiv
-    2502.16982 algorithm 1; those of experts, whose groups are small, are not counted). With ZeRO 0 every rank processes all
-    matrices. `stages` are those among which the slowest is, `matrices` the entries of the largest stage's.
+    ZeRO 2 and 3 leave every rank a shard of every matrix: two exchanges gather 16-bit momenta and
+    return updates (arXiv 2502.16982 algorithm 1; those of experts, whose groups are small, are not
+    counted). With ZeRO 0 every rank processes all matrices. `stages` are those among which the
+    slowest is, `matrices` the entries of the largest stage's.
     """
     zero = candidates.zero_stage
-    shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
+    shards, expert_shards = (
+        where(zero >= 1, one.shards, 1.0) for one in (division, expert_division)
+    )
     each = [
-        orthogonalize_seconds(case=case, candidates=candidates, layers=layers, shards=shards, expert_shards=expert_shards)
+        orthogonalize_seconds(
+            case=case,
+            candidates=candidates,
+            layers=layers,
+            shards=shards,
+            expert_shards=expert_shards,
+        )
         for layers in stages
     ]
     seconds = functools.reduce(maximum, each)
@@ -195,13 +230,18 @@ def muon_seconds(
 
 
 def orthogonalize_seconds(
-    *, case: TrainingCase, candidates: Candidates, layers: StageLayers, shards: Floats, expert_shards: Floats
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    layers: StageLayers,
+    shards: Floats,
+    expert_shards: Floats,
 ) -> Floats:
     """Seconds for the matrices that one rank of the largest stage processes.
 
-    Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries, keys and values separately
-    (muon_split_qkv); whole matrices are dealt out to the `shards` ranks that divide the states (LayerWiseDistributedOptimizer),
-    so a rank has at least one.
+    Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries,
+    keys and values separately (muon_split_qkv); whole matrices are dealt out to the `shards` ranks
+    that divide the states (LayerWiseDistributedOptimizer), so a rank has at least one.
     """
     model = case.model
     count, fraction = layers.count, layers.expert_share
@@ -209,13 +249,28 @@ def orthogonalize_seconds(
     if not model.num_experts:
         return _dealt(dense, count, shards, machine=case)
     sparse = rank_matrices(model, candidates)
-    beside = _dealt([matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case)
-    experts = _dealt([matrix for matrix in sparse if matrix.routed], count * fraction, expert_shards, machine=case)
-    return _dealt(dense, count * (1.0 - fraction), shards, machine=case) * (fraction < 1.0) + beside + experts
+    beside = _dealt(
+        [matrix for matrix in sparse if not matrix.routed], count * fraction, shards, machine=case
+    )
+    experts = _dealt(
+        [matrix for matrix in sparse if matrix.routed],
+        count * fraction,
+        expert_shards,
+        machine=case,
+    )
+    return (
+        _dealt(dense, count * (1.0 - fraction), shards, machine=case) * (fraction < 1.0)
+        + beside
+        + experts
+    )
 
 
-def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine) -> Floats:
-    """Seconds of the busiest rank if the matrices of `layers` layers are dealt out to `shards` ranks."""
+def _dealt(
+    matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
+) -> Floats:
+    """Seconds of the busiest rank if the matrices of `layers` layers are dealt out to `shards`
+    ranks.
+    """
     work: Floats = 0.0
     longest: Floats = 0.0
     for matrix in matrices:
@@ -229,21 +284,26 @@ def _dealt(matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machin
 
 # Offloading to host memory: bytes on both sides, and seconds of the copies.
 #
-# Nothing here is fitted on training runs: copies between pinned host memory and device reach PCIE_FRACTION of the link,
-# and the host's update HOST_MEMORY_FRACTION of its memory bandwidth.
+# Nothing here is fitted on training runs: copies between pinned host memory and device reach
+# PCIE_FRACTION of the link, and the host's update HOST_MEMORY_FRACTION of its memory bandwidth.
 
 
 PCIE_FRACTION = 0.8
-"""Pinned copies of many MB against the link's datasheet rate: 25 of 32 GB/s on PCIe 4, 52 of 64 on PCIe 5."""
+"""Pinned copies of many MB against the link's datasheet rate: 25 of 32 GB/s on PCIe 4, 52 of 64 on
+PCIe 5.
+"""
 HOST_MEMORY_FRACTION = 0.45
-"""torch's fused AdamW on a CPU moves its 28 bytes a parameter at 0.55 of a copy's rate (torch 2.13, one thread, 2026-11-21),
-and a copy reaches about 0.8 of the memory's datasheet rate."""
+"""torch's fused AdamW on a CPU moves its 28 bytes a parameter at 0.55 of a copy's rate (torch 2.13,
+one thread, 2026-11-21), and a copy reaches about 0.8 of the memory's datasheet rate.
+"""
 HOST_STATES = {"adam": 2, "sgd": 1}
 """Number of fp32 states of the optimizers that run on the host."""
 TRANSFER_OVERLAP = 1.0
 """Share of the activations' copies that compute can hide: the GPU has its own copy engines."""
 LAYERS_ON_DEVICE = 2.0
-"""Layers whose offloaded activations are on the device at the same time: one being copied, one in use."""
+"""Layers whose offloaded activations are on the device at the same time: one being copied, one in
+use.
+"""
 
 
 def link_rate(gpu: GpuSpec) -> float:
@@ -263,11 +323,12 @@ class OffloadedUpdate:
 def offloaded_update(
     parameters: Floats, *, workload: TrainingWorkload, gpu: GpuSpec, size: BytesPerParameter
 ) -> OffloadedUpdate:
-    """Seconds and host bytes for updating `parameters` on the host (Megatron's HybridDeviceOptimizer).
+    """Seconds and host bytes for updating `parameters` on the host (Megatron's
+    HybridDeviceOptimizer).
 
-    The host keeps fp32 parameters, gradients and states, pinned. Gradients are copied down in fp32, the host updates (reads and
-    writes parameters and states, reads gradients), 16-bit weights are copied up: one after the other, as by default. The device
-    updates its own share meanwhile.
+    The host keeps fp32 parameters, gradients and states, pinned. Gradients are copied down in fp32,
+    the host updates (reads and writes parameters and states, reads gradients), 16-bit weights are
+    copied up: one after the other, as by default. The device updates its own share meanwhile.
     """
     states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
@@ -281,20 +342,24 @@ def offloaded_update(
 def offload_activations(
     saved: Floats, *, layer_bytes: Floats, layers: Floats, workload: TrainingWorkload
 ) -> tuple[Floats, Floats]:
-    """(bytes on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` per layer of one micro-batch.
+    """(bytes on the device, bytes on the host) of a stage that saves `saved`, `layer_bytes` per
+    layer of one micro-batch.
 
-    The share f of the `layers`, the first ones, writes what it keeps to the host in the forward pass and reads it back in the
-    backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). What is on its way
-    then is where the other layers of the micro-batch, not yet run or done, have or had theirs.
+    The share f of the `layers`, the first ones, writes what it keeps to the host in the forward
+    pass and reads it back in the backward pass (Transformer Engine's CPU offload; with full
+    recomputation DeepSpeed's cpu_checkpointing). What is on its way then is where the other layers
+    of the micro-batch, not yet run or done, have or had theirs.
     """
     away = workload.offloaded_share * saved
     others = (1.0 - workload.offloaded_share) * layers * layer_bytes
     return saved - away + maximum(minimum(away, LAYERS_ON_DEVICE * layer_bytes) - others, 0.0), away
 
 
-def activation_seconds(stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec) -> Floats:
-    """Exposed seconds per micro-batch that copies `stage_bytes` to the host behind its forward pass and back behind its
-    backward pass.
+def activation_seconds(
+    stage_bytes: Floats, *, forward: Floats, backward: Floats, gpu: GpuSpec
+) -> Floats:
+    """Exposed seconds per micro-batch that copies `stage_bytes` to the host behind its forward pass
+    and back behind its backward pass.
     """
     each = stage_bytes / link_rate(gpu)
     return 2.0 * each - TRANSFER_OVERLAP * (minimum(each, forward) + minimum(each, backward))

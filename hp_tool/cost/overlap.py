@@ -1,4 +1,6 @@
-"""Overlap of communication with compute as a query sets it: known settings replace fitted constants."""
+"""Overlap of communication with compute as a query sets it: known settings replace fitted
+constants.
+"""
 
 import dataclasses
 from typing import Any
@@ -17,8 +19,9 @@ def with_overlap(
 ) -> FrameworkEfficiency:
     """The framework's constants under a query's switches.
 
-    Off hides nothing. On hides the measured share, or that of the newest measured software (`newest`) if the runs behind these
-    constants hid none. Raises UnsupportedError if there is no measurement.
+    Off hides nothing. On hides the measured share, or that of the newest measured software
+    (`newest`) if the runs behind these constants hid none. Raises UnsupportedError if there is no
+    measurement.
     """
     if overlap is None:
         return framework
@@ -27,10 +30,14 @@ def with_overlap(
         is_on = getattr(overlap, field)
         if is_on is None or (is_on and field == MERGED):
             continue
-        shares = {name: (getattr(framework, name) or getattr(newest, name)) if is_on else 0.0 for name in kind.constants}
+        shares = {
+            name: (getattr(framework, name) or getattr(newest, name)) if is_on else 0.0
+            for name in kind.constants
+        }
         if is_on and not any(shares.values()):
             raise UnsupportedError(
-                f"training.overlap.{field}: true is not modelled: no measured run of {framework.framework} hides it; "
+                f"training.overlap.{field}: true is not modelled: no measured run of "
+                f"{framework.framework} hides it; "
                 "leave it out",
                 field=f"training.overlap.{field}",
             )

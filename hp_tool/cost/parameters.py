@@ -20,8 +20,9 @@ from hp_tool.domain.model import ModelSpec
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Parameters of what mixes tokens in a layer on one rank; cross attention has attention's.
 
-    Counted are projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, and if the model
-    has them norms of queries and keys (norms of all heads are split with the heads) and sinks.
+    Counted are projections, their biases (row-parallel ones whole), the block's norm and the
+    latents' norms, and if the model has them norms of queries and keys (norms of all heads are
+    split with the heads) and sinks.
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
@@ -46,7 +47,9 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
-    """Weights of the query and key norms: vectors of d, or of the local heads' a d / t + k d / t."""
+    """Weights of the query and key norms: vectors of d, or of the local heads' a d / t + k d /
+    t.
+    """
     width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
         width = model.head_size * (query_heads(model, t) + kv_heads(model, t))
@@ -74,7 +77,9 @@ def expert_parameters(model: ModelSpec) -> float:
     """Parameters of all routed experts of one MoE layer."""
     biases = 0.0
     if model.expert_bias:
-        biases = (model.num_experts or 0) * (float(model.mlp_inputs) * model.expert_size + model.hidden_size)
+        biases = (model.num_experts or 0) * (
+            float(model.mlp_inputs) * model.expert_size + model.hidden_size
+        )
     return float(entries(expert_matrices(model))) + biases
 
 
@@ -84,18 +89,32 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
     Attention, router, latent projections and shared experts' gate (whole), shared experts, norms.
     """
     t = tensor_parallel_size
-    router = entries(latent_matrices(model)) + model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
+    router = entries(latent_matrices(model)) + model.hidden_size * (
+        (model.num_experts or 0) + model.shared_expert_gate
+    )
     router += (model.num_experts or 0) * model.router_bias
     if model.moe_latent_norm:
         router += model.moe_latent_size or 0
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
-    return attention + entries(shared_expert_matrices(model, tensor=t)) + router + _norms_beside_attention(model)
+    return (
+        attention
+        + entries(shared_expert_matrices(model, tensor=t))
+        + router
+        + _norms_beside_attention(model)
+    )
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
     """Entries that a token passes in one MoE block: top-k and shared experts, and the router."""
-    routed = entries(expert_matrices(model)) * (model.num_experts_per_tok or 0) / (model.num_experts or 1)
-    return float(routed + entries([*shared_expert_matrices(model), *latent_matrices(model), router_matrix(model)]))
+    routed = (
+        entries(expert_matrices(model))
+        * (model.num_experts_per_tok or 0)
+        / (model.num_experts or 1)
+    )
+    return float(
+        routed
+        + entries([*shared_expert_matrices(model), *latent_matrices(model), router_matrix(model)])
+    )
 
 
 def norm_weights(model: ModelSpec) -> float:
@@ -113,31 +132,42 @@ def _norms_beside_attention(model: ModelSpec) -> float:
     return (model.norms_per_layer - 1) * norm_weights(model)
 
 
-def embedding_parameters(model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of the input embedding on one rank: V h / t, and learned positions, token types and norm (whole)."""
+def embedding_parameters(
+    model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1
+) -> Floats:
+    """Parameters of the input embedding on one rank: V h / t, and learned positions, token types
+    and norm (whole).
+    """
     rows = model.token_types
     if model.positions == "learned":
-        rows += model.position_tables * ((model.max_position_embeddings or sequence_length) + model.position_embedding_offset)
+        rows += model.position_tables * (
+            (model.max_position_embeddings or sequence_length) + model.position_embedding_offset
+        )
     sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
-    whole = rows * model.hidden_size + (sides * norm_weights(model) if model.embedding_norm else 0.0)
+    whole = rows * model.hidden_size + (
+        sides * norm_weights(model) if model.embedding_norm else 0.0
+    )
     return model.vocab_size * model.hidden_size / tensor_parallel_size + whole
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of the output layer's matrix on one rank, V h / t; a tied one is the embedding's copy."""
+    """Parameters of the output layer's matrix on one rank, V h / t; a tied one is the embedding's
+    copy.
+    """
     return model.vocab_size * model.hidden_size / tensor_parallel_size
 
 
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Parameters on one of t ranks that a decoder's layers, embedding and head do not have.
 
-    - encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables of relative positions.
-    - encoder (BERT): the masked language model's dense (h^2 + h) and norm; the pooler (h^2 + h) and the next-sentence
-      classifier (2h + 2).
+    - encoder_decoder (T5): cross attention in each decoder layer, the encoder's final norm, tables
+      of relative positions.
+    - encoder (BERT): the masked language model's dense (h^2 + h) and norm; the pooler (h^2 + h) and
+      the next-sentence classifier (2h + 2).
     - a bias of the output layer (V / t).
 
-    All except cross attention and output bias are whole on every rank (Megatron Core). The output bias of Megatron's T5 is not
-    counted.
+    All except cross attention and output bias are whole on every rank (Megatron Core). The output
+    bias of Megatron's T5 is not counted.
     """
     h, whole = float(model.hidden_size), 0.0
     if model.head_dense_vectors:
@@ -148,7 +178,9 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> F
         if model.positions == "relative":
             tables = model.total_layers if model.relative_attention_every_layer else 2
             whole += tables * model.relative_attention_num_buckets * model.num_attention_heads
-        cross = model.decoder_layers * attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
+        cross = model.decoder_layers * attention_parameters(
+            model, tensor_parallel_size=tensor_parallel_size
+        )
         return cross + final_norm_weights(model) + whole + _output_bias(model, tensor_parallel_size)
     return whole + _output_bias(model, tensor_parallel_size)
 
@@ -158,7 +190,8 @@ def _output_bias(model: ModelSpec, t: Ints) -> Floats:
 
 
 def head_matrices(model: ModelSpec) -> float:
-    """Entries that a token passes between the layers and the output layer: the dense matrix of a masked language model.
+    """Entries that a token passes between the layers and the output layer: the dense matrix of a
+    masked language model.
 
     The pooler and the classifier see one token per sequence and are not counted.
     """
@@ -166,14 +199,21 @@ def head_matrices(model: ModelSpec) -> float:
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Parameters of the whole model; learned positions count max_position_embeddings, else sequence_length rows."""
+    """Parameters of the whole model; learned positions count max_position_embeddings, else
+    sequence_length rows.
+    """
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
     for _, kind in model.kinds:
         sparse = kind.moe_layers
         layers += (kind.total_layers - sparse) * float(layer_parameters(kind))
         layers += sparse * (float(moe_shared_parameters(kind)) + expert_parameters(kind))
-    return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + final_norm_weights(model)
+    return (
+        layers
+        + float(embedding_parameters(model, sequence_length=sequence_length))
+        + output
+        + final_norm_weights(model)
+    )
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:

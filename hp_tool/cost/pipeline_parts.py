@@ -1,7 +1,7 @@
 """Pipelines whose stages differ: over two kinds of GPU, or with a layout.
 
-Parts of equal stages are costed like any pipeline, each on its own device, and joined: the fullest stage, the slowest stage,
-and the time of all others.
+Parts of equal stages are costed like any pipeline, each on its own device, and joined: the fullest
+stage, the slowest stage, and the time of all others.
 """
 
 from collections.abc import Sequence
@@ -11,35 +11,68 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import FloatArray, Floats, Ints, Numbers, ceil, floor, maximum, minimum, where
+from hp_tool.cost.arrays import (
+    FloatArray,
+    Floats,
+    Ints,
+    Numbers,
+    ceil,
+    floor,
+    maximum,
+    minimum,
+    where,
+)
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import DenseLayers, has_both_kinds
-from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part, stage_of
+from hp_tool.cost.pipeline_stages import (
+    NO_LAYERS,
+    Pipeline,
+    PipelineStage,
+    StageLayers,
+    pipeline_part,
+    stage_of,
+)
 from hp_tool.cost.step_time import TIME_PARTS, micro_batches, transfer_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
-STAGE_PARTS = ("compute", "attention", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
+STAGE_PARTS = (
+    "compute",
+    "attention",
+    "recompute",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+)
 """Parts that a stage repeats for each micro-batch; the critical stage's count."""
 CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
 """The same with waits for the host."""
 
 
-def stage_seconds(costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats) -> Floats:
+def stage_seconds(
+    costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats
+) -> Floats:
     """Seconds of one micro-batch on the slowest stage of a part, waits for its host included."""
     waits = costs.parts["overhead"] - profile.framework.step_overhead_s
     return (sum(costs.parts[name] for name in STAGE_PARTS) + waits) / micro_batches
 
 
-def _joined(each: Sequence[TrainingCosts], seconds: Sequence[Floats]) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
-    """(memory of the part closest to its capacity, time parts without the bubble, seconds of the slowest stage)."""
+def _joined(
+    each: Sequence[TrainingCosts], seconds: Sequence[Floats]
+) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
+    """(memory of the part closest to its capacity, time parts without the bubble, seconds of the
+    slowest stage).
+    """
     fullest, slowest, slowest_s = each[0], each[0], seconds[0]
     largest: dict[str, Floats] = {name: each[0].parts[name] for name in TIME_PARTS}
     for one, stage_s in zip(each[1:], seconds[1:], strict=True):
-        fuller = one.memory_total_bytes / one.capacity_bytes > fullest.memory_total_bytes / fullest.capacity_bytes
+        fuller = (
+            one.memory_total_bytes / one.capacity_bytes
+            > fullest.memory_total_bytes / fullest.capacity_bytes
+        )
         fullest, slowest = _chosen(fuller, one, fullest), _chosen(stage_s > slowest_s, one, slowest)
         slowest_s = maximum(stage_s, slowest_s)
         largest = {name: maximum(so_far, one.parts[name]) for name, so_far in largest.items()}
@@ -49,7 +82,11 @@ def _joined(each: Sequence[TrainingCosts], seconds: Sequence[Floats]) -> tuple[T
 
 def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Floats) -> TrainingCosts:
     parts = parts | {"pipeline_bubble": bubble}
-    return replace(costs, parts=cast(dict[str, FloatArray], parts), step_s=cast(FloatArray, sum(parts.values())))
+    return replace(
+        costs,
+        parts=cast(dict[str, FloatArray], parts),
+        step_s=cast(FloatArray, sum(parts.values())),
+    )
 
 
 def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
@@ -58,7 +95,12 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: where(condition, column, other[name]) for name, column in one.items()}
 
-    of_memory = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes")
+    of_memory = (
+        "layer_activations_bytes",
+        "worst_stage",
+        "memory_total_bytes",
+        "first_stage_bytes",
+    )
     names = (*of_memory, "capacity_bytes", "device_bytes", "step_s")
     totals = columns(*({name: getattr(costs, name) for name in names} for costs in (yes, no)))
     return TrainingCosts(
@@ -77,19 +119,25 @@ def _rows(candidates: Candidates) -> Candidates:
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
 
-# Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the rest.
+# Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the
+# rest.
 #
-# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the pipeline. Layers divide so
-# that stages of both kinds take equally long (Megatron Core's pipeline_model_parallel_layout), in whole layers; stages of a
-# kind hold equally many, rounded up.
+# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the
+# pipeline. Layers divide so that stages of both kinds take equally long (Megatron Core's
+# pipeline_model_parallel_layout), in whole layers; stages of a kind hold equally many, rounded up.
 
 
 def mixed_costs(
-    kinds: tuple[TrainingCase, TrainingCase], candidates: Candidates, *, memory_headroom_fraction: float
+    kinds: tuple[TrainingCase, TrainingCase],
+    candidates: Candidates,
+    *,
+    memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Memory of the kind that is closest to its capacity or furthest above it, and step time of the pipeline.
+    """Memory of the kind that is closest to its capacity or furthest above it, and step time of the
+    pipeline.
 
-    `kinds` are the case on each kind of GPU, with its number of devices, in the order of their stages.
+    `kinds` are the case on each kind of GPU, with its number of devices, in the order of their
+    stages.
     """
     c = _rows(candidates)
     layers, p = kinds[0].model.num_hidden_layers, c.pipeline_parallel_size
@@ -97,7 +145,12 @@ def mixed_costs(
 
     def each_kind(layers: tuple[Floats, Floats]) -> list[TrainingCosts]:
         return [
-            training_costs(case=kind, candidates=c, pipeline=pipeline, memory_headroom_fraction=memory_headroom_fraction)
+            training_costs(
+                case=kind,
+                candidates=c,
+                pipeline=pipeline,
+                memory_headroom_fraction=memory_headroom_fraction,
+            )
             for kind, pipeline in zip(kinds, _parts_by_kind(kinds, c, layers), strict=True)
         ]
 
@@ -108,7 +161,8 @@ def mixed_costs(
         costs, parts, slowest_s = _joined(each, _seconds_by_kind(kinds, c, each))
         bubble = _bubble(kinds, c, each, slowest_s=slowest_s)
         return replace(
-            _with_times(costs, parts, bubble=bubble), layers_by_kind=(cast(FloatArray, on_first), cast(FloatArray, on_second))
+            _with_times(costs, parts, bubble=bubble),
+            layers_by_kind=(cast(FloatArray, on_first), cast(FloatArray, on_second)),
         )
 
     # An equal split gives the seconds of a layer on each kind, ends included.
@@ -116,8 +170,12 @@ def mixed_costs(
     balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
     fewest = c.virtual_pipeline_parallel_size
     most = maximum((layers - second * fewest) // first, fewest)
-    down, up = (split(minimum(maximum(count, fewest), most)) for count in (floor(balanced), ceil(balanced)))
-    better = (up.feasible > down.feasible) | ((up.feasible == down.feasible) & (up.step_s < down.step_s))
+    down, up = (
+        split(minimum(maximum(count, fewest), most)) for count in (floor(balanced), ceil(balanced))
+    )
+    better = (up.feasible > down.feasible) | (
+        (up.feasible == down.feasible) & (up.step_s < down.step_s)
+    )
     return _chosen(better, up, down)
 
 
@@ -135,37 +193,66 @@ def _parts_by_kind(
     model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
     return (
         pipeline_part(
-            model, c, first_rank=0, layers_before=0.0, stages=first, layers=layers[0], embedding=True, output=False
+            model,
+            c,
+            first_rank=0,
+            layers_before=0.0,
+            stages=first,
+            layers=layers[0],
+            embedding=True,
+            output=False,
         ),
         pipeline_part(
-            model, c, first_rank=first, layers_before=first * layers[0], stages=second, layers=layers[1], embedding=False,
+            model,
+            c,
+            first_rank=first,
+            layers_before=first * layers[0],
+            stages=second,
+            layers=layers[1],
+            embedding=False,
             output=True,
         ),
-    )  # fmt: skip
+    )
 
 
-def _seconds_by_kind(kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts]) -> list[Floats]:
+def _seconds_by_kind(
+    kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts]
+) -> list[Floats]:
     m = micro_batches(c, workload=kinds[0].workload)
-    return [stage_seconds(one, profile=kind.profile, micro_batches=m) for one, kind in zip(each, kinds, strict=True)]
+    return [
+        stage_seconds(one, profile=kind.profile, micro_batches=m)
+        for one, kind in zip(each, kinds, strict=True)
+    ]
 
 
 def _bubble(
-    kinds: tuple[TrainingCase, TrainingCase], c: Candidates, each: Sequence[TrainingCosts], *, slowest_s: Floats
+    kinds: tuple[TrainingCase, TrainingCase],
+    c: Candidates,
+    each: Sequence[TrainingCosts],
+    *,
+    slowest_s: Floats,
 ) -> Floats:
-    """Seconds of all stages except the slowest for one micro-batch, over v, and the transfers both ways.
+    """Seconds of all stages except the slowest for one micro-batch, over v, and the transfers both
+    ways.
 
     A part's own bubble holds the time of all of its stages, and the transfers.
     """
-    transfers = [2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c) for kind in kinds]
-    stages: Floats = sum(one.parts["pipeline_bubble"] - own for one, own in zip(each, transfers, strict=True))
+    transfers = [
+        2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c)
+        for kind in kinds
+    ]
+    stages: Floats = sum(
+        one.parts["pipeline_bubble"] - own for one, own in zip(each, transfers, strict=True)
+    )
     return stages - slowest_s / c.virtual_pipeline_parallel_size + maximum(*transfers)
 
 
 # Pipelines with a layout: stages with equal contents are costed once, each as a part of one stage.
 #
-# Step time: the slowest stage runs m micro-batches; the bubble is the time of all other stages for one, over v, as with equal
-# stages. Not counted are interleaving's waits where chunks of neighbouring ranks differ and the ranks' sums do not, the lookup
-# in multi-token prediction's copy of the embedding, and the reduction of that copy's gradients.
+# Step time: the slowest stage runs m micro-batches; the bubble is the time of all other stages for
+# one, over v, as with equal stages. Not counted are interleaving's waits where chunks of
+# neighbouring ranks differ and the ranks' sums do not, the lookup in multi-token prediction's copy
+# of the embedding, and the reduction of that copy's gradients.
 
 
 class StageKind(NamedTuple):
@@ -192,7 +279,11 @@ class StageKind(NamedTuple):
         """One such stage as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
-        layers = stage_of(model, self.kinds) if self.kinds else StageLayers(count=count, expert_share=share)
+        layers = (
+            stage_of(model, self.kinds)
+            if self.kinds
+            else StageLayers(count=count, expert_share=share)
+        )
         stage = PipelineStage(
             rank=self.rank,
             layers=layers,
@@ -203,22 +294,41 @@ class StageKind(NamedTuple):
             extra_layers=self.extra_layers,
         )
         critical, dense = replace(layers, count=maximum(count, NO_LAYERS)), self.dense_layers
-        kinds = DenseLayers(first=dense, last=dense, between=False, full=count, most=dense, fewest=dense, total=dense)
+        kinds = DenseLayers(
+            first=dense,
+            last=dense,
+            between=False,
+            full=count,
+            most=dense,
+            fewest=dense,
+            total=dense,
+        )
         return Pipeline(
-            stages=(stage,), critical=critical, dense=kinds if has_both_kinds(model) else None, part=1,
-            embedding=self.embedding, output=self.output,
-        )  # fmt: skip
+            stages=(stage,),
+            critical=critical,
+            dense=kinds if has_both_kinds(model) else None,
+            part=1,
+            embedding=self.embedding,
+            output=self.output,
+        )
 
 
 def laid_out_costs(
-    case: TrainingCase, candidates: Candidates, *, layout: PipelineLayout, memory_headroom_fraction: float
+    case: TrainingCase,
+    candidates: Candidates,
+    *,
+    layout: PipelineLayout,
+    memory_headroom_fraction: float,
 ) -> TrainingCosts:
     """Costs of candidates with as many chunks as the layout."""
     c = _rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
         training_costs(
-            case=case, candidates=c, pipeline=kind.pipeline(case.model), memory_headroom_fraction=memory_headroom_fraction
+            case=case,
+            candidates=c,
+            pipeline=kind.pipeline(case.model),
+            memory_headroom_fraction=memory_headroom_fraction,
         )
         for kind in kinds
     ]
@@ -227,11 +337,14 @@ def laid_out_costs(
     costs, parts, slowest_s = _joined(each, seconds)
     all_s: Floats = sum(kind.ranks * stage_s for kind, stage_s in zip(kinds, seconds, strict=True))
     # A stage's own bubble is its own time and the transfers, which are the same for all.
-    return _with_times(costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v)
+    return _with_times(
+        costs, parts, bubble=each[0].parts["pipeline_bubble"] + (all_s - slowest_s - seconds[0]) / v
+    )
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """The kinds of stage for each candidate's number of stages; every field is an array if `stages` is one.
+    """The kinds of stage for each candidate's number of stages; every field is an array if `stages`
+    is one.
 
     If a candidate has fewer kinds than another, its last one is repeated with 0 ranks.
     """
@@ -264,7 +377,11 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
             *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks),
         )
         kind = kinds.get(contents)
-        kinds[contents] = kind._replace(ranks=kind.ranks + 1) if kind else _kind(model, chunks, dense, rank, stages)
+        kinds[contents] = (
+            kind._replace(ranks=kind.ranks + 1)
+            if kind
+            else _kind(model, chunks, dense, rank, stages)
+        )
     return list(kinds.values())
 
 
@@ -274,15 +391,28 @@ def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: Mode
     return _kind(model, chunks, dense, rank, stages)
 
 
-def _chunks(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
-    """A rank's chunks, and how many of their layers are leading dense layers of a mixture of experts."""
-    leading = model.num_hidden_layers - model.moe_layers if model.num_experts and model.blocks is None else 0
+def _chunks(
+    layout: PipelineLayout, model: ModelSpec, rank: int, stages: int
+) -> tuple[tuple[LayoutChunk, ...], int]:
+    """A rank's chunks, and how many of their layers are leading dense layers of a mixture of
+    experts.
+    """
+    leading = (
+        model.num_hidden_layers - model.moe_layers
+        if model.num_experts and model.blocks is None
+        else 0
+    )
     chunks = layout.stage(rank, stages=stages)
     return chunks, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in chunks)
 
 
-def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int) -> StageKind:
-    embedding, output, extra = (sum(getattr(chunk, name) for chunk in chunks) for name in ("embedding", "loss", "mtp_layers"))
+def _kind(
+    model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: int, stages: int
+) -> StageKind:
+    embedding, output, extra = (
+        sum(getattr(chunk, name) for chunk in chunks)
+        for name in ("embedding", "loss", "mtp_layers")
+    )
     # If weights are tied, the output layer's are the copy.
     copied = extra > 0 and not (model.tie_word_embeddings and output)
     return StageKind(
@@ -295,7 +425,9 @@ def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: i
         embedding_copies=max(embedding, copied),
         output=output,
         kinds=_counts(model, chunks),
-        chunk_layers=_layers_in_flight([chunk.layers + chunk.mtp_layers for chunk in chunks], rank, stages),
+        chunk_layers=_layers_in_flight(
+            [chunk.layers + chunk.mtp_layers for chunk in chunks], rank, stages
+        ),
     )
 
 
@@ -313,12 +445,14 @@ def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, .
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
     """Mean layers of the chunks that `schedules.bubble.chunks_in_flight` counts.
 
-    p micro-batches have passed each chunk except the last when the first backward pass of the last chunk begins, and 2(p - r -
-    1) + 1 more follow; those beyond p are in the first chunk.
+    p micro-batches have passed each chunk except the last when the first backward pass of the last
+    chunk begins, and 2(p - r - 1) + 1 more follow; those beyond p are in the first chunk.
     """
     more = 2 * (stages - rank - 1) + 1
     passes = [stages] * (len(layers) - 1) + [min(more, stages)]
     passes[0] += max(more - stages, 0)
     if len(layers) == 1:
         return float(layers[0])
-    return sum(count * layers_held for count, layers_held in zip(passes, layers, strict=True)) / sum(passes)
+    return sum(
+        count * layers_held for count, layers_held in zip(passes, layers, strict=True)
+    ) / sum(passes)

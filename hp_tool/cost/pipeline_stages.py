@@ -1,4 +1,6 @@
-"""Contents of each candidate's pipeline: a few representative stages, from which memory and time follow."""
+"""Contents of each candidate's pipeline: a few representative stages, from which memory and time
+follow.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +32,18 @@ class StageLayers:
     """Of a model with `blocks`: how many of them are of each of its kinds."""
 
     def sum(self, *, dense: Floats, more: Floats) -> Floats:
-        """The sum over the layers of a quantity that is `dense` without experts and larger by `more` with experts."""
+        """The sum over the layers of a quantity that is `dense` without experts and larger by
+        `more` with experts.
+        """
         return self.count * (dense + self.expert_share * more)
 
 
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
     """The layers of a stage that holds so many of each of the model's kinds."""
     count = maximum(sum(counts, 0.0), NO_LAYERS)
-    with_experts: Floats = sum(layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts)
+    with_experts: Floats = sum(
+        layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts
+    )
     return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
 
 
@@ -51,12 +57,15 @@ class PipelineStage:
     mirrored: StageLayers | None = None
     """Layers of another stage whose weights this one keeps as well (DualPipe)."""
     chunk_layers: Floats
-    """Layers of one model chunk, the mean over the chunks whose activations the stage holds at its peak."""
+    """Layers of one model chunk, the mean over the chunks whose activations the stage holds at its
+    peak.
+    """
     embedding: Bools | Ints | Floats
     """1 if tokens are looked up on it, else 0."""
     embedding_copies: Bools | Ints | Floats
-    """Copies of the embedding's weights: multi-token prediction needs one beside the output layer (Megatron Core,
-    gpt_model.py), unless the output layer's weights are the copy."""
+    """Copies of the embedding's weights: multi-token prediction needs one beside the output layer
+    (Megatron Core, gpt_model.py), unless the output layer's weights are the copy.
+    """
     output: Bools | Ints | Floats
     """1 if output layer and loss are on it, else 0."""
     extra_layers: Ints | Floats
@@ -70,7 +79,14 @@ class PipelineStage:
     def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
         """The sum over all layers of a quantity that has a value for each kind of layer."""
         counted = zip(self.layers.kinds, of_kinds, strict=True)
-        return sum((count * value for count, value in counted if not (isinstance(count, float) and count == 0.0)), 0.0)
+        return sum(
+            (
+                count * value
+                for count, value in counted
+                if not (isinstance(count, float) and count == 0.0)
+            ),
+            0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +97,23 @@ class Pipeline:
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (the same one if the part is one stage). If these hold less, also the
-    fullest between them: the second, which keeps a micro-batch fewer than the first but may hold a layer more (Llama 3.1 405B
-    at TP 8 and PP 16 needs 6 % more memory there), and the last but one; of layers of two kinds those of
-    `dense_layers.fullest_ranks`."""
+    """The first stage and the one with the output layer (the same one if the part is one stage). If
+    these hold less, also the fullest between them: the second, which keeps a micro-batch fewer than
+    the first but may hold a layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6 % more memory
+    there), and the last but one; of layers of two kinds those of `dense_layers.fullest_ranks`.
+    """
     critical: StageLayers
-    """Layers of the slowest stage: one between the ends, if there is one; of layers of two kinds, the full stage with fewest
-    dense layers."""
+    """Layers of the slowest stage: one between the ends, if there is one; of layers of two kinds,
+    the full stage with fewest dense layers.
+    """
     dense: DenseLayers | None = None
-    """Where a model's dense layers lie if others have experts, on which the slowest stage depends; None for layers of one
-    kind."""
+    """Where a model's dense layers lie if others have experts, on which the slowest stage depends;
+    None for layers of one kind.
+    """
     fewer_first: Floats | Ints = 0
-    """Layers that the first stage has fewer than that; of unlike layers, as many mean ones as take as long."""
+    """Layers that the first stage has fewer than that; of unlike layers, as many mean ones as take
+    as long.
+    """
     fewer_last: Floats | Ints = 0
     """The same for the stage with the output layer."""
     fewer: Floats | Ints = 0
@@ -108,7 +129,9 @@ class Pipeline:
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
-        """The stages with most weights: those between them hold fewer layers or neither end of the model."""
+        """The stages with most weights: those between them hold fewer layers or neither end of the
+        model.
+        """
         return self.stages[:2]
 
     def between(self, c: Candidates) -> Bools:
@@ -123,13 +146,15 @@ _pipelines: Shared[Pipeline] = Shared()
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     """The stages of the whole pipeline, with L/p layers each.
 
-    If p v does not divide L, some hold fewer, the ends first (`domain.pipeline_layout`); those between count as full. If the
-    framework balances blocks, stages are filled by weight.
+    If p v does not divide L, some hold fewer, the ends first (`domain.pipeline_layout`); those
+    between count as full. If the framework balances blocks, stages are filled by weight.
     """
     if not c.is_alone:
         return _whole_pipeline(case, c)
     sizes = (c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.pipeline_schedule)
-    return _pipelines.get((case.model,), (case.workload.framework, *sizes), lambda: _whole_pipeline(case, c))
+    return _pipelines.get(
+        (case.model,), (case.workload.framework, *sizes), lambda: _whole_pipeline(case, c)
+    )
 
 
 def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
@@ -143,18 +168,28 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     on_ends = stage_layers(**split, late=framework.late_layers)
     if c.names_schedules:  # in a V the first and the last chunks lie on the same ranks
         on_v_ends = v_stage_layers(**split)
-        on_ends = tuple(where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True))
+        on_ends = tuple(
+            where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True)
+        )
     first_layers, last_layers, each = on_ends
-    fewer_first, fewer_last, fewer = each - first_layers, each - last_layers, p * each - model.total_layers
+    fewer_first, fewer_last, fewer = (
+        each - first_layers,
+        each - last_layers,
+        p * each - model.total_layers,
+    )
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
     on_v = depths * c.is_v if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
     dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
     first, last = (
         _of_kinds(model, count, dense=leading)
-        for count, leading in zip(counts, (dense.first, dense.last) if dense else (0, 0), strict=True)
+        for count, leading in zip(
+            counts, (dense.first, dense.last) if dense else (0, 0), strict=True
+        )
     )
-    fewest = 0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
+    fewest = (
+        0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
+    )
     stages: tuple[PipelineStage, ...] = whole_ends(model, c, (first, last))
     if anywhere(((fewer_first > 0) | (dense is not None)) & (p > 2) & (c.pipeline_schedule != ZBV)):
         stages = (*stages, *_between_ends(model, c, each, dense=dense))
@@ -169,11 +204,15 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     )
 
 
-def _between_ends(model: ModelSpec, c: Candidates, each: Floats, *, dense: DenseLayers | None) -> tuple[PipelineStage, ...]:
+def _between_ends(
+    model: ModelSpec, c: Candidates, each: Floats, *, dense: DenseLayers | None
+) -> tuple[PipelineStage, ...]:
     """The fullest stages between the ends, with `each` layers."""
     if dense is None:
         middle = maximum(c.pipeline_parallel_size - 2, 1)
-        return pipeline_part(model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each).stages
+        return pipeline_part(
+            model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each
+        ).stages
     return tuple(
         PipelineStage(
             rank=stage.rank,
@@ -203,24 +242,33 @@ def pipeline_part(
 ) -> Pipeline:
     """Neighbouring stages of a pipeline, with `layers` layers each.
 
-    `dense` of them have no experts; None: the leading ones of the model after `layers_before` others. `embedding` and `output`
-    tell whether the part begins and ends the model.
+    `dense` of them have no experts; None: the leading ones of the model after `layers_before`
+    others. `embedding` and `output` tell whether the part begins and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
     kinds = None
     if has_both_kinds(model):
         left = maximum(model.num_hidden_layers - model.moe_layers - layers_before, 0)
-        on_first, on_last = (minimum(maximum(left - place * layers, 0), layers) for place in (0, stages - 1))
+        on_first, on_last = (
+            minimum(maximum(left - place * layers, 0), layers) for place in (0, stages - 1)
+        )
         if dense is not None:
             on_first = on_last = left = dense
         kinds = DenseLayers(
-            first=on_first, last=on_last, between=False, full=layers, most=on_first, fewest=on_last,
+            first=on_first,
+            last=on_last,
+            between=False,
+            full=layers,
+            most=on_first,
+            fewest=on_last,
             total=minimum(left, stages * layers),
-        )  # fmt: skip
+        )
     first, last = (
         _of_kinds(model, layers + extra, dense=leading)
-        for extra, leading in zip((alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True)
+        for extra, leading in zip(
+            (alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True
+        )
     )
     return Pipeline(
         stages=_ends(
@@ -241,15 +289,19 @@ def pipeline_part(
 
 
 def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
-    """The layers of the mirrored stage, which DualPipe keeps as well; None under other schedules."""
+    """The layers of the mirrored stage, which DualPipe keeps as well; None under other
+    schedules.
+    """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return None
-    return StageLayers(count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share)
+    return StageLayers(
+        count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share
+    )
 
 
 def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
-    """`count` layers, those of multi-token prediction included, of which `dense` have no experts though others of the model
-    have.
+    """`count` layers, those of multi-token prediction included, of which `dense` have no experts
+    though others of the model have.
     """
     if not model.num_experts:
         return StageLayers(count=count)
@@ -257,12 +309,16 @@ def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
 
 
 def whole_ends(
-    model: ModelSpec, c: Candidates, layers: tuple[StageLayers, StageLayers], *, output_from_end: Ints = 0
+    model: ModelSpec,
+    c: Candidates,
+    layers: tuple[StageLayers, StageLayers],
+    *,
+    output_from_end: Ints = 0,
 ) -> tuple[PipelineStage, PipelineStage]:
     """The stage with the embedding and the one with the output layer.
 
-    Without a pipeline they are the same; in a folded pipeline both ends of the model are on the first rank, in DualPipe also on
-    the last.
+    Without a pipeline they are the same; in a folded pipeline both ends of the model are on the
+    first rank, in DualPipe also on the last.
     """
     p = c.pipeline_parallel_size
     alone: Bools = p == 1
@@ -271,7 +327,9 @@ def whole_ends(
     if c.names_schedules:
         embedding = (True, alone | (c.pipeline_schedule == DUALPIPE))
         output = (alone | c.is_folded, c.is_v ^ True)
-    return _ends(model, c, layers, ranks=(0, p - 1 - output_from_end), embedding=embedding, output=output)
+    return _ends(
+        model, c, layers, ranks=(0, p - 1 - output_from_end), embedding=embedding, output=output
+    )
 
 
 def _ends(

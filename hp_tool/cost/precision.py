@@ -1,8 +1,10 @@
-"""Bytes of number formats: of matmul inputs, and below 16 bits of stored weights, scaling factors and casts.
+"""Bytes of number formats: of matmul inputs, and below 16 bits of stored weights, scaling factors
+and casts.
 
-Recipes as Transformer Engine runs them under Megatron Core: every linear layer of a transformer layer quantises its input,
-weight and output gradient; attention's core, norms, router and adapters stay in 16 bits. So does the output layer, whose
-time is nevertheless counted at the rate of `precision`, as in the fits of the constants.
+Recipes as Transformer Engine runs them under Megatron Core: every linear layer of a transformer
+layer quantises its input, weight and output gradient; attention's core, norms, router and adapters
+stay in 16 bits. So does the output layer, whose time is nevertheless counted at the rate of
+`precision`, as in the fits of the constants.
 """
 
 from collections.abc import Iterable
@@ -11,36 +13,66 @@ from hp_tool.cost.arrays import Floats
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
 
-ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+ELEMENT_BYTES: dict[Precision, float] = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp32": 4.0,
+    "fp8": 1.0,
+    "mxfp8": 1.0,
+    "nvfp4": 0.5,
+}
 """Bytes per element of a matmul input."""
-QUANTIZED_BYTES: dict[Precision, float] = {"fp8": 1.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
-"""Bytes per element with its share of the scaling factors: one per tensor, a byte per 32 elements, a byte per 16."""
-FROZEN_BYTES: dict[FrozenPrecision, float] = {"bf16": 2.0, "fp8": 1.0, "nf4": 0.5 + (1.0 + 4.0 / 256.0) / 64.0}
-"""nf4: a scale of 8 bits for 64 weights, and an fp32 scale for 256 of those (arXiv 2305.14314 section 3)."""
+QUANTIZED_BYTES: dict[Precision, float] = {
+    "fp8": 1.0,
+    "mxfp8": 1.0 + 1.0 / 32.0,
+    "nvfp4": 0.5 + 1.0 / 16.0,
+}
+"""Bytes per element with its share of the scaling factors: one per tensor, a byte per 32 elements,
+a byte per 16.
+"""
+FROZEN_BYTES: dict[FrozenPrecision, float] = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "nf4": 0.5 + (1.0 + 4.0 / 256.0) / 64.0,
+}
+"""nf4: a scale of 8 bits for 64 weights, and an fp32 scale for 256 of those (arXiv 2305.14314
+section 3).
+"""
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
 """fp8_recipe blockwise: an fp32 scale per 128 elements."""
 
 
 def quantized_bytes(workload: TrainingWorkload) -> float:
     """Bytes per quantised element, scaling factors included. Only for precisions below 16 bits."""
-    blocks = FP8_BLOCK_SCALE_BYTES if workload.precision == "fp8" and workload.fp8_recipe == "blockwise" else 0.0
+    blocks = (
+        FP8_BLOCK_SCALE_BYTES
+        if workload.precision == "fp8" and workload.fp8_recipe == "blockwise"
+        else 0.0
+    )
     return QUANTIZED_BYTES[workload.precision] + blocks
 
 
 def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
-    """Quantised copies that matmuls need of a weight kept in 8 bits: by rows and by columns, which block scales tell apart.
+    """Quantised copies that matmuls need of a weight kept in 8 bits: by rows and by columns, which
+    block scales tell apart.
 
-    With one scale a tensor one copy serves both where tensor cores take 8-bit operands in either layout, as Blackwell's do that
-    brought mxfp8 (Transformer Engine, is_non_tn_fp8_gemm_supported).
+    With one scale a tensor one copy serves both where tensor cores take 8-bit operands in either
+    layout, as Blackwell's do that brought mxfp8 (Transformer Engine, is_non_tn_fp8_gemm_supported).
     """
     whole = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
     return 1.0 if whole and "mxfp8" in gpu.peak_flops_per_second else 2.0
 
 
 def frozen_bytes(workload: TrainingWorkload) -> float:
-    """Bytes per element of a frozen weight matrix. In 8 bits with one scale a tensor its columns are made when needed."""
+    """Bytes per element of a frozen weight matrix. In 8 bits with one scale a tensor its columns
+    are made when needed.
+    """
     assert workload.frozen_precision is not None
-    if workload.frozen_precision == "fp8" and is_narrow(workload) and quantized_bytes(workload) > 1.0:
+    if (
+        workload.frozen_precision == "fp8"
+        and is_narrow(workload)
+        and quantized_bytes(workload) > 1.0
+    ):
         return 2.0 * quantized_bytes(workload)
     return FROZEN_BYTES[workload.frozen_precision]
 
@@ -55,14 +87,18 @@ def wide_precision(workload: TrainingWorkload) -> Precision:
     return "bf16" if is_narrow(workload) else workload.precision
 
 
-def cast_traffic(workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """(forward, backward) bytes per token that quantising moves around matmuls of these (output, input) widths.
+def cast_traffic(
+    workload: TrainingWorkload, matrices: Iterable[tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """(forward, backward) bytes per token that quantising moves around matmuls of these (output,
+    input) widths.
 
-    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as columns; backward the same for
-    each output's gradient; frozen weights (LoRA) need no columns. A scale computed from the tensor itself, with fp8_recipe
-    tensorwise and at nvfp4's second level, reads it once more for its largest magnitude; delayed scales come from earlier
-    steps, block scales from the block being cast. nvfp4's Hadamard transforms and random rounding need no additional traffic. 0
-    for 16 bits and above.
+    Each input is read in 16 bits and written quantised as rows and, for the weight gradient, as
+    columns; backward the same for each output's gradient; frozen weights (LoRA) need no columns. A
+    scale computed from the tensor itself, with fp8_recipe tensorwise and at nvfp4's second level,
+    reads it once more for its largest magnitude; delayed scales come from earlier steps, block
+    scales from the block being cast. nvfp4's Hadamard transforms and random rounding need no
+    additional traffic. 0 for 16 bits and above.
     """
     if not is_narrow(workload):
         return 0.0, 0.0

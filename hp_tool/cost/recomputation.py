@@ -1,4 +1,5 @@
-"""Recomputation: bytes that a model chunk keeps, bytes restored at a time, and seconds that run again.
+"""Recomputation: bytes that a model chunk keeps, bytes restored at a time, and seconds that run
+again.
 
 Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
 """
@@ -21,7 +22,13 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, query_heads, shared_expert_matrices
+from hp_tool.cost.matrices import (
+    attention_matrices,
+    kv_heads,
+    mlp_matrices,
+    query_heads,
+    shared_expert_matrices,
+)
 from hp_tool.cost.matrix import Matrix, entries, shapes
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import active_expert_matrices
@@ -30,10 +37,11 @@ from hp_tool.domain.model import ModelSpec
 
 
 def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes that one model chunk of `layers` layers keeps for one micro-batch under the candidate's recomputation.
+    """Bytes that one model chunk of `layers` layers keeps for one micro-batch under the candidate's
+    recomputation.
 
-    full uniform: one layer input for every recompute_num_layers layers; full block: the first recompute_num_layers layers keep
-    their input, the others everything.
+    full uniform: one layer input for every recompute_num_layers layers; full block: the first
+    recompute_num_layers layers keep their input, the others everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
@@ -46,8 +54,8 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Bytes that recomputation restores at a time: one attention core, the modules of one block, or the layers of one
-    checkpoint.
+    """Bytes that recomputation restores at a time: one attention core, the modules of one block, or
+    the layers of one checkpoint.
 
     If weight gradients follow the input gradients of the chunk, all its `layers` are restored.
     """
@@ -55,7 +63,9 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
     core: Floats = (method == SELECTIVE) * layer.repeated
     if not candidates.recomputes_layers:
         return core
-    at_once: Floats = where(method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK)
+    at_once: Floats = where(
+        method == FULL_UNIFORM, maximum(candidates.recompute_num_layers, 1), method == FULL_BLOCK
+    )
     if candidates.names_schedules:
         at_once = where(candidates.splits_backward & (method >= FULL_UNIFORM), layers, at_once)
     return core + at_once * layer.saved
@@ -70,21 +80,25 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
     return where(method == FULL_BLOCK, blocked, method == FULL_UNIFORM)
 
 
-def recomputed_seconds(candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats) -> Floats:
+def recomputed_seconds(
+    candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats
+) -> Floats:
     """Seconds per layer and micro-batch that run again, the mean of a stage's layers.
 
-    The share `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which takes `forward` with its
-    communication; selective recomputation repeats `repeated`.
+    The share `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
+    takes `forward` with its communication; selective recomputation repeats `repeated`.
     """
     selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
     return whole * forward + selective
 
 
-# Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to run it again.
+# Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to
+# run it again.
 #
-# core_attn, mlp, moe and shared_experts are checkpointed: inputs are kept, inner tensors are not. layernorm, moe_act
-# and mla_up_proj discard their outputs, which their consumers would keep, until the backward pass needs them. Sources:
-# transformer_config.py, transformer_layer.py, moe/ and multi_latent_attention.py of Megatron Core 0.16.
+# core_attn, mlp, moe and shared_experts are checkpointed: inputs are kept, inner tensors are not.
+# layernorm, moe_act and mla_up_proj discard their outputs, which their consumers would keep, until
+# the backward pass needs them. Sources: transformer_config.py, transformer_layer.py, moe/ and
+# multi_latent_attention.py of Megatron Core 0.16.
 
 
 def layer_axes(c: Candidates) -> tuple[str, ...]:
@@ -95,14 +109,19 @@ def layer_axes(c: Candidates) -> tuple[str, ...]:
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     """Bytes of one block that its recomputed modules do not keep.
 
-    A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy; it keeps nothing if the
-    norm before it discards its output.
+    A checkpointed MLP keeps its input in 16 bits, where the matmul inside would keep a narrow copy;
+    it keeps nothing if the norm before it discards its output.
     """
     modules = c.recompute_modules
     norm, mlp = _has(modules, LAYERNORM), _has(modules, MLP)
-    parts = _has(modules, MOE_ACT) * block.expert_activations + _has(modules, SHARED_EXPERTS) * block.shared_experts
+    parts = (
+        _has(modules, MOE_ACT) * block.expert_activations
+        + _has(modules, SHARED_EXPERTS) * block.shared_experts
+    )
     experts = where(modules & MOE, block.moe, parts)
-    wider_input = where(block.mlp > 0.0, 1.0, 0.0) * (s.e - s.saved_input) * s.tokens * s.h / s.shards
+    wider_input = (
+        where(block.mlp > 0.0, 1.0, 0.0) * (s.e - s.saved_input) * s.tokens * s.h / s.shards
+    )
     return (
         _has(modules, CORE_ATTN) * block.core
         + norm * block.norm_output
@@ -113,21 +132,32 @@ def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
 
 
 def repeated_seconds(
-    *, candidates: Candidates, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
+    *,
+    candidates: Candidates,
+    case: TrainingCase,
+    s: Shapes,
+    attention: BlockTime,
+    second: BlockTime,
+    region: Floats,
 ) -> Floats:
     """Seconds per layer and micro-batch that selective recomputation runs again.
 
-    `second` is the MLP or the experts; `region` the tensor-parallel collectives around one of the layer's two blocks, which a
-    checkpointed MLP repeats too.
+    `second` is the MLP or the experts; `region` the tensor-parallel collectives around one of the
+    layer's two blocks, which a checkpointed MLP repeats too.
     """
     model = case.model
     c, modules = candidates, candidates.recompute_modules
     hidden = s.tokens * s.h / s.shards
     norm = elementwise_seconds(2.0 * s.e * hidden, machine=case, kernels=1.0)
-    # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks' own traffic.
+    # The norm and the residual are outside the module: 5 accesses and a mask, as in the blocks' own
+    # traffic.
     around = elementwise_seconds((5.0 * s.e + s.mask) * hidden, machine=case, kernels=2.0)
     inside = second.matmul + second.elementwise - around + second.expert
-    norms = 2.0 if model.mixer != "none" and model.feed_forward != "none" else 1.0 * bool(model.num_experts)
+    norms = (
+        2.0
+        if model.mixer != "none" and model.feed_forward != "none"
+        else 1.0 * bool(model.num_experts)
+    )
     again = _has(modules, CORE_ATTN) * attention.core + _has(modules, LAYERNORM) * norms * norm
     if model.kv_lora_rank is not None and model.mixer == "attention":
         again = again + _has(modules, MLA_UP_PROJ) * _up_projection_seconds(case, s)
@@ -137,7 +167,9 @@ def repeated_seconds(
         again = again + _has(modules, MLP) * (inside + region)
         if anywhere(modules == PER_OP):
             again = where(
-                modules == PER_OP, per_op_seconds(case=case, s=s, attention=attention, second=second, region=region), again
+                modules == PER_OP,
+                per_op_seconds(case=case, s=s, attention=attention, second=second, region=region),
+                again,
             )
         return again
     shared, activation = _expert_seconds(case, c, s)
@@ -148,10 +180,16 @@ def repeated_seconds(
 
 
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
-    """Forward FLOPs per token that the modules of one candidate run again; `attention` are the cores' FLOPs."""
+    """Forward FLOPs per token that the modules of one candidate run again; `attention` are the
+    cores' FLOPs.
+    """
     modules = c.recompute_modules
     if modules == PER_OP:
-        return 2.0 * (model.num_hidden_layers + model.num_nextn_predict_layers) * per_op_matrices(model)
+        return (
+            2.0
+            * (model.num_hidden_layers + model.num_nextn_predict_layers)
+            * per_op_matrices(model)
+        )
     layers = model.num_hidden_layers + model.num_nextn_predict_layers
     sparse = model.moe_layers + (model.num_nextn_predict_layers if model.num_experts else 0)
     repeated = 0.0
@@ -174,7 +212,9 @@ def _has(modules: Ints, bit: int) -> Ints:
 def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
     """Latent attention's matrices for queries, unrotated keys, and values."""
     modules = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
-    return [matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules]
+    return [
+        matrix for matrix in attention_matrices(model, tensor=tensor) if matrix.module in modules
+    ]
 
 
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
@@ -201,28 +241,39 @@ def _expert_seconds(case: TrainingCase, c: Candidates, s: Shapes) -> tuple[Float
 
 # torchtitan's selective recomputation per operation (recompute per_op) of a Llama block.
 #
-# It keeps the block's input and the outputs of attention, of every second matmul (queries, values, the MLP's gate and down
-# projection) and of reduce-scatters; all else, including gathers of tensor parallelism, runs again before the backward pass.
-# Source: torchtitan 0.2, distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
+# It keeps the block's input and the outputs of attention, of every second matmul (queries, values,
+# the MLP's gate and down projection) and of reduce-scatters; all else, including gathers of tensor
+# parallelism, runs again before the backward pass. Source: torchtitan 0.2,
+# distributed/activation_checkpoint.py (_apply_op_sac) and models/llama3/infra/parallelize.py.
 
 
 def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
-    """Bytes per layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the fp32 log-sum-exp.
+    """Bytes per layer and micro-batch: e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) + the
+    fp32 log-sum-exp.
 
-    The rank has a query and k key/value heads of width d and an MLP of width f; the layer's input is divided over the r ranks
-    of SP. The down projection's output is kept whole, before its reduce-scatter; those of the two reduce-scatters are divided.
+    The rank has a query and k key/value heads of width d and an MLP of width f; the layer's input
+    is divided over the r ranks of SP. The down projection's output is kept whole, before its
+    reduce-scatter; those of the two reduce-scatters are divided.
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)
-    width = s.h / s.shards + (2.0 * heads + kv_heads) * model.head_size + hidden + s.h + s.sharded * 2.0 * s.h / s.t
+    width = (
+        s.h / s.shards
+        + (2.0 * heads + kv_heads) * model.head_size
+        + hidden
+        + s.h
+        + s.sharded * 2.0 * s.h / s.t
+    )
     return s.e * s.tokens * width + core_bytes(workload=case.workload, s=s, heads=heads)
 
 
-def per_op_seconds(*, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats) -> Floats:
+def per_op_seconds(
+    *, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
+) -> Floats:
     """Seconds per layer and micro-batch that per_op runs again.
 
-    The matmuls for keys, the output projection and the MLP's other half, all elementwise kernels, and one of the two
-    collectives around each block (`region` is both of one block).
+    The matmuls for keys, the output projection and the MLP's other half, all elementwise kernels,
+    and one of the two collectives around each block (`region` is both of one block).
     """
     model = case.model
     heads, kv_heads, hidden = _on_rank(model, s)

@@ -8,20 +8,39 @@ from hp_tool.domain.model import ModelSpec
 
 
 def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Projections of delta rules (arXiv 2412.06464, 2510.26692) and state spaces (arXiv 2312.00752, 2405.21060)."""
+    """Projections of delta rules (arXiv 2412.06464, 2510.26692) and state spaces (arXiv 2312.00752,
+    2405.21060).
+    """
     h, t = float(model.hidden_size), tensor
     inner = recurrent_width(model) / t
-    output = Matrix(module="out_proj", outputs=(h,), inputs=inner, source="core", division="row", ranks=t)
+    output = Matrix(
+        module="out_proj", outputs=(h,), inputs=inner, source="core", division="row", ranks=t
+    )
     read = functools.partial(column, inputs=h, source="attention_input", ranks=t)
     if model.mixer == "mamba":
         rank, state = float(model.mamba_dt_rank or 0), float(model.ssm_state_size or 0)
-        steps = Matrix(module="x_proj", outputs=(rank + 2.0 * state,), inputs=inner, source="conv", division="row", ranks=t)
-        return [read("in_proj", (inner, inner)), steps, column("dt_proj", (inner,), rank, source="dt", ranks=t), output]
+        steps = Matrix(
+            module="x_proj",
+            outputs=(rank + 2.0 * state,),
+            inputs=inner,
+            source="conv",
+            division="row",
+            ranks=t,
+        )
+        return [
+            read("in_proj", (inner, inner)),
+            steps,
+            column("dt_proj", (inner,), rank, source="dt", ranks=t),
+            output,
+        ]
     if model.mixer == "mamba2":
         groups, heads = state_groups(model, t), (model.mamba_num_heads or 0) / t
         width = groups * float(model.ssm_state_size or 0)
         return [read("in_proj", (inner, inner, width, width, heads)), output]
-    keys, heads = key_heads(model) * float(model.linear_key_head_dim or 0) / t, value_heads(model) / t
+    keys, heads = (
+        key_heads(model) * float(model.linear_key_head_dim or 0) / t,
+        value_heads(model) / t,
+    )
     if model.mixer == "gated_delta":
         return [read("in_proj", (keys, keys, inner, inner, heads, heads)), output]
     head = float(model.linear_key_head_dim or 0)  # the width through which gates of low rank go
@@ -45,7 +64,9 @@ def recurrent_width(model: ModelSpec) -> float:
         case "mamba2":
             return float((model.mamba_num_heads or 0) * (model.mamba_head_dim or 0))
         case _:
-            return float(value_heads(model) * (model.linear_value_head_dim or model.linear_key_head_dim or 0))
+            return float(
+                value_heads(model) * (model.linear_value_head_dim or model.linear_key_head_dim or 0)
+            )
 
 
 def key_heads(model: ModelSpec) -> int:
@@ -59,7 +80,9 @@ def value_heads(model: ModelSpec) -> int:
 
 
 def state_groups(model: ModelSpec, tensor: Ints) -> Floats:
-    """Groups of Mamba 2's input and output matrices on one rank; with fewer groups than ranks each keeps one."""
+    """Groups of Mamba 2's input and output matrices on one rank; with fewer groups than ranks each
+    keeps one.
+    """
     return maximum(model.mamba_n_groups / tensor, 1.0)
 
 
@@ -76,7 +99,9 @@ def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Numbers of a sequence's recurrent state and convolution in one layer on one rank; 0 for attention."""
+    """Numbers of a sequence's recurrent state and convolution in one layer on one rank; 0 for
+    attention.
+    """
     if not model.is_recurrent:
         return 0.0 * tensor
     if model.mixer in ("mamba", "mamba2"):
@@ -91,17 +116,29 @@ def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
     inner = recurrent_width(model) / t
     channels = convolved_width(model, t)
     match model.mixer:
-        case "mamba":  # A for each channel and number of its state, D and the steps' bias for each channel
+        case (
+            "mamba"
+        ):  # A for each channel and number of its state, D and the steps' bias for each channel
             state = float(model.ssm_state_size or 0)
             kernel, own = model.mamba_conv_kernel, inner * (state + 2.0)
-            own = own + (float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0)
+            own = own + (
+                float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0
+            )
         case "mamba2":  # A, D and the steps' bias for each head, the gated norm
             kernel, own = model.mamba_conv_kernel, 3.0 * (model.mamba_num_heads or 0) / t + inner
         case "gated_delta":  # A and the steps' bias for each head, the gated norm of a head
-            kernel, own = model.linear_conv_kernel_dim, 2.0 * value_heads(model) / t + float(_value_head(model))
-        case _:  # A for each head, the steps' bias for each channel of a key, the gated norm of a head
+            kernel, own = (
+                model.linear_conv_kernel_dim,
+                2.0 * value_heads(model) / t + float(_value_head(model)),
+            )
+        case (
+            _
+        ):  # A for each head, the steps' bias for each channel of a key, the gated norm of a head
             keys = key_heads(model) * float(model.linear_key_head_dim or 0) / t
-            kernel, own = model.linear_conv_kernel_dim, key_heads(model) / t + keys + float(_value_head(model))
+            kernel, own = (
+                model.linear_conv_kernel_dim,
+                key_heads(model) / t + keys + float(_value_head(model)),
+            )
     biases = channels if model.mixer in ("mamba", "mamba2") and model.mamba_conv_bias else 0.0
     return kernel * channels + biases + own
 

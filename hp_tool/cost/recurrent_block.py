@@ -1,7 +1,9 @@
-"""The block of a recurrent mixer in training: delta rules and state spaces, with their projections, convolution and norm.
+"""The block of a recurrent mixer in training: delta rules and state spaces, with their projections,
+convolution and norm.
 
-A rank has the heads of its tensor-parallel place and, under context parallelism, runs a c-th of them over the whole sequence:
-all-to-alls before and after change sequence shards to head shards (Megatron Core, ssm/mamba_context_parallel.py).
+A rank has the heads of its tensor-parallel place and, under context parallelism, runs a c-th of
+them over the whole sequence: all-to-alls before and after change sequence shards to head shards
+(Megatron Core, ssm/mamba_context_parallel.py).
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere
@@ -11,7 +13,13 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import all_to_all_seconds, dense_group
 from hp_tool.cost.precision import cast_traffic
-from hp_tool.cost.recurrent import key_heads, recurrent_matrices, recurrent_width, state_groups, value_heads
+from hp_tool.cost.recurrent import (
+    key_heads,
+    recurrent_matrices,
+    recurrent_width,
+    state_groups,
+    value_heads,
+)
 from hp_tool.cost.roofline import elementwise_seconds, peak_flops, weight_matmuls
 from hp_tool.cost.scans import (
     DELTA_CHUNK,
@@ -26,22 +34,29 @@ from hp_tool.cost.scans import (
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
-"""Elementwise kernels, copies and the scan's own: of a chunk's sums, its states, their passing on and its outputs."""
+"""Elementwise kernels, copies and the scan's own: of a chunk's sums, its states, their passing on
+and its outputs.
+"""
 BACKWARD = 3.0
-"""The scan's backward pass over its forward pass: gradients take twice the work, and both sources form the states of chunks
-again first (mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py). Nobody timed it."""
+"""The scan's backward pass over its forward pass: gradients take twice the work, and both sources
+form the states of chunks again first (mamba_ssm 2.3, ssd_combined.py; fla 0.6,
+gated_delta_rule/chunk.py). Nobody timed it.
+"""
 
 
 def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Activation bytes of the block: norm input and matmul input (whole, or sharded by sequence parallelism), what the
-    convolution, the scan and the gated norm keep (`kept_numbers`, `kept_wide`), and the output projection's input, by heads.
+    """Activation bytes of the block: norm input and matmul input (whole, or sharded by sequence
+    parallelism), what the convolution, the scan and the gated norm keep (`kept_numbers`,
+    `kept_wide`), and the output projection's input, by heads.
 
     Recomputation of the attention core drops nothing here.
     """
     model = case.model
     inner = recurrent_width(model) / s.t
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    kept = s.e * kept_numbers(model, s.t, candidates.context_parallel_size) + STATE_BYTES * kept_wide(model, s.t)
+    kept = s.e * kept_numbers(
+        model, s.t, candidates.context_parallel_size
+    ) + STATE_BYTES * kept_wide(model, s.t)
     projected = recurrent_matrices(model, tensor=s.t)[0].rows
     return BlockBytes(
         saved=replicated + s.tokens * (kept + s.saved_input * inner),
@@ -51,13 +66,15 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
 
 def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
-    """Numbers of a token in 16 bits that the block keeps between its projections, on one of t ranks.
+    """Numbers of a token in 16 bits that the block keeps between its projections, on one of t
+    ranks.
 
-    Mamba 2: the input projection's output, and the scan's before and after its gate (MambaSplitConv1dScanCombinedFn); groups
-    fewer than ranks are copied. Mamba: the projections' outputs, and the scan's (MambaInnerFn). Delta rules: the convolution's
-    input, queries and keys after their norms and, where several value heads share one, once for each, values, gate, the scan's
-    output, and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction, ChunkKDAFunction); Kimi's also its decays and a row
-    of the chunk's scores.
+    Mamba 2: the input projection's output, and the scan's before and after its gate
+    (MambaSplitConv1dScanCombinedFn); groups fewer than ranks are copied. Mamba: the projections'
+    outputs, and the scan's (MambaInnerFn). Delta rules: the convolution's input, queries and keys
+    after their norms and, where several value heads share one, once for each, values, gate, the
+    scan's output, and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction,
+    ChunkKDAFunction); Kimi's also its decays and a row of the chunk's scores.
     """
     inner = recurrent_width(model) / t
     if model.mixer == "mamba":
@@ -73,19 +90,28 @@ def kept_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
 
 
 def kept_wide(model: ModelSpec, t: Ints) -> Floats:
-    """Numbers of a token in 32 bits that the block keeps: a delta rule's summed decays, one a head, or Kimi's one a channel."""
+    """Numbers of a token in 32 bits that the block keeps: a delta rule's summed decays, one a head,
+    or Kimi's one a channel.
+    """
     if model.mixer in ("mamba", "mamba2"):
         return 0.0
-    return key_heads(model) * (model.linear_key_head_dim or 0) / t if model.mixer == "kimi_delta" else value_heads(model) / t
+    return (
+        key_heads(model) * (model.linear_key_head_dim or 0) / t
+        if model.mixer == "kimi_delta"
+        else value_heads(model) / t
+    )
 
 
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block. Convolution and scan take what their timed kernels take over prompts, forward, and `BACKWARD` times
-    that backward; norms and residual as in attention, and what is kept between the projections is written and read once.
+    """Seconds of the block. Convolution and scan take what their timed kernels take over prompts,
+    forward, and `BACKWARD` times that backward; norms and residual as in attention, and what is
+    kept between the projections is written and read once.
     """
     model, workload = case.model, case.workload
     matrices = shapes(recurrent_matrices(model, tensor=s.t))
-    matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
+    matmul, weight_gradient = weight_matmuls(
+        s.tokens, matrices, case=case, precision=workload.precision
+    )
     kernels = mixer_kernels(case=case, candidates=candidates, s=s)
     cast, cast_backward = cast_traffic(workload, matrices)
     passed = 2.0 * s.e * kept_numbers(model, s.t)
@@ -96,15 +122,16 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         matmul=matmul,
         weight_gradient=weight_gradient,
         elementwise=kernels + elementwise_seconds(forward, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=BACKWARD * kernels + elementwise_seconds(backward, machine=case, kernels=KERNELS.backward),
+        elementwise_backward=BACKWARD * kernels
+        + elementwise_seconds(backward, machine=case, kernels=KERNELS.backward),
         context=exchange,
         context_backward=exchange,
     )
 
 
 def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Forward seconds of the short convolution and the scan, over the rows of a micro-batch: by the kernels timed on the die,
-    and of state spaces by the rate that the framework's runs showed.
+    """Forward seconds of the short convolution and the scan, over the rows of a micro-batch: by the
+    kernels timed on the die, and of state spaces by the rate that the framework's runs showed.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
@@ -121,13 +148,16 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Seconds of the all-to-alls of one pass: of what the input projection puts out, and of the scan's output."""
+    """Seconds of the all-to-alls of one pass: of what the input projection puts out, and of the
+    scan's output.
+    """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):
         return 0.0
     ranks = dense_group(candidates, "cp", cluster=case.cluster)
     widths = recurrent_matrices(case.model, tensor=s.t)[0].rows, recurrent_width(case.model) / s.t
     seconds: Floats = sum(
-        all_to_all_seconds(s.tokens * s.e * width * (c - 1.0) / c, machine=case, group=ranks) for width in widths
+        all_to_all_seconds(s.tokens * s.e * width * (c - 1.0) / c, machine=case, group=ranks)
+        for width in widths
     )
     return seconds

@@ -1,20 +1,32 @@
-"""Kernels of recurrent mixers over whole sequences, in chunks of tokens: their work, and their seconds by timed constants."""
+"""Kernels of recurrent mixers over whole sequences, in chunks of tokens: their work, and their
+seconds by timed constants.
+"""
 
 from typing import NamedTuple
 
 from hp_tool.cost.arrays import Floats, Ints, maximum
 from hp_tool.cost.case import Machine
-from hp_tool.cost.recurrent import convolved_width, key_heads, recurrent_width, state_groups, value_heads
+from hp_tool.cost.recurrent import (
+    convolved_width,
+    key_heads,
+    recurrent_width,
+    state_groups,
+    value_heads,
+)
 from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 
 DELTA_CHUNK, STATE_CHUNK = 64.0, 128.0
-"""Tokens of a chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section 7)."""
+"""Tokens of a chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section
+7).
+"""
 NUMBER_BYTES, STATE_BYTES = 2.0, 4.0
 """Of activations, and of recurrent states, which kernels and engines keep in fp32."""
 UNTIMED_PEAK = 0.25
-"""Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta rule's on H100 and B200."""
+"""Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta
+rule's on H100 and B200.
+"""
 
 
 class Work(NamedTuple):
@@ -25,14 +37,20 @@ class Work(NamedTuple):
     """Bytes."""
 
 
-def chunked_seconds(roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float) -> Floats:
+def chunked_seconds(
+    roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
+) -> Floats:
     """Seconds of a kernel over prompts by MixerRoofline's law; its overhead alone for none."""
     a_token = maximum(
         work.flops / (roof.peak_fraction * peak),
         work.traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second),
     )
     p, longest = roof.sharpness, tokens / maximum(prompts, 1.0)
-    terms = (tokens * a_token) ** p + (roof.prompt_rows * prompts * a_token) ** p + (roof.step_s * longest) ** p
+    terms = (
+        (tokens * a_token) ** p
+        + (roof.prompt_rows * prompts * a_token) ** p
+        + (roof.step_s * longest) ** p
+    )
     seconds: Floats = roof.overhead_s + roof.token_s * tokens + terms ** (1.0 / p)
     return seconds
 
@@ -40,11 +58,12 @@ def chunked_seconds(roof: MixerRoofline, work: Work, *, tokens: Floats, prompts:
 def scan_work(model: ModelSpec, t: Ints) -> Work:
     """FLOPs and bytes of the chunked scan for one token on one of t ranks.
 
-    Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), a head of keys of width K and values of width V, in
-    chunks of C: K K^T, Q K^T and the chunk's new keys 6 C K; new values and their attention 4 C V; state read twice and
-    written 6 K V. State spaces (arXiv 2405.21060, section 6): C B^T 2 Q N a group, and a head of width P 2 Q P + 4 N P, chunks
-    of Q; the states between chunks are written, passed on and read in fp32. Mamba's selective scan is taken for that of
-    Mamba 2 with its small state: it has no tensor-core arithmetic, so this is a lower bound.
+    Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), a head of keys of width K
+    and values of width V, in chunks of C: K K^T, Q K^T and the chunk's new keys 6 C K; new values
+    and their attention 4 C V; state read twice and written 6 K V. State spaces (arXiv 2405.21060,
+    section 6): C B^T 2 Q N a group, and a head of width P 2 Q P + 4 N P, chunks of Q; the states
+    between chunks are written, passed on and read in fp32. Mamba's selective scan is taken for that
+    of Mamba 2 with its small state: it has no tensor-core arithmetic, so this is a lower bound.
     """
     inner, channels = recurrent_width(model) / t, convolved_width(model, t)
     moved = NUMBER_BYTES * (channels + inner)
@@ -52,21 +71,31 @@ def scan_work(model: ModelSpec, t: Ints) -> Work:
         state, groups = float(model.ssm_state_size or 0), state_groups(model, t)
         flops = 2.0 * STATE_CHUNK * state * groups + inner * (2.0 * STATE_CHUNK + 4.0 * state)
         return Work(flops, moved + 4.0 * STATE_BYTES * state * inner / STATE_CHUNK)
-    heads, key, value = value_heads(model) / t, float(model.linear_key_head_dim or 0), inner * t / value_heads(model)
+    heads, key, value = (
+        value_heads(model) / t,
+        float(model.linear_key_head_dim or 0),
+        inner * t / value_heads(model),
+    )
     decays = key_heads(model) * key / t if model.mixer == "kimi_delta" else heads
     flops = heads * (DELTA_CHUNK * (6.0 * key + 4.0 * value) + 6.0 * key * value)
     return Work(flops, moved + STATE_BYTES * decays)
 
 
 def convolution_work(model: ModelSpec, t: Ints) -> Work:
-    """FLOPs and bytes of the short convolution for one token of a prompt on one of t ranks: channels read and written."""
+    """FLOPs and bytes of the short convolution for one token of a prompt on one of t ranks:
+    channels read and written.
+    """
     channels = convolved_width(model, t)
     return Work(2.0 * convolution_kernel(model) * channels, 2.0 * NUMBER_BYTES * channels)
 
 
 def convolution_kernel(model: ModelSpec) -> int:
     """Tokens that the short convolution of a recurrent mixer sees."""
-    return model.mamba_conv_kernel if model.mixer in ("mamba", "mamba2") else model.linear_conv_kernel_dim
+    return (
+        model.mamba_conv_kernel
+        if model.mixer in ("mamba", "mamba2")
+        else model.linear_conv_kernel_dim
+    )
 
 
 def index_flops(model: ModelSpec) -> float:
@@ -75,13 +104,17 @@ def index_flops(model: ModelSpec) -> float:
 
 
 def kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
-    """Constants of a kernel of the model's mixer on a die; where nobody timed any near it, a usual share of its peak, and the
-    bandwidth and launches of elementwise kernels.
+    """Constants of a kernel of the model's mixer on a die; where nobody timed any near it, a usual
+    share of its peak, and the bandwidth and launches of elementwise kernels.
     """
     gpu = machine.profile.gpu
     if gpu.mixers is not None:
         return gpu.mixers[family(model)][name]
-    return MixerRoofline(peak_fraction=UNTIMED_PEAK, bandwidth_fraction=gpu.memory_fraction, overhead_s=gpu.kernel_overhead_s)
+    return MixerRoofline(
+        peak_fraction=UNTIMED_PEAK,
+        bandwidth_fraction=gpu.memory_fraction,
+        overhead_s=gpu.kernel_overhead_s,
+    )
 
 
 def family(model: ModelSpec) -> str:
@@ -91,4 +124,6 @@ def family(model: ModelSpec) -> str:
 
 def wide_precision(gpu: GpuSpec) -> Precision:
     """Precision of arithmetic that no format of weights narrows."""
-    return "fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
+    return (
+        "fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
+    )

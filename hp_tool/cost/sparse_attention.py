@@ -1,4 +1,6 @@
-"""Attention over chosen keys in training: an indexer scores all keys before a token, the core sees the best `index_topk`."""
+"""Attention over chosen keys in training: an indexer scores all keys before a token, the core sees
+the best `index_topk`.
+"""
 
 from hp_tool.cost.arrays import Floats
 from hp_tool.cost.block import Shapes, seen_keys
@@ -15,12 +17,15 @@ PLACE_BYTES = 4.0
 TIMED_PLACES = 2048.0
 """`index_topk` of the models whose modules of sparse attention were timed."""
 INDEX_BACKWARD, CORE_BACKWARD = 2.0, 2.5
-"""Backward over forward: twice the work of the indexer, whose loss follows the core's scores; five matmuls of the core against
-two. Nobody timed them."""
+"""Backward over forward: twice the work of the indexer, whose loss follows the core's scores; five
+matmuls of the core against two. Nobody timed them.
+"""
 
 
 def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
-    """Activation bytes of the indexer, whole on every rank: its queries, key and weights, and the places of the chosen keys."""
+    """Activation bytes of the indexer, whole on every rank: its queries, key and weights, and the
+    places of the chosen keys.
+    """
     if model.index_topk is None:
         return 0.0
     heads, width = float(model.index_n_heads or 0), float(model.index_head_dim or 0)
@@ -29,11 +34,11 @@ def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
 
 
 def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Floats]:
-    """(forward, backward) seconds of index scores with their top-k and of attention over the chosen keys, by the kernels timed
-    over prompts.
+    """(forward, backward) seconds of index scores with their top-k and of attention over the chosen
+    keys, by the kernels timed over prompts.
 
-    A token scores half of the sequence on average, and attends to min(i, k) keys at place i; latent keys in the latent space.
-    Going through the places of all k takes a token's time.
+    A token scores half of the sequence on average, and attends to min(i, k) keys at place i; latent
+    keys in the latent space. Going through the places of all k takes a token's time.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, length, most = (
@@ -45,8 +50,12 @@ def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Float
     if has_indexer(model):
         pairs = s.tokens * 0.5 * length
         roof = kernel(case, model, "index")
-        index = additive_seconds(pairs * index_flops(model), pairs * 2.0 * SCORE_BYTES, roof, gpu=gpu, peak=peak)
+        index = additive_seconds(
+            pairs * index_flops(model), pairs * 2.0 * SCORE_BYTES, roof, gpu=gpu, peak=peak
+        )
     roof = kernel(case, model, "attention")
     flops = s.tokens * 0.5 * seen_keys(most, length) * attention_flops(model, s.t, decoding=True)
-    core = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * s.tokens * (most / TIMED_PLACES)
+    core = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * s.tokens * (
+        most / TIMED_PLACES
+    )
     return index + core, INDEX_BACKWARD * index + CORE_BACKWARD * core

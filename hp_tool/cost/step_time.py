@@ -1,4 +1,6 @@
-"""Step time: the critical stage, the bubble, transfers between stages, and what data parallelism and the optimizer add."""
+"""Step time: the critical stage, the bubble, transfers between stages, and what data parallelism
+and the optimizer add.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ from hp_tool.domain.workload import TrainingWorkload
 
 def micro_batches(candidates: Candidates, *, workload: TrainingWorkload) -> Floats:
     """m = B / (d b): micro-batches that each replica runs in one step; fractional if illegal."""
-    return workload.global_batch_size / (candidates.data_parallel_size * candidates.micro_batch_size)
+    return workload.global_batch_size / (
+        candidates.data_parallel_size * candidates.micro_batch_size
+    )
 
 
 def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Seconds to send one micro-batch's activations to the next stage: each tensor-parallel rank sends its share, e T h / t.
+    """Seconds to send one micro-batch's activations to the next stage: each tensor-parallel rank
+    sends its share, e T h / t.
 
-    This is Megatron's scatter-gather (arXiv 2104.04473 section 4.1); with SP activations are already sharded. If one NVLink
-    domain does not hold all stages, some neighbours are in different domains, and the slowest decide.
+    This is Megatron's scatter-gather (arXiv 2104.04473 section 4.1); with SP activations are
+    already sharded. If one NVLink domain does not hold all stages, some neighbours are in different
+    domains, and the slowest decide.
     """
     cluster, workload = case.cluster, case.workload
     c = candidates
@@ -72,11 +78,12 @@ def time_parts(
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
-    """Exposed seconds of a step by TIME_PARTS: the slowest stage runs m micro-batches, then waits for the others to fill and
-    drain.
+    """Exposed seconds of a step by TIME_PARTS: the slowest stage runs m micro-batches, then waits
+    for the others to fill and drain.
 
-    `layers` are as in `critical_stage`; `offloaded` the bytes that a micro-batch on it sends to the host. Transfers between
-    stages count twice: once for each micro-batch, as far as they are not hidden, and for the first one both ways.
+    `layers` are as in `critical_stage`; `offloaded` the bytes that a micro-batch on it sends to the
+    host. Transfers between stages count twice: once for each micro-batch, as far as they are not
+    hidden, and for the first one both ways.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -96,7 +103,10 @@ def time_parts(
         "context_parallel": column(m * stage.context, like=p),
         "expert_parallel": column(m * stage.expert, like=p),
         "pipeline_bubble": critical.bubble + 2.0 * (p - 1.0) * transfer + stalled_once,
-        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * c.virtual_pipeline_parallel_size * transfer
+        "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap))
+        * m
+        * c.virtual_pipeline_parallel_size
+        * transfer
         + m * stalled,
         "data_parallel": data_parallel_seconds(
             profile=profile,
@@ -108,14 +118,28 @@ def time_parts(
             layers=pipeline.critical.count,
         ),
         "optimizer": states.update_s,
-        "offload": column(_offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m), like=p),
+        "offload": column(
+            _offload_seconds(
+                case, states=states, stage=stage, offloaded=offloaded, micro_batches=m
+            ),
+            like=p,
+        ),
         "overhead": overhead,
     }
-    return parts if profile.release_factor == 1.0 else {name: profile.release_factor * part for name, part in parts.items()}
+    return (
+        parts
+        if profile.release_factor == 1.0
+        else {name: profile.release_factor * part for name, part in parts.items()}
+    )
 
 
 def _offload_seconds(
-    case: TrainingCase, *, states: StateTimes, stage: StageTime, offloaded: Floats, micro_batches: Floats
+    case: TrainingCase,
+    *,
+    states: StateTimes,
+    stage: StageTime,
+    offloaded: Floats,
+    micro_batches: Floats,
 ) -> Floats:
     """Exposed seconds per step of the host's update, or of copying activations both ways."""
     workload = case.workload
@@ -123,5 +147,7 @@ def _offload_seconds(
         return states.offload_s
     if workload.offload == "activations":
         forward, backward = stage.occupied_forward, stage.occupied - stage.occupied_forward
-        return micro_batches * activation_seconds(offloaded, forward=forward, backward=backward, gpu=case.cluster.gpu)
+        return micro_batches * activation_seconds(
+            offloaded, forward=forward, backward=backward, gpu=case.cluster.gpu
+        )
     return 0.0

@@ -1,4 +1,6 @@
-"""Which candidates go with a training's strategy: exchange of the context, overlap, layout, dispatcher and CUDA graphs."""
+"""Which candidates go with a training's strategy: exchange of the context, overlap, layout,
+dispatcher and CUDA graphs.
+"""
 
 from typing import Any
 
@@ -36,19 +38,25 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
     return (
         _exchanged_heads_broken(case.model, candidates, strategy),
         _overlap_broken(candidates) if case.workload.merges_passes else False,
-        _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
+        _layout_broken(strategy.pipeline_layout, candidates)
+        if strategy.pipeline_layout is not None
+        else False,
         _dispatcher_broken(case, candidates) if case.model.num_experts else False,
         _graphs_broken(case, candidates) if case.workload.cuda_graphs else False,
     )
 
 
 def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
-    """Whether ranks that exchange sequence shards for heads cannot get equally many query and key/value heads each.
+    """Whether ranks that exchange sequence shards for heads cannot get equally many query and
+    key/value heads each.
 
-    Source: Transformer Engine, context_parallel.py, AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query leaves out are
-    chosen so that they divide.
+    Source: Transformer Engine, context_parallel.py, AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p
+    that the query leaves out are chosen so that they divide.
     """
-    kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
+    kind, levels = (
+        strategy.context_parallel_communication,
+        strategy.hierarchical_context_parallel_sizes,
+    )
     ranks: Ints
     if kind == "a2a":
         ranks = c.context_parallel_size
@@ -57,15 +65,19 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
     else:
         return False
     # Fewer key/value heads than tensor-parallel ranks: each keeps one.
-    heads, kv = (maximum(count // c.tensor_parallel_size, 1) for count in (model.num_attention_heads, model.kv_heads))
+    heads, kv = (
+        maximum(count // c.tensor_parallel_size, 1)
+        for count in (model.num_attention_heads, model.kv_heads)
+    )
     return (heads % ranks != 0) | (kv % ranks != 0)
 
 
 def _overlap_broken(c: Candidates) -> Any:
     """Whether Megatron Core cannot merge forward and backward passes.
 
-    It needs experts on several ranks, interleaved 1F1B or no pipeline, and no recomputation of whole layers or whole expert
-    blocks (transformer_config.py, overlap_moe_expert_parallel_comm). DualPipe merges them by itself.
+    It needs experts on several ranks, interleaved 1F1B or no pipeline, and no recomputation of
+    whole layers or whole expert blocks (transformer_config.py, overlap_moe_expert_parallel_comm).
+    DualPipe merges them by itself.
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
     merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
@@ -81,9 +93,9 @@ def _recomputes(c: Candidates, modules: int) -> Any:
 def _graphs_broken(case: TrainingCase, c: Candidates) -> Any:
     """Whether Megatron Core refuses to record the candidate's modules as CUDA graphs.
 
-    Graphs of modules, unlike those of whole iterations, exclude recomputation of whole layers, and graphs of the router exclude
-    recomputation of the whole expert block. A recorded module with dropout is not recomputed (transformer_config.py,
-    cuda_graph_impl).
+    Graphs of modules, unlike those of whole iterations, exclude recomputation of whole layers, and
+    graphs of the router exclude recomputation of the whole expert block. A recorded module with
+    dropout is not recomputed (transformer_config.py, cuda_graph_impl).
     """
     modules = recorded_modules(case.workload, case.model)
     random = 0
@@ -92,12 +104,15 @@ def _graphs_broken(case: TrainingCase, c: Candidates) -> Any:
         random |= MLP | MOE if modules is None else MLP if "mlp" in modules else 0
     if modules is None:
         return _recomputes(c, random) if random else False
-    return (c.recompute_method >= FULL_UNIFORM) | _recomputes(c, random | (MOE if "moe_router" in modules else 0))
+    return (c.recompute_method >= FULL_UNIFORM) | _recomputes(
+        c, random | (MOE if "moe_router" in modules else 0)
+    )
 
 
 def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
-    """Whether tokens travel by flex between devices that do not run it, or by allgather, which holds every rank's tokens, under
-    merged passes (Megatron Core, transformer_config.py, overlap_moe_expert_parallel_comm).
+    """Whether tokens travel by flex between devices that do not run it, or by allgather, which
+    holds every rank's tokens, under merged passes (Megatron Core, transformer_config.py,
+    overlap_moe_expert_parallel_comm).
     """
     dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
     kind = c.moe_token_dispatcher_type
@@ -109,7 +124,8 @@ def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
     """Whether the pipeline does not have the layout's p v chunks and a schedule that runs them.
 
-    Megatron Core runs layouts under 1F1B and its interleaving, with multi-token prediction in the last chunk of its rank.
+    Megatron Core runs layouts under 1F1B and its interleaving, with multi-token prediction in the
+    last chunk of its rank.
     """
     p, count = c.pipeline_parallel_size, len(layout.chunks)
     broken = (p * c.virtual_pipeline_parallel_size != count) | (c.pipeline_schedule != ONE_F_ONE_B)
@@ -124,9 +140,12 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
     if name == EXCHANGE_OVERLAP:
         return Reason(
             code=name,
-            message="training.overlap.expert_parallel merges the passes of two micro-batches: choose an expert_parallel_size "
-            f"above 1 (here {config.expert_parallel_size}), no recomputation of whole layers or of moe, and with a "
-            f"pipeline_parallel_size above 1 (here {config.pipeline_parallel_size}) interleaving, so a "
+            message="training.overlap.expert_parallel merges the passes of two micro-batches: "
+            "choose an expert_parallel_size "
+            f"above 1 (here {config.expert_parallel_size}), no recomputation of whole layers or of "
+            "moe, and with a "
+            f"pipeline_parallel_size above 1 (here {config.pipeline_parallel_size}) interleaving, "
+            "so a "
             f"virtual_pipeline_parallel_size above 1 (here "
             f"{config.virtual_pipeline_parallel_size}); or leave the overlap out",
             needed=2,
@@ -137,8 +156,10 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
         return Reason(
             code=name,
-            message=f"pipeline_layout has {count} model chunks: choose a pipeline_parallel_size (here {p}) that times "
-            f"virtual_pipeline_parallel_size (here {v}) is {count}, the schedule 1f1b or interleaved, and m in the last chunk "
+            message=f"pipeline_layout has {count} model chunks: choose a pipeline_parallel_size "
+            f"(here {p}) that times "
+            f"virtual_pipeline_parallel_size (here {v}) is {count}, the schedule 1f1b or "
+            "interleaved, and m in the last chunk "
             "of its rank",
             needed=count,
             available=p * v,
@@ -146,13 +167,15 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
     if name == DISPATCHER:
         flex = config.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
         why = (
-            f"DeepEP and HybridEP do not run on {case.cluster.gpu.name}: they need NVIDIA GPUs since Ampere with NVLink"
+            f"DeepEP and HybridEP do not run on {case.cluster.gpu.name}: they need NVIDIA GPUs "
+            "since Ampere with NVLink"
             if flex
             else "merged passes exchange the tokens of two micro-batches by all-to-alls"
         )
         return Reason(
             code=name,
-            message=f"moe_token_dispatcher_type {config.moe_token_dispatcher_type}: {why}; choose alltoall, or leave it out",
+            message=f"moe_token_dispatcher_type {config.moe_token_dispatcher_type}: {why}; choose "
+            "alltoall, or leave it out",
             needed=1,
             available=0,
         )
@@ -160,19 +183,26 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         modules = ", ".join(recorded_modules(case.workload, model) or ("whole iterations",))
         return Reason(
             code=name,
-            message=f"CUDA graphs record {modules}, and Megatron Core then recomputes neither whole layers nor recorded "
-            "modules with dropout nor, if they record the router, moe; choose recompute none or other modules, or set "
+            message=f"CUDA graphs record {modules}, and Megatron Core then recomputes neither "
+            "whole layers nor recorded "
+            "modules with dropout nor, if they record the router, moe; choose recompute none or "
+            "other modules, or set "
             "training.cuda_graphs to false",
             needed=1,
             available=0,
         )
-    kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
+    kind, levels = (
+        strategy.context_parallel_communication,
+        strategy.hierarchical_context_parallel_sizes,
+    )
     ranks = levels[0] if kind != "a2a" and levels is not None else config.context_parallel_size
     heads, kv = (max(count // t, 1) for count in (model.num_attention_heads, model.kv_heads))
     return Reason(
         code=name,
-        message=f"context_parallel_communication {kind} gives {ranks} context ranks heads of their own, and a tensor-parallel "
-        f"rank has {heads} query and {kv} key/value heads; choose a context_parallel_size that divides both, a smaller "
+        message=f"context_parallel_communication {kind} gives {ranks} context ranks heads of their "
+        "own, and a tensor-parallel "
+        f"rank has {heads} query and {kv} key/value heads; choose a context_parallel_size that "
+        "divides both, a smaller "
         "tensor_parallel_size, or context_parallel_communication p2p",
         needed=ranks,
         available=kv,

@@ -1,7 +1,7 @@
 """The training cost model: memory and step time of many candidates at once.
 
-Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomputation), 2104.04473 (pipeline schedules),
-1910.02054 (ZeRO); the constants come in with the efficiency profile.
+Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomputation), 2104.04473
+(pipeline schedules), 1910.02054 (ZeRO); the constants come in with the efficiency profile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hp_tool.cost.unlike_layers import unlike_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCosts:
-    """Predictions for n candidates in bytes and seconds: arrays of shape (n,), plain numbers of one, or arrays that broadcast
-    to a grid.
+    """Predictions for n candidates in bytes and seconds: arrays of shape (n,), plain numbers of
+    one, or arrays that broadcast to a grid.
     """
 
     memory_parts: dict[str, FloatArray]
@@ -56,19 +56,27 @@ class TrainingCosts:
     """Step with the allocator's retries over one without, if it retries."""
     retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[float, float] | tuple[()] = ()
-    """Of one candidate with equal stages, where the query leaves graphs open: the step as its host launches kernels, and with
-    recorded CUDA graphs."""
+    """Of one candidate with equal stages, where the query leaves graphs open: the step as its host
+    launches kernels, and with recorded CUDA graphs.
+    """
 
     @property
     def parts_without_retries(self) -> dict[str, FloatArray]:
         """The parts of a step whose allocator does not retry."""
-        return self.parts | {"overhead": self.parts["overhead"] - self.step_s * (1.0 - self.retry_slowdown**-self.retry_chance)}
+        return self.parts | {
+            "overhead": self.parts["overhead"]
+            - self.step_s * (1.0 - self.retry_slowdown**-self.retry_chance)
+        }
 
     @property
     def feasible(self) -> BoolArray:
         """Whether memory suffices; legality is decided earlier."""
         fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
-        return fits & (self.host_bytes <= self.host_capacity_bytes) if math.isfinite(self.host_capacity_bytes) else fits
+        return (
+            fits & (self.host_bytes <= self.host_capacity_bytes)
+            if math.isfinite(self.host_capacity_bytes)
+            else fits
+        )
 
     def rows(self, shape: tuple[int, ...]) -> TrainingCosts:
         """The costs of a grid of this shape as rows, one for each of its candidates."""
@@ -82,7 +90,9 @@ class TrainingCosts:
 
     def row(self, index: int) -> TrainingCosts:
         """The costs of one row as plain numbers."""
-        return self.each(lambda column: column[index].item() if isinstance(column, np.ndarray) else column)
+        return self.each(
+            lambda column: column[index].item() if isinstance(column, np.ndarray) else column
+        )
 
     def each(self, change: Callable[[Any], Any]) -> TrainingCosts:
         """The costs with every column changed."""
@@ -90,46 +100,72 @@ class TrainingCosts:
         def changed(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: change(column) for name, column in value.items()}
-            return tuple(change(column) for column in value) if isinstance(value, tuple) else change(value)
+            return (
+                tuple(change(column) for column in value)
+                if isinstance(value, tuple)
+                else change(value)
+            )
 
         return TrainingCosts(**{f.name: changed(getattr(self, f.name)) for f in fields(self)})
 
 
 def training_costs(
-    *, case: TrainingCase, candidates: Candidates, pipeline: Pipeline | None = None, memory_headroom_fraction: float = 0.05
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    pipeline: Pipeline | None = None,
+    memory_headroom_fraction: float = 0.05,
 ) -> TrainingCosts:
     """Memory and step-time parts of every candidate. One row runs the same formulas as ten million.
 
-    In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the equal stages of
-    `whole_pipeline`.
+    In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
+    equal stages of `whole_pipeline`.
     """
     model, cluster = case.model, case.cluster
     compares_graphs = candidates.is_alone and pipeline is None and case.recorded is not None
     m = micro_batches(candidates, workload=case.workload)
-    pipeline, layers = stages_and_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
+    pipeline, layers = stages_and_layers(
+        case=case, candidates=candidates, pipeline=pipeline, micro_batches=m
+    )
     if model.architecture == "encoder_decoder":
         # From here on only the decoder's head and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
     states = state_costs(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     capacity_bytes = cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction)
     fullest = memory(
-        case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m,
+        case=case,
+        candidates=candidates,
+        pipeline=pipeline,
+        layers=layers.of_stages(pipeline),
+        states=states,
+        micro_batches=m,
         capacity_bytes=capacity_bytes,
-    )  # fmt: skip
+    )
     timed = functools.partial(
-        time_parts, candidates=candidates, pipeline=pipeline, head=layers.head, states=states.times, micro_batches=m,
+        time_parts,
+        candidates=candidates,
+        pipeline=pipeline,
+        head=layers.head,
+        states=states.times,
+        micro_batches=m,
         offloaded=fullest.offloaded,
-    )  # fmt: skip
+    )
     launched = timed(case=case, layers=layers.times)
-    slowdown, chance = _retries(case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m)
-    # The mean of ln(step time), as intervals are around a median, of nearly full devices, which are slow by chance.
+    slowdown, chance = _retries(
+        case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m
+    )
+    # The mean of ln(step time), as intervals are around a median, of nearly full devices, which are
+    # slow by chance.
     retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
     graphs_s: tuple[float, float] | tuple[()] = ()
     if compares_graphs:
         recorded_s, framework = step_s, case.profile.framework
-        if model.num_experts or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor:
+        if (
+            model.num_experts
+            or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor
+        ):
             as_recorded = timed(case=case.with_graphs, layers=layers.recorded_times)
             recorded_s = sum(_with_retries(as_recorded, retries).values())
         graphs_s = (float(step_s), float(recorded_s))
@@ -142,7 +178,9 @@ def training_costs(
         capacity_bytes=capacity_bytes,
         device_bytes=cluster.gpu.memory_bytes,
         host_bytes=cast(FloatArray, fullest.host_bytes),
-        host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
+        host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf
+        if case.workload.offload
+        else math.inf,
         parts=cast(dict[str, FloatArray], parts),
         step_s=cast(FloatArray, step_s),
         retry_slowdown=cast(FloatArray, slowdown),
@@ -152,22 +190,35 @@ def training_costs(
 
 
 def stages_and_layers(
-    *, case: TrainingCase, candidates: Candidates, micro_batches: Floats, pipeline: Pipeline | None = None
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    micro_batches: Floats,
+    pipeline: Pipeline | None = None,
 ) -> tuple[Pipeline, ModelLayers]:
     """The stages, unless these are given, and the layers and ends of legal candidates."""
     if case.model.blocks is not None:
         return unlike_layers(case=case, candidates=candidates, pipeline=pipeline)
     pipeline = pipeline or whole_pipeline(case, candidates)
-    return pipeline, model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=micro_batches)
+    return pipeline, model_layers(
+        case=case, candidates=candidates, pipeline=pipeline, micro_batches=micro_batches
+    )
 
 
 def _retries(
-    case: TrainingCase, candidates: Candidates, *, fullest: Memory, step_s: Floats, micro_batches: Floats
+    case: TrainingCase,
+    candidates: Candidates,
+    *,
+    fullest: Memory,
+    step_s: Floats,
+    micro_batches: Floats,
 ) -> tuple[Floats, Floats]:
     """(slowdown of a step whose allocator retries, the chance that it does)."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 1.0, 0.0
-    slowdown = retry_slowdown(kept=fullest.kept, step_s=step_s, micro_batches=micro_batches, case=case)
+    slowdown = retry_slowdown(
+        kept=fullest.kept, step_s=step_s, micro_batches=micro_batches, case=case
+    )
     return slowdown, retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
 
 

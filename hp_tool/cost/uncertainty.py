@@ -1,7 +1,8 @@
 """Intervals of predictions, from the errors on rows that were left out of the fits.
 
-ln(measured / predicted step time) is taken as normal around zero. Its variance is a sum: the framework's own scatter, and a
-doubt for each thing that its measured runs do not tell (`domain.efficiency.Doubts`).
+ln(measured / predicted step time) is taken as normal around zero. Its variance is a sum: the
+framework's own scatter, and a doubt for each thing that its measured runs do not tell
+(`domain.efficiency.Doubts`).
 """
 
 import dataclasses
@@ -10,7 +11,15 @@ import math
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
-from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, DUALPIPE, MODULES, ONE_F_ONE_B, PER_OP, Candidates
+from hp_tool.cost.candidates import (
+    ALLGATHER,
+    CORE_ATTN,
+    DUALPIPE,
+    MODULES,
+    ONE_F_ONE_B,
+    PER_OP,
+    Candidates,
+)
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -48,16 +57,22 @@ def intervals(
 ) -> Intervals:
     """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
 
-    `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches down to its own.
+    `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches
+    down to its own.
 
-    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound. `retries` is
-    the chance p that it retries (`memory.retry_chance`) and takes `slowdown` times as long: ln of the step time varies by
-    p (1 - p) ln(slowdown)^2 more.
+    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's
+    upper bound. `retries` is the chance p that it retries (`memory.retry_chance`) and takes
+    `slowdown` times as long: ln of the step time varies by p (1 - p) ln(slowdown)^2 more.
     """
     unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
-    time = math.exp(NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unchecked=len(unchecked)), unsure))
+    time = math.exp(
+        NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unchecked=len(unchecked)), unsure)
+    )
     allocated, reserved = (
-        math.exp(NORMAL_QUANTILE * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each)))
+        math.exp(
+            NORMAL_QUANTILE
+            * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each))
+        )
         for each in (False, True)
     )
     return Intervals(
@@ -70,7 +85,8 @@ def intervals(
 
 
 def memory_log_sd(*, case: TrainingCase, unchecked: Ints, reserved: bool = False) -> Floats:
-    """Return the standard deviation of ln(measured / predicted allocated memory), with so many features without data.
+    """Return the standard deviation of ln(measured / predicted allocated memory), with so many
+    features without data.
 
     `reserved`: upwards, of what the allocator holds.
     """
@@ -82,10 +98,13 @@ def memory_log_sd(*, case: TrainingCase, unchecked: Ints, reserved: bool = False
 
 
 def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
-    """Return the probability that memory of this median, whose logarithm is normal, is more than the whole device, headroom
-    included: P = Phi(ln(total / device) / sd). Blocks that the allocator keeps in reserve are given back first, so not counted.
+    """Return the probability that memory of this median, whose logarithm is normal, is more than
+    the whole device, headroom included: P = Phi(ln(total / device) / sd). Blocks that the allocator
+    keeps in reserve are given back first, so not counted.
     """
-    probability: Floats = np.asarray(_above(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64)
+    probability: Floats = np.asarray(
+        _above(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64
+    )
     return probability
 
 
@@ -94,11 +113,17 @@ def out_of_memory_probability(
 ) -> Floats:
     """Return the probability that what each candidate allocates is more than its device."""
     unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
-    return exceeds(total_bytes=total_bytes, device_bytes=device_bytes, log_sd=memory_log_sd(case=case, unchecked=unchecked))
+    return exceeds(
+        total_bytes=total_bytes,
+        device_bytes=device_bytes,
+        log_sd=memory_log_sd(case=case, unchecked=unchecked),
+    )
 
 
 def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
-    """Standard deviation of ln(measured / predicted step time) of a configuration with so many features without data."""
+    """Standard deviation of ln(measured / predicted step time) of a configuration with so many
+    features without data.
+    """
     framework, doubts, gpu = case.profile.framework, case.profile.doubts, case.cluster.gpu
     variance = framework.time_log_sd**2 + unchecked * doubts.feature_log_sd**2
     if gpu.name not in framework.fitted_gpus:
@@ -113,21 +138,29 @@ def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
 
 
 def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
-    """Standard deviation of ln(measured / predicted) of the ratio of two step times, of one model on the same devices;
-    `differing` are the features without data that only one of the two has.
+    """Standard deviation of ln(measured / predicted) of the ratio of two step times, of one model
+    on the same devices; `differing` are the features without data that only one of the two has.
     """
     framework = profile.framework
-    pair = math.sqrt(2.0) * framework.time_log_sd if framework.pair_log_sd is None else framework.pair_log_sd
+    pair = (
+        math.sqrt(2.0) * framework.time_log_sd
+        if framework.pair_log_sd is None
+        else framework.pair_log_sd
+    )
     variance: Floats = pair**2 + differing * profile.doubts.feature_log_sd**2
     return variance**0.5
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """The profile with the scatter of ratios of two step times that holds for models with experts, adapters or both."""
+    """The profile with the scatter of ratios of two step times that holds for models with experts,
+    adapters or both.
+    """
     constants = profile.framework
     if constants.pair_log_sd is None:
         return profile
-    pair = constants.expert_pair_log_sd or constants.pair_log_sd if experts else constants.pair_log_sd
+    pair = (
+        constants.expert_pair_log_sd or constants.pair_log_sd if experts else constants.pair_log_sd
+    )
     if adapters:
         pair = math.hypot(pair, profile.doubts.lora_pair_log_sd)
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, pair_log_sd=pair))
@@ -135,27 +168,35 @@ def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> 
 
 def unchecked_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
     """(n, features) whether each of n rows uses each feature without data."""
-    columns = (np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values())
+    columns = (
+        np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values()
+    )
     return np.stack([*columns], axis=1)
 
 
 def unchecked_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
-    """Features of one candidate's prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
+    """Features of one candidate's prediction without any measured step time in
+    `benchmarks.accuracy`, as fields of a query.
+    """
     return tuple(name for name, is_used in _features(case, candidate).items() if is_used)
 
 
 def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
     """Whether each candidate uses each feature that no measured step time covers."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
-    internevo = workload.framework == "internevo"  # timed under ZeRO 1, within a node and beyond, without pipelines
+    internevo = (
+        workload.framework == "internevo"
+    )  # timed under ZeRO 1, within a node and beyond, without pipelines
     unchecked_modules = UNCHECKED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
     mixers = {kind.mixer for _, kind in model.kinds}
     return {
         **{f"model.mixer: {mixer}": mixer in mixers for mixer in UNCHECKED_MIXERS},
         "model.index_topk": any(kind.index_topk is not None for _, kind in model.kinds),
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
-        "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
-        "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0 and not model.num_experts,
+        "model.num_experts": model.num_experts is not None
+        and case.profile.framework.expert_time_log_sd is None,
+        "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0
+        and not model.num_experts,
         "cluster.stages": bool(cluster.kinds),
         f"training.framework: {workload.framework}": case.profile.framework.stands_for is not None,
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
@@ -167,11 +208,14 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
-        "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B) & (c.pipeline_schedule != DUALPIPE),
+        "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B)
+        & (c.pipeline_schedule != DUALPIPE),
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
         "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,
-        "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1) if workload.framework in NO_PIPELINES else False,
+        "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1)
+        if workload.framework in NO_PIPELINES
+        else False,
         "parallel.moe_token_dispatcher_type: allgather": c.moe_token_dispatcher_type == ALLGATHER,
         "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": (c.recompute_modules & unchecked_modules) > 0,
@@ -190,12 +234,15 @@ def simplified(model: ModelSpec) -> dict[str, object]:
     simplifications = []
     if model.norms_per_layer != 2 or model.embedding_norm:
         simplifications.append(
-            "norms: all count as parameters, time and activations are those of two a layer beside queries' and keys'"
+            "norms: all count as parameters, time and activations are those of two a layer beside "
+            "queries' and keys'"
         )
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
     if model.left_out is not None:
         simplifications.append(f"left out: {model.left_out}")
     if model.tower_parameters:
-        simplifications.append(f"towers: about {model.tower_parameters / 1e9:.2g}B weights count where served, untimed")
+        simplifications.append(
+            f"towers: about {model.tower_parameters / 1e9:.2g}B weights count where served, untimed"
+        )
     return {"simplified": simplifications} if simplifications else {}

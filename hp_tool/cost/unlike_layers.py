@@ -1,8 +1,9 @@
-"""Models whose layers differ (`ModelSpec.blocks`): what each pipeline stage holds by kind of layer, and its mean layer.
+"""Models whose layers differ (`ModelSpec.blocks`): what each pipeline stage holds by kind of layer,
+and its mean layer.
 
-Layers lie on stages in order, as many on each as `domain.pipeline_layout` says of any model. Each kind of layer is costed once
-for a combination of the few axes it depends on, and each pipeline is laid out once, so that a candidate costs as much with a
-hundred layers as with ten.
+Layers lie on stages in order, as many on each as `domain.pipeline_layout` says of any model. Each
+kind of layer is costed once for a combination of the few axes it depends on, and each pipeline is
+laid out once, so that a candidate costs as much with a hundred layers as with ten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, Floats, Ints, anywhere, where
-from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, shapes, spreading_axes, windowed_length
+from hp_tool.cost.block import (
+    BlockBytes,
+    BlockTime,
+    LayerBytes,
+    LayerTime,
+    shapes,
+    spreading_axes,
+    windowed_length,
+)
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
@@ -59,12 +68,20 @@ def unlike_layers(
     unique, inverse = candidates, None
     if len(candidates.shape) == 1:  # a grid has each of these axes once already
         unique, inverse = unique_rows(
-            candidates, (*layer_axes(candidates), *spreading_axes(case.cluster), *STAGE_AXES, "recompute_method")
+            candidates,
+            (
+                *layer_axes(candidates),
+                *spreading_axes(case.cluster),
+                *STAGE_AXES,
+                "recompute_method",
+            ),
         )
     kinds = _kinds(case, unique)
     whole = _pipeline(case, unique, kinds)
     layers = _mean_layers(kinds, whole)
-    return (whole, layers) if inverse is None else (_spread(whole, inverse), _spread(layers, inverse))
+    return (
+        (whole, layers) if inverse is None else (_spread(whole, inverse), _spread(layers, inverse))
+    )
 
 
 _each: Shared[Kinds] = Shared()
@@ -73,7 +90,14 @@ _each: Shared[Kinds] = Shared()
 def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
     axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
     if candidates.is_alone:
-        parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
+        parts = (
+            case.model,
+            case.cluster,
+            case.workload,
+            case.profile,
+            case.strategy,
+            case.recorded,
+        )
         numbers = (candidates.names_schedules, *axes, *(getattr(candidates, name) for name in axes))
         return _each.get(parts, numbers, lambda: _unique_kinds(case, candidates))
     if not candidates.names_modules:  # a grid's first axis has few more rows than different ones
@@ -90,8 +114,12 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
     mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
     for _, kind in case.model.kinds:
         own = case.of(kind)
-        of_kind = replace(s, attended=windowed_length(kind, case.workload.computed_attention_length))
-        alike = replace(kind, num_hidden_layers=1, intermediate_size=None)  # but for the width of their dense MLP
+        of_kind = replace(
+            s, attended=windowed_length(kind, case.workload.computed_attention_length)
+        )
+        alike = replace(
+            kind, num_hidden_layers=1, intermediate_size=None
+        )  # but for the width of their dense MLP
         if alike not in mixers:
             mixers[alike] = (
                 mixer_bytes(case=own, candidates=c, s=of_kind),
@@ -99,12 +127,18 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
             )
         of_bytes, of_time = mixers[alike]
         kept.append(layer_bytes(case=own, candidates=c, s=of_kind, attention=of_bytes))
-        timed = functools.partial(layer_time, candidates=c, split_backward=c.names_schedules, s=of_kind, attention=of_time)
+        timed = functools.partial(
+            layer_time, candidates=c, split_backward=c.names_schedules, s=of_kind, attention=of_time
+        )
         times.append(timed(case=own))
         recorded.append(
-            timed(case=own.with_graphs) if kind.num_experts and c.is_alone and case.recorded is not None else times[-1]
+            timed(case=own.with_graphs)
+            if kind.num_experts and c.is_alone and case.recorded is not None
+            else times[-1]
         )
-    return Kinds(tuple(kept), tuple(times), tuple(recorded), head_time(case=case, candidates=c, s=s))
+    return Kinds(
+        tuple(kept), tuple(times), tuple(recorded), head_time(case=case, candidates=c, s=s)
+    )
 
 
 def _mean_layers(kinds: Kinds, pipeline: Pipeline) -> ModelLayers:
@@ -126,7 +160,10 @@ def _mean(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
     """The mean layer of a stage."""
     shares = [count / layers.count for count in layers.kinds]
     return type(kinds[0])(
-        **{each.name: _sum(shares, [getattr(kind, each.name) for kind in kinds]) for each in fields(kinds[0])}
+        **{
+            each.name: _sum(shares, [getattr(kind, each.name) for kind in kinds])
+            for each in fields(kinds[0])
+        }
     )
 
 
@@ -137,13 +174,17 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
     if isinstance(value, tuple):
         return tuple(_spread(each, inverse) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{each.name: _spread(getattr(value, each.name), inverse) for each in fields(value)})
+        return type(value)(
+            **{each.name: _spread(getattr(value, each.name), inverse) for each in fields(value)}
+        )
     return value
 
 
 def _sum(counts: Sequence[Floats], values: Sequence[Floats]) -> Floats:
     """The sum over all kinds of layers; those of which no candidate has any are passed over."""
-    there = ((count, value) for count, value in zip(counts, values, strict=True) if not _is_zero(count))
+    there = (
+        (count, value) for count, value in zip(counts, values, strict=True) if not _is_zero(count)
+    )
     return sum((count * value for count, value in there), 0.0)
 
 
@@ -155,7 +196,9 @@ def _is_zero(count: Floats) -> bool:
 
 
 class _Tables(NamedTuple):
-    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind. One is repeated where others have more."""
+    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind. One is repeated
+    where others have more.
+    """
 
     ends: FloatArray
     """The first and the last stage, with the layers of multi-token prediction."""
@@ -182,7 +225,10 @@ class _Laid:
             return stage_of(self.model, table[self.row, place].tolist())
         stages = table[:, place] if isinstance(place, int) else table
         there: list[bool] = np.atleast_1d(stages.any(axis=tuple(range(stages.ndim - 1)))).tolist()
-        return stage_of(self.model, [table[self.row, place, kind] if some else 0.0 for kind, some in enumerate(there)])
+        return stage_of(
+            self.model,
+            [table[self.row, place, kind] if some else 0.0 for kind, some in enumerate(there)],
+        )
 
     def sums(self, table: FloatArray, of_kinds: Sequence[Floats]) -> FloatArray:
         """(..., stages): the sum over the layers of each stage in each candidate's row."""
@@ -199,8 +245,8 @@ class _Laid:
 def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     """The stages of each candidate's pipeline: the ends, and those of `_between_ends`.
 
-    The slowest stage counts as full. The others hold as many layers like its mean layer as their own take seconds, shares of
-    recomputation and of waits for the host being alike.
+    The slowest stage counts as full. The others hold as many layers like its mean layer as their
+    own take seconds, shares of recomputation and of waits for the host being alike.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     laid = _laid_out(model, c, late=facts(case.workload.framework).late_layers)
@@ -208,7 +254,11 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     slowest = laid.largest(laid.sums(laid.tables.different, seconds))
     critical = laid.stage(laid.tables.different, slowest)
     mean_s = _sum(critical.kinds, seconds) / critical.count
-    extra = depths * _sum([float(count) for count in model.mtp_kinds], seconds) / mean_s if depths else 0
+    extra = (
+        depths * _sum([float(count) for count in model.mtp_kinds], seconds) / mean_s
+        if depths
+        else 0
+    )
     all_layers = _sum([float(count) for count, _ in model.kinds], seconds) / mean_s
     alone: Any = p == 1
     first, last = laid.stage(laid.tables.ends, 0), laid.stage(laid.tables.ends, 1)
@@ -226,9 +276,11 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     )
 
 
-def _between_ends(case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds) -> list[PipelineStage]:
-    """Two stages between the ends: the one that keeps most activations, of p - r micro-batches, and the one with most weights,
-    which decide under full recomputation.
+def _between_ends(
+    case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds
+) -> list[PipelineStage]:
+    """Two stages between the ends: the one that keeps most activations, of p - r micro-batches, and
+    the one with most weights, which decide under full recomputation.
     """
     table, ranks = laid.tables.between, laid.tables.ranks[laid.row]
     activations = laid.sums(table, [layer.saved for layer in kinds.kept])
@@ -257,35 +309,69 @@ def _between_ends(case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds) 
 def _seconds(layer: LayerTime) -> Floats:
     """Seconds of one layer there and back, without recomputation."""
     forward = layer.forward + layer.tensor + layer.context + layer.expert
-    return forward + layer.backward + layer.tensor_backward + layer.context_backward + layer.expert_backward
+    return (
+        forward
+        + layer.backward
+        + layer.tensor_backward
+        + layer.context_backward
+        + layer.expert_backward
+    )
 
 
 def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
     """The stages of all candidates' pipelines; each pair of stages and chunks is laid out once."""
     unique, inverse = unique_rows(c, STAGE_AXES)
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
-    pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or ((1, 1),)  # of no candidates
+    pairs = tuple(zip(*(np.ravel(column).tolist() for column in columns), strict=True)) or (
+        (1, 1),
+    )  # of no candidates
     tables = _tables(
-        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, pairs, late=late, begins_dense=model.begins_dense
+        model.pattern,
+        model.mtp_kinds,
+        model.num_nextn_predict_layers,
+        pairs,
+        late=late,
+        begins_dense=model.begins_dense,
     )
-    row: Any = 0 if c.is_alone else np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
+    row: Any = (
+        0
+        if c.is_alone
+        else np.zeros(np.shape(c.pipeline_parallel_size), np.intp)
+        if inverse is None
+        else inverse
+    )
     return _Laid(model, tables, row)
 
 
 @functools.lru_cache(maxsize=256)
 def _tables(
-    pattern: tuple[int, ...], mtp: Counts, depths: int, pairs: tuple[tuple[int, int], ...], *, late: bool, begins_dense: bool
+    pattern: tuple[int, ...],
+    mtp: Counts,
+    depths: int,
+    pairs: tuple[tuple[int, int], ...],
+    *,
+    late: bool,
+    begins_dense: bool,
 ) -> _Tables:
     """The tables of these pairs of stages and chunks."""
-    each = [stage_contents(pattern, len(mtp), p, v, late=late, begins_dense=begins_dense) for p, v in pairs]
+    each = [
+        stage_contents(pattern, len(mtp), p, v, late=late, begins_dense=begins_dense)
+        for p, v in pairs
+    ]
     ends = np.array([[stages[0], stages[-1]] for stages in each], dtype=np.float64)
     extra = depths * np.array(mtp, dtype=np.float64)
     ends[:, 1] += extra
     ends[[len(stages) == 1 for stages in each], 0] += extra
-    inner = [{counts: rank for rank, counts in reversed([*enumerate(stages[1:-1], 1)])} or {stages[0]: 0} for stages in each]
+    inner = [
+        {counts: rank for rank, counts in reversed([*enumerate(stages[1:-1], 1)])} or {stages[0]: 0}
+        for stages in each
+    ]
     ranks = _padded([list(table.values()) for table in inner])
     return _Tables(
-        ends, _padded([list(dict.fromkeys(stages)) for stages in each]), _padded([list(table) for table in inner]), ranks
+        ends,
+        _padded([list(dict.fromkeys(stages)) for stages in each]),
+        _padded([list(table) for table in inner]),
+        ranks,
     )
 
 
@@ -295,31 +381,56 @@ def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)
 
 
-def blocks_by_stage(model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None) -> list[str]:
-    """What each pipeline stage holds, `12 x mamba2, 11 x experts, 3 x attention`; `layout` if it is laid out by hand."""
+def blocks_by_stage(
+    model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None
+) -> list[str]:
+    """What each pipeline stage holds, `12 x mamba2, 11 x experts, 3 x attention`; `layout` if it is
+    laid out by hand.
+    """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     names = [kind_words(kind) for _, kind in model.kinds]
     if layout is None:
         each = stage_contents(model.pattern, len(names), p, v, begins_dense=model.begins_dense)
     else:
         chunks = [layout.stage(rank, stages=p) for rank in range(p)]
-        layers = [[kind for c in stage for kind in model.pattern[c.layers_before :][: c.layers]] for stage in chunks]
+        layers = [
+            [kind for c in stage for kind in model.pattern[c.layers_before :][: c.layers]]
+            for stage in chunks
+        ]
         each = tuple(tuple(map(kinds.count, range(len(names)))) for kinds in layers)
-    return [", ".join(f"{count} x {name}" for count, name in zip(stage, names, strict=True) if count) for stage in each]
+    return [
+        ", ".join(f"{count} x {name}" for count, name in zip(stage, names, strict=True) if count)
+        for stage in each
+    ]
 
 
 def kind_words(kind: ModelSpec) -> str:
     """`windowed attention and experts`: a layer of one kind."""
-    mixer = "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer
-    return " and ".join(word for word in (mixer, kind.feed_forward or "dense") if word != "none") or "nothing"
+    mixer = (
+        "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer
+    )
+    return (
+        " and ".join(word for word in (mixer, kind.feed_forward or "dense") if word != "none")
+        or "nothing"
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def stage_contents(
-    pattern: tuple[int, ...], kinds: int, stages: int, chunks: int, *, late: bool = False, begins_dense: bool = False
+    pattern: tuple[int, ...],
+    kinds: int,
+    stages: int,
+    chunks: int,
+    *,
+    late: bool = False,
+    begins_dense: bool = False,
 ) -> tuple[Counts, ...]:
-    """Layers of each kind on each stage; `pattern` has the kind of each layer in order, chunk i is on stage i mod p."""
-    sizes = chunk_layers(num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense)
+    """Layers of each kind on each stage; `pattern` has the kind of each layer in order, chunk i is
+    on stage i mod p.
+    """
+    sizes = chunk_layers(
+        num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense
+    )
     starts = list(accumulate([0, *sizes]))
     counts: list[list[int]] = [[0] * kinds for _ in range(stages)]
     for chunk, size in enumerate(sizes):

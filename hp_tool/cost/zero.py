@@ -1,4 +1,6 @@
-"""ZeRO and data parallelism: the ranks that divide parameters, gradients and optimizer states, and the cost of exchanges."""
+"""ZeRO and data parallelism: the ranks that divide parameters, gradients and optimizer states, and
+the cost of exchanges.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from hp_tool.cost.network import Axis, Group, dense_group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
-"""ZeRO 3: layers whose weights are gathered while the previous one computes (FSDP2's implicit prefetch)."""
+"""ZeRO 3: layers whose weights are gathered while the previous one computes (FSDP2's implicit
+prefetch).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How ranks that hold the same parameters divide their states.
 
-    The ranks of `shard_group` divide what all groups along `replica_group` hold alike. Hybrid sharding (HSDP) has the shard
-    group inside and its replicas outside: FSDP2's two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
+    The ranks of `shard_group` divide what all groups along `replica_group` hold alike. Hybrid
+    sharding (HSDP) has the shard group inside and its replicas outside: FSDP2's two-dimensional
+    mesh, Megatron's num_distributed_optimizer_instances.
     """
 
     group: Group
@@ -33,7 +38,9 @@ class Sharding:
         return self.shard_group.size
 
     def replica_seconds(self, gradient_bytes: Floats, *, machine: Machine) -> Floats:
-        """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r - 1) / r bytes on the wire."""
+        """Seconds to all-reduce a rank's shard of `gradient_bytes` over the replicas: 2 G / N (r -
+        1) / r bytes on the wire.
+        """
         if self.replica_group is None:
             return 0.0
         replicas = self.replica_group.size
@@ -44,8 +51,8 @@ class Sharding:
 def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     """How the ranks of `group`, which hold the same parameters, divide their states.
 
-    All of them divide it, or with data_parallel_shard_size S in d / S groups (each of S c ranks: context-parallel ranks hold
-    the same parameters too).
+    All of them divide it, or with data_parallel_shard_size S in d / S groups (each of S c ranks:
+    context-parallel ranks hold the same parameters too).
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
@@ -62,11 +69,15 @@ class StateTimes:
     reduce_s: Floats
     """One reduction of the gradients over the shard group, before overlap."""
     replica_s: Floats
-    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step; otherwise 0."""
+    """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step;
+    otherwise 0.
+    """
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
     broadcast_s: Floats = 0.0
-    """Broadcasts of the updated weights, which nothing hides, where the framework has them in place of a gather."""
+    """Broadcasts of the updated weights, which nothing hides, where the framework has them in place
+    of a gather.
+    """
     update_s: Floats
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
@@ -101,14 +112,15 @@ def data_parallel_seconds(
 ) -> Floats:
     """Exposed seconds of gradients and weights in one step.
 
-    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one micro-batch on the stage,
-    including its exposed communication, which uses other links. Of v interleaved chunks each is done with p
-    micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
-    and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
-    micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run` of p micro-batches up
-    (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3: weights are gathered for every forward and backward
-    pass. Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind the part of the stage that its
-    reduction leaves.
+    ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one
+    micro-batch on the stage, including its exposed communication, which uses other links. Of v
+    interleaved chunks each is done with p micro-batches before the next one starts, and its
+    exchange runs beside those (Megatron Core's schedules.py, grad_sync_func and param_sync_func);
+    1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after
+    every micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run`
+    of p micro-batches up (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3: weights
+    are gathered for every forward and backward pass. Replicas of hybrid sharding all-reduce once,
+    with the last micro-batch, behind the part of the stage that its reduction leaves.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -123,42 +135,64 @@ def data_parallel_seconds(
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
         each = fully_sharded_seconds(
-            gather=gather, reduce=reduce, forward=forward, backward=backward, layers=layers, overlap=overlap
+            gather=gather,
+            reduce=reduce,
+            forward=forward,
+            backward=backward,
+            layers=layers,
+            overlap=overlap,
         )
         gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
         weights = exposed(gather, behind=forward, overlap=overlap)
         second = gradients + weights
         if anywhere(states.run > 1):
-            by_run = total + (micro_batches / states.run - 1.0) * exposed(reduce, behind=behind, overlap=overlap)
+            by_run = total + (micro_batches / states.run - 1.0) * exposed(
+                reduce, behind=behind, overlap=overlap
+            )
             second = where(states.run > 1, by_run, second)
         total = where(zero >= 3, micro_batches * each, where(zero == 2, second, total))
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):
-        total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)
+        total = total + exposed(
+            states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap
+        )
     return total + states.broadcast_s + states.tied_reduction_s
 
 
 def fully_sharded_seconds(
-    *, gather: Floats, reduce: Floats, forward: Floats, backward: Floats, layers: Floats, overlap: float
+    *,
+    gather: Floats,
+    reduce: Floats,
+    forward: Floats,
+    backward: Floats,
+    layers: Floats,
+    overlap: float,
 ) -> Floats:
     """Exposed seconds of ZeRO 3 in one micro-batch (arXiv 2304.11277 section 3.3).
 
-    Weights are gathered for both passes and gradients reduced behind the backward pass. Layer by layer, the gather of the next
-    one hides behind the running one; the first gather of a pass, and the last reduction, have nothing to hide behind: at most
-    the share (L - 1) / L of the L layers' communication is hidden.
+    Weights are gathered for both passes and gradients reduced behind the backward pass. Layer by
+    layer, the gather of the next one hides behind the running one; the first gather of a pass, and
+    the last reduction, have nothing to hide behind: at most the share (L - 1) / L of the L layers'
+    communication is hidden.
     """
     hidden = overlap * maximum(1.0 - 1.0 / layers, 0.0)
-    return exposed(gather, behind=forward, overlap=hidden) + exposed(gather + reduce, behind=backward, overlap=hidden)
+    return exposed(gather, behind=forward, overlap=hidden) + exposed(
+        gather + reduce, behind=backward, overlap=hidden
+    )
 
 
 def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """Seconds of communication that remain if it runs beside `behind` seconds of compute, which hide the share `overlap`."""
+    """Seconds of communication that remain if it runs beside `behind` seconds of compute, which
+    hide the share `overlap`.
+    """
     return seconds - overlap * minimum(seconds, behind)
 
 
-def tied_gradient_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
-    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
-    two, in one NVLink domain if the pipeline is.
+def tied_gradient_seconds(
+    case: TrainingCase, candidates: Candidates, gradient_bytes: float
+) -> Floats:
+    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h /
+    t parameters, a group of two, in one NVLink domain if the pipeline is.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size

@@ -1,4 +1,6 @@
-"""Who may do what in the service, and what was done: keys, the audit log, and the port of a store that keeps them."""
+"""Who may do what in the service, and what was done: keys, the audit log, and the port of a store
+that keeps them.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +37,9 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """An API key on its way into the store. Its secret is not stored; it is shown once, when the key is made."""
+    """An API key on its way into the store. Its secret is not stored; it is shown once, when the
+    key is made.
+    """
 
     id: str
     """Public; the first part of the key that its owner sends."""
@@ -122,10 +126,14 @@ class DatabaseState:
 
 
 class AccessStore(Store, WatchStore, Protocol):
-    """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
+    """The store with what only a service needs. Each method is one transaction, as all of a
+    Store's.
+    """
 
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
-        """Store a new key, which expires `lifetime_s` from now by the database's clock; None: never."""
+        """Store a new key, which expires `lifetime_s` from now by the database's clock; None:
+        never.
+        """
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...
 
@@ -136,17 +144,21 @@ class AccessStore(Store, WatchStore, Protocol):
         """Revoke it for good; revoking twice keeps the first instant."""
 
     def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
-        """What ended runs took since midnight UTC, and what searches that have not ended may still take."""
+        """What ended runs took since midnight UTC, and what searches that have not ended may still
+        take.
+        """
 
     def add_audit(self, **entry: Unpack[NewAudit]) -> None: ...
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
+    def audit(
+        self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+    ) -> Page[AuditRecord]:
         """Newest first."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
-        """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
-        runs, deleted measurements. Searches, runs, other measurements and calibrations stay. How many of each; `dry_run`: only
-        count them.
+        """Forget what is older, in small steps: events of ended searches, audit rows, idempotency
+        keys, ends of logs of failed runs, deleted measurements. Searches, runs, other measurements
+        and calibrations stay. How many of each; `dry_run`: only count them.
         """
 
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
@@ -155,13 +167,17 @@ class AccessStore(Store, WatchStore, Protocol):
     def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
         """Forget watched jobs that reported, or were begun, longer ago; their number."""
 
-    def old_searches(self, *, older_than_days: float | None = None, keep: int | None = None) -> list[str]:
-        """Ids of searches that ended longer ago, or that are not among the `keep` that ended last; none that ended within a
-        day, or has an open run."""
+    def old_searches(
+        self, *, older_than_days: float | None = None, keep: int | None = None
+    ) -> list[str]:
+        """Ids of searches that ended longer ago, or that are not among the `keep` that ended last;
+        none that ended within a day, or has an open run.
+        """
 
     def delete_searches(self, *, search_ids: Sequence[str]) -> int:
-        """Delete those of them that have ended, with their runs and events, in small steps; their number. Measurements stay,
-        without their search."""
+        """Delete those of them that have ended, with their runs and events, in small steps; their
+        number. Measurements stay, without their search.
+        """
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
         """Return the runs of these names that ended, of searches that have too."""
@@ -175,30 +191,42 @@ class AccessStore(Store, WatchStore, Protocol):
     def retire_worker(self, *, holder: str) -> None:
         """Take leave."""
 
-    def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
-        """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after;
-        None: nothing is due.
+    def claim_webhook(
+        self, *, except_of: Collection[str | None] = ()
+    ) -> tuple[WebhookRecord, SearchRecord] | None:
+        """Begin the next attempt that is due to tell of a search's end, of all owners but these,
+        and put off the one after; None: nothing is due.
 
         Two callers never get the same attempt. One that is not settled is followed by the next.
         """
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
-        """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has begun."""
+        """What came of a claimed attempt; None: it was taken. Nothing, where a later attempt has
+        begun.
+        """
 
     def engines_in_use(self) -> dict[str, JsonObject]:
-        """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had some in the last day."""
+        """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had
+        some in the last day.
+        """
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and on the cluster those
-        that an ended search left open, and of the last day those that were abandoned, or failed without a word of the
-        time they took: they may have cost more than was known."""
+        """Runs whose jobs no live search owns: of these names those that ended, or whose search
+        did; and on the cluster those that an ended search left open, and of the last day those that
+        were abandoned, or failed without a word of the time they took: they may have cost more than
+        was known.
+        """
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
-        """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended
-        search is abandoned; one whose search was taken up again stays as it is."""
+        """What the job of a stray run took by its own account, where that is more than was booked.
+        An open run of an ended search is abandoned; one whose search was taken up again stays as it
+        is.
+        """
 
     def usage(self) -> Usage:
         """Searches and runs by state, GPU-seconds, and how long the queue is."""
 
     def state(self) -> DatabaseState:
-        """Schema, clock, and whether writing works; StoreError where the database does not answer."""
+        """Schema, clock, and whether writing works; StoreError where the database does not
+        answer.
+        """

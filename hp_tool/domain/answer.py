@@ -14,14 +14,17 @@ Advice = Literal["use", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced one that counts. Of serving
-    the time is that of a request under the whole load, with penalties for missed targets.
+    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced
+    one that counts. Of serving the time is that of a request under the whole load, with penalties
+    for missed targets.
     """
 
     run_id: str
     """The run that counts."""
     step_s: float
-    """Its step time. A repeat takes twice the steps, and was not picked for having been fast, so it counts for both."""
+    """Its step time. A repeat takes twice the steps, and was not picked for having been fast, so it
+    counts for both.
+    """
     num_runs: int
     low_s: float
     """The fastest of them."""
@@ -58,12 +61,17 @@ class Gain:
     interval: tuple[float, float]
     """90 %; 1 in it: the two cannot be told apart."""
     source: Literal["measured", "predicted"] = "predicted"
-    """measured: both ran as a whole, and the factor is that of what was measured. predicted: by the estimates that chose it."""
+    """measured: both ran as a whole, and the factor is that of what was measured. predicted: by the
+    estimates that chose it.
+    """
     noise_from: Literal["repeats", "assumed"] | None = None
-    """Where the interval of a measured gain comes from: how far repeats of this search's runs differ, or how far those of such
-    devices usually do; None of a predicted one."""
+    """Where the interval of a measured gain comes from: how far repeats of this search's runs
+    differ, or how far those of such devices usually do; None of a predicted one.
+    """
     noise_fraction: float | None = None
-    """How far two runs of one configuration differ (standard deviation of the logarithm); None of a predicted gain."""
+    """How far two runs of one configuration differ (standard deviation of the logarithm); None of a
+    predicted gain.
+    """
 
     @property
     def clear(self) -> bool:
@@ -114,17 +122,23 @@ class Answer:
     gain: Gain | None = None
     """Over the baseline; None without one."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the slowest."""
+    """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the
+    slowest.
+    """
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
     advice: Advice | None = None
-    """keep: no layout is clearly better than the baseline, which may be the answer itself. None without a gain."""
+    """keep: no layout is clearly better than the baseline, which may be the answer itself. None
+    without a gain.
+    """
     foreseen: Foreseen | None = None
     """What was predicted of it before its first run; None where no run of it as a whole worked."""
     calibrated_step_s_interval: tuple[float, float] | None = None
     """90 %, where the calibration by all runs puts its step time."""
     set: ChosenValues = field(default_factory=dict)
-    """Values of the query that the search chose beside `parallel`, by path; its runs and the baseline have them too."""
+    """Values of the query that the search chose beside `parallel`, by path; its runs and the
+    baseline have them too.
+    """
 
     @property
     def objective_s(self) -> float:
@@ -150,7 +164,9 @@ class ServingBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingAnswer:
-    """What a search of kind inference recommends, under the whole load. Every page, command and client states these figures."""
+    """What a search of kind inference recommends, under the whole load. Every page, command and
+    client states these figures.
+    """
 
     parallel: ServingConfig
     ttft_s: float
@@ -175,11 +191,15 @@ class ServingAnswer:
     gain: Gain | None = None
     """Over the baseline; None without one."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the slowest."""
+    """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the
+    slowest.
+    """
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
     advice: Advice | None = None
-    """keep: no deployment is clearly better than the baseline, which may be the answer itself. None without a gain."""
+    """keep: no deployment is clearly better than the baseline, which may be the answer itself. None
+    without a gain.
+    """
 
     @property
     def objective_s(self) -> float:

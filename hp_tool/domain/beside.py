@@ -10,7 +10,9 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What an answer shows beside its ranking, as `RecommendAnswer` describes it; None unless asked for."""
+    """What an answer shows beside its ranking, as `RecommendAnswer` describes it; None unless asked
+    for.
+    """
 
     pareto: tuple[Recommendation, ...] | None = None
     throughput_front: tuple[ServingRecommendation, ...] | None = None

@@ -8,9 +8,10 @@ from annotated_types import Interval
 from hp_tool.domain.fields import Strict
 
 Mixer = Literal["attention", "gated_delta", "kimi_delta", "mamba", "mamba2", "none"]
-"""attention: softmax over keys, with all that the model's fields say of it; gated_delta: gated delta rule (arXiv 2412.06464);
-kimi_delta: its form with a gate for each channel (arXiv 2510.26692); mamba: selective state space (arXiv 2312.00752); mamba2:
-state-space duality (arXiv 2405.21060)."""
+"""attention: softmax over keys, with all that the model's fields say of it; gated_delta: gated
+delta rule (arXiv 2412.06464); kimi_delta: its form with a gate for each channel (arXiv 2510.26692);
+mamba: selective state space (arXiv 2312.00752); mamba2: state-space duality (arXiv 2405.21060).
+"""
 FeedForward = Literal["dense", "experts", "none"]
 RECURRENT: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba", "mamba2")
 """Mixers that keep a state of constant size for a sequence, and no keys and values."""
@@ -31,7 +32,9 @@ class Block(Strict):
     windowed: bool = False
     """Whether its attention sees the keys of `sliding_window` alone."""
     indexed: bool = True
-    """Whether its attention sees only the keys that the indexer chooses, in a model that has one."""
+    """Whether its attention sees only the keys that the indexer chooses, in a model that has
+    one.
+    """
     shares_index: bool = False
     """Whether these are the keys that an indexer before it chose (GLM-5.2)."""
     num_attention_heads: _Size | None = None
@@ -45,6 +48,14 @@ class Block(Strict):
 
     def __str__(self) -> str:
         """`3 x attention, windowed, head_dim 512`: what differs from the model's own layers."""
-        own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
-        words = (name if value is True else f"{name} {value}" for name, value in own.items() if name not in ("count", "mixer"))
+        own = {
+            each.name: value
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default
+        }
+        words = (
+            name if value is True else f"{name} {value}"
+            for name, value in own.items()
+            if name not in ("count", "mixer")
+        )
         return f"{self.count} x {', '.join((self.mixer, *words))}"

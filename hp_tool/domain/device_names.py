@@ -33,7 +33,9 @@ _NAMES = (
     (r"MI325X", "mi325x-256gb"),
     (r"MI300X", "mi300x-192gb"),
 )
-"""(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first that matches counts."""
+"""(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first
+that matches counts.
+"""
 
 
 def known_name(device: str) -> str | None:

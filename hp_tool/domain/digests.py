@@ -1,4 +1,6 @@
-"""Names for content: two configurations or problems with the same digest are the same thing to measure."""
+"""Names for content: two configurations or problems with the same digest are the same thing to
+measure.
+"""
 
 import hashlib
 import json
@@ -16,15 +18,25 @@ from hp_tool.domain.workload import TrainingWorkload
 
 def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = None) -> str:
     """SHA-256 (hex) of a configuration and how much of it is run; None is the whole of it."""
-    if isinstance(parallel, ParallelConfig) and isinstance(parallel.recompute, str):  # a bare name is short for the mapping
+    if isinstance(parallel, ParallelConfig) and isinstance(
+        parallel.recompute, str
+    ):  # a bare name is short for the mapping
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
-    return json_digest({"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())})
+    return json_digest(
+        {"parallel": _canonical(parallel), "fidelity": _canonical(fidelity or Fidelity())}
+    )
 
 
 def problem_digest(
-    *, model: ModelSpec, cluster: ClusterSpec, training: TrainingWorkload, trainer: TrainerCommand | None = None
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingWorkload,
+    trainer: TrainerCommand | None = None,
 ) -> str:
-    """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices do not."""
+    """SHA-256 (hex) of everything but the configuration that decides a step time; names and prices
+    do not.
+    """
     return json_digest(
         {
             **({} if trainer is None else {"trainer": _canonical(trainer)}),
@@ -51,17 +63,31 @@ def json_digest(value: Any) -> str:
 
 def _unusual(cluster: ClusterSpec) -> list[Any]:
     """What most clusters leave at its default, so that their digests stay as they are."""
-    names = ("network_topology", "nodes_per_leaf", "network_oversubscription", "rank_order", "nvlink_segment_gpus")
+    names = (
+        "network_topology",
+        "nodes_per_leaf",
+        "network_oversubscription",
+        "rank_order",
+        "nvlink_segment_gpus",
+    )
     defaults = {item.name: item.default for item in fields(cluster)}
     kinds = [[kind.gpu.name, kind.num_gpus] for kind in cluster.kinds]
-    return kinds + [[name, value] for name in names if (value := getattr(cluster, name)) != defaults[name]]
+    return kinds + [
+        [name, value] for name in names if (value := getattr(cluster, name)) != defaults[name]
+    ]
 
 
 def _canonical(value: Any) -> Any:
-    """Only what differs from its default, so that a field added later leaves older digests as they are."""
+    """Only what differs from its default, so that a field added later leaves older digests as they
+    are.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         values = ((item, getattr(value, item.name)) for item in fields(value))
-        return {item.name: _canonical(x) for item, x in values if item.default is MISSING or x != item.default}
+        return {
+            item.name: _canonical(x)
+            for item, x in values
+            if item.default is MISSING or x != item.default
+        }
     if isinstance(value, dict):
         return {str(key): _canonical(x) for key, x in value.items()}
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,6 @@
-"""How far real software stays below a datasheet: few constants per GPU and framework, read from the catalogue's data files."""
+"""How far real software stays below a datasheet: few constants per GPU and framework, read from the
+catalogue's data files.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +10,9 @@ from hp_tool.domain.hardware import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline(Strict):
-    """t = overhead_s + max(FLOPs / (peak_fraction x peak), bytes / (bandwidth_fraction x bandwidth))."""
+    """t = overhead_s + max(FLOPs / (peak_fraction x peak), bytes / (bandwidth_fraction x
+    bandwidth)).
+    """
 
     peak_fraction: float
     """Share of the datasheet's dense FLOP/s that large shapes reach."""
@@ -20,10 +24,12 @@ class Roofline(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinRoofline(Roofline):
-    """A matmul y[m, n] = x[m, k] w[n, k]^T of any number of rows: t = overhead_s + depth_s k + (A^p + B^p)^(1/p).
+    """A matmul y[m, n] = x[m, k] w[n, k]^T of any number of rows: t = overhead_s + depth_s k + (A^p
+    + B^p)^(1/p).
 
-    A and B are a Roofline's times of arithmetic and memory, and p how sharply the longer one decides. Below 16 bits a kernel
-    before it quantises x: t = cast_s + cast_passes x (its bytes read wide and written narrow) / memory bandwidth.
+    A and B are a Roofline's times of arithmetic and memory, and p how sharply the longer one
+    decides. Below 16 bits a kernel before it quantises x: t = cast_s + cast_passes x (its bytes
+    read wide and written narrow) / memory bandwidth.
     """
 
     depth_s: float = 0.0
@@ -35,9 +41,9 @@ class ThinRoofline(Roofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRoofline(Roofline):
-    """All routed experts of one layer with what an engine puts around them, permutation and activation: t = overhead_s +
-    (A^p + B^p)^(1/p), A the arithmetic of the copies and of `tile_rows` more for each expert hit, B its weights' bytes, p the
-    sharpness.
+    """All routed experts of one layer with what an engine puts around them, permutation and
+    activation: t = overhead_s + (A^p + B^p)^(1/p), A the arithmetic of the copies and of
+    `tile_rows` more for each expert hit, B its weights' bytes, p the sharpness.
     """
 
     tile_rows: float = 16.0
@@ -49,7 +55,9 @@ class GroupedRoofline(Roofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel(GroupedRoofline):
-    """The kernels that an engine's release runs on a die for routed experts of one weight format."""
+    """The kernels that an engine's release runs on a die for routed experts of one weight
+    format.
+    """
 
     few: GroupedRoofline | None = None
     """The kernel for passes of at most `few_tokens` tokens; None: the same for all."""
@@ -58,28 +66,36 @@ class ExpertKernel(GroupedRoofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerRoofline(Roofline):
-    """A kernel of a recurrent mixer or of sparse attention. Over prompts of n tokens in all, P prompts, the longest of them N
-    tokens: t = overhead_s + token_s n + ((w n)^p + (w prompt_rows P)^p + (step_s N)^p)^(1/p), w a token's roofline and p the
-    sharpness. Other kernels are rooflines alone.
+    """A kernel of a recurrent mixer or of sparse attention. Over prompts of n tokens in all, P
+    prompts, the longest of them N tokens: t = overhead_s + token_s n + ((w n)^p + (w prompt_rows
+    P)^p + (step_s N)^p)^(1/p), w a token's roofline and p the sharpness. Other kernels are
+    rooflines alone.
     """
 
     token_s: float = 0.0
     """Seconds a token that do not depend on the layer's width."""
     step_s: float = 0.0
-    """Seconds a token that one prompt takes however few of the device's units it keeps busy: its chunks follow each other."""
+    """Seconds a token that one prompt takes however few of the device's units it keeps busy: its
+    chunks follow each other.
+    """
     prompt_rows: float = 0.0
-    """Tokens whose time each prompt takes besides: its state is read and written, its last chunk filled up."""
+    """Tokens whose time each prompt takes besides: its state is read and written, its last chunk
+    filled up.
+    """
     sharpness: float = 1.0
     log_sd: float = 0.0
-    """Standard deviation of log(measured / predicted) on a card that was not fitted on, such that 90 % of its rows lie within a
-    normal's 90 %."""
+    """Standard deviation of log(measured / predicted) on a card that was not fitted on, such that
+    90 % of its rows lie within a normal's 90 %.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Strict):
-    """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
+    """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x
+    link bandwidth).
 
-    W are the bytes on the wire. The root term is the slow approach to full bandwidth that NCCL shows between 1 MB and 1 GB.
+    W are the bytes on the wire. The root term is the slow approach to full bandwidth that NCCL
+    shows between 1 MB and 1 GB.
     """
 
     bandwidth_fraction: float
@@ -114,20 +130,28 @@ class GpuEfficiency(Strict):
     thin_matmul: dict[Precision, ThinRoofline] | None = None
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
     grouped_matmul: dict[str, dict[str, dict[str, ExpertKernel]]] | None = None
-    """Serving: routed experts by engine, by timed release and by weight format; None: by `thin_matmul`, with usual launches."""
+    """Serving: routed experts by engine, by timed release and by weight format; None: by
+    `thin_matmul`, with usual launches.
+    """
     mixers: dict[str, dict[str, MixerRoofline]] | None = None
-    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: nobody timed such a kernel near this die."""
+    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: nobody timed such
+    a kernel near this die.
+    """
     decode_attention: Roofline | None = None
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
-    """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring; None: the ring."""
+    """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring;
+    None: the ring.
+    """
     measured: bool = True
     """False: borrowed from another GPU; results carry wider intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks(Strict):
-    """Clocks that long trainings sustain under a card's power limit, against the boost clocks of isolated kernels."""
+    """Clocks that long trainings sustain under a card's power limit, against the boost clocks of
+    isolated kernels.
+    """
 
     gpu: str | None = None
     """Card under whose power limit the shares hold; None: typical ones, for any card."""
@@ -145,19 +169,27 @@ class FrameworkEfficiency(Strict):
     stands_for: str | None = None
     """A framework without constants of its own, for which these stand in."""
     matmul_slowdown: float = 1.0
-    """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
+    """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls
+    slower kernels.
+    """
     fp32_accumulation: dict[str, float] = field(default_factory=dict)
-    """By die: seconds of a 16-bit weight gradient that is added to an fp32 buffer, against one written in 16 bits; 1 where it
-    names none."""
+    """By die: seconds of a 16-bit weight gradient that is added to an fp32 buffer, against one
+    written in 16 bits; 1 where it names none.
+    """
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     narrow_traffic_factor: float | None = None
-    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand in for the framework's own.
-    None: no different."""
+    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand
+    in for the framework's own. None: no different.
+    """
     attention_kernel: str | None = None
-    """The kernel for fused attention that its runs called; None: unknown, or none of those that a query may name."""
+    """The kernel for fused attention that its runs called; None: unknown, or none of those that a
+    query may name.
+    """
     attention_slowdown: float = 1.0
-    """Fused attention in that kernel against the one timed alone (FlashAttention-2 and later), both passes."""
+    """Fused attention in that kernel against the one timed alone (FlashAttention-2 and later), both
+    passes.
+    """
     attention_kernels: dict[str, float] = field(default_factory=dict)
     """The same of other kernels that its runs timed, by name."""
     attention_backward_slowdown: float
@@ -165,25 +197,35 @@ class FrameworkEfficiency(Strict):
     tensor_parallel_overlap: float
     """Share of the backward collectives that can hide behind a matmul and do."""
     tensor_parallel_forward_overlap: float
-    """The same of the forward collectives: above 0 where they are split into pieces and pipelined with their matmuls, as they
-    are inside an NVLink domain."""
+    """The same of the forward collectives: above 0 where they are split into pieces and pipelined
+    with their matmuls, as they are inside an NVLink domain.
+    """
     context_parallel_overlap: float
     """Share of the ring's keys and values hidden behind attention, where there is enough of it."""
     expert_parallel_overlap: float
     """Share of the experts' all-to-alls hidden behind the experts' matmuls."""
     expert_overhead_s: float = 0.0
-    """What one layer's dispatch of tokens takes besides kernels and links, forward and backward together: the host reads how
-    many tokens each expert got before it can launch what works on them."""
+    """What one layer's dispatch of tokens takes besides kernels and links, forward and backward
+    together: the host reads how many tokens each expert got before it can launch what works on
+    them.
+    """
     expert_launch_s: float = 0.0
-    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped layers go through a rank's
-    experts one by one."""
+    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped
+    layers go through a rank's experts one by one.
+    """
     state_scan_flops_per_second: float | None = None
-    """Of the state-space scan that it trains with (Mamba 2), forward, by the FLOPs of `cost.scans.scan_work`: kernels in Triton
-    that gain little from a faster die. None: as of the kernels timed on the die."""
+    """Of the state-space scan that it trains with (Mamba 2), forward, by the FLOPs of
+    `cost.scans.scan_work`: kernels in Triton that gain little from a faster die. None: as of the
+    kernels timed on the die.
+    """
     dispatch_bandwidth_fraction: float | None = None
-    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's all-to-all."""
+    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's
+    all-to-all.
+    """
     data_parallel_overlap: float
-    """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
+    """Share of gradient reduction and parameter gathering hidden behind the backward and forward
+    pass.
+    """
     pipeline_overlap: float
     """Share of the stage-to-stage transfers hidden."""
     network: Link
@@ -193,15 +235,20 @@ class FrameworkEfficiency(Strict):
     step_overhead_s: float
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
-    """Standard deviation of log(measured / predicted step time) of dense models that were not fitted on, on fitted_gpus."""
+    """Standard deviation of log(measured / predicted step time) of dense models that were not
+    fitted on, on fitted_gpus.
+    """
     expert_time_log_sd: float | None = None
     """What models with experts add to it, in variance; None: nobody measured any."""
     earlier_expert_time_log_sd: float | None = None
-    """What they add besides under releases before today's dispatcher, or one that nobody named: these took up to twice as long
-    for the same step."""
+    """What they add besides under releases before today's dispatcher, or one that nobody named:
+    these took up to twice as long for the same step.
+    """
     pair_log_sd: float | None = None
-    """The same of the ratio of two configurations' step times, of one model on the same devices: what is wrong with the model,
-    the kernels or the devices cancels. Stalls are not in it. None: nobody measured pairs; as of two that share nothing."""
+    """The same of the ratio of two configurations' step times, of one model on the same devices:
+    what is wrong with the model, the kernels or the devices cancels. Stalls are not in it. None:
+    nobody measured pairs; as of two that share nothing.
+    """
     expert_pair_log_sd: float | None = None
     """The same of models with experts; None: as of dense ones."""
     fitted_gpus: tuple[str, ...] = ()
@@ -211,47 +258,65 @@ class FrameworkEfficiency(Strict):
     newest_release: str | None = None
     """Of those runs, as the year and month of its NeMo container; later ones drift."""
     yearly_gain: float = 0.0
-    """By how much of a logarithm a step gets shorter with each year of the software's release; the constants are those of the
-    newest one."""
+    """By how much of a logarithm a step gets shorter with each year of the software's release; the
+    constants are those of the newest one.
+    """
     memory_log_sd: float
     """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
-    """The same for what the allocator holds, which is more than what is in use: how far above the prediction it may be. None:
-    as memory_log_sd."""
+    """The same for what the allocator holds, which is more than what is in use: how far above the
+    prediction it may be. None: as memory_log_sd.
+    """
     fragmentation_fraction: float
     """Reserved over allocated memory, minus one."""
     fitted_on: str
     host_launch_s: float = 0.0
-    """Host: launching one kernel, with the framework's own code around it. Counts where devices are done sooner."""
+    """Host: launching one kernel, with the framework's own code around it. Counts where devices are
+    done sooner.
+    """
     host_tensor_stall_s: float = 0.0
-    """Host: added to a layer's launches for each rank of a tensor-parallel group that spans nodes: every collective waits for
-    the slowest."""
+    """Host: added to a layer's launches for each rank of a tensor-parallel group that spans nodes:
+    every collective waits for the slowest.
+    """
     host_pipeline_stall_s: float = 0.0
-    """The same, added for each tensor-parallel rank where pipeline stages are on different nodes."""
+    """The same, added for each tensor-parallel rank where pipeline stages are on different
+    nodes.
+    """
     message_stall_s: float = 0.0
-    """By which each blocking message between pipeline stages is held up in jobs of more than `message_stall_nodes` nodes."""
+    """By which each blocking message between pipeline stages is held up in jobs of more than
+    `message_stall_nodes` nodes.
+    """
     message_stall_nodes: int = 0
     retry_bytes_per_second: float | None = None
-    """At which a nearly full device's allocator frees a pipeline's activations and asks the driver for them again; None: no run
-    was slow there."""
+    """At which a nearly full device's allocator frees a pipeline's activations and asks the driver
+    for them again; None: no run was slow there.
+    """
     temporaries_fraction: float = 0.0
-    """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
+    """Unfused kernels' results on their way, and holes between the allocator's blocks, against
+    saved activations and logits.
+    """
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
     queued_inputs: float = 0.0
-    """Inputs gathered over tensor-parallel ranks that are freed, but wait for the communication stream: as many as the host
-    queues ahead of its device. A pipeline's messages make the host wait, so nothing is queued."""
+    """Inputs gathered over tensor-parallel ranks that are freed, but wait for the communication
+    stream: as many as the host queues ahead of its device. A pipeline's messages make the host
+    wait, so nothing is queued.
+    """
     broadcast_ramp_bytes: float = 0.0
-    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in place of a gather."""
+    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in
+    place of a gather.
+    """
     all_reduce_overlap: float | None = None
-    """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients are all-reduced bucket by
-    bucket in the backward pass and whose parameters need no gathering; None: the same."""
+    """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients
+    are all-reduced bucket by bucket in the backward pass and whose parameters need no gathering;
+    None: the same.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts(Strict):
-    """Standard deviations of log(measured / predicted) that add to a framework's own in variance, one for each thing that its
-    measured runs do not tell.
+    """Standard deviations of log(measured / predicted) that add to a framework's own in variance,
+    one for each thing that its measured runs do not tell.
     """
 
     card_log_sd: float = 0.0
@@ -267,7 +332,9 @@ class Doubts(Strict):
     release_log_sd: float = 0.0
     """A release after the newest of the runs."""
     unsaid_release_log_sd: float = 0.0
-    """A release that the query does not name, of a model without experts: those have `earlier_expert_time_log_sd`."""
+    """A release that the query does not name, of a model without experts: those have
+    `earlier_expert_time_log_sd`.
+    """
     feature_log_sd: float = 0.0
     """Each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
@@ -289,4 +356,6 @@ class EfficiencyProfile:
     release_factor: float = 1.0
     """Step time under the query's release over that under the framework's newest one."""
     release_log_sd: float = 0.0
-    """Of the framework's time_log_sd, what a release that nobody named adds: all runs of a machine have it in common."""
+    """Of the framework's time_log_sd, what a release that nobody named adds: all runs of a machine
+    have it in common.
+    """

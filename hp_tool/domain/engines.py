@@ -1,4 +1,6 @@
-"""Constants of serving engines: what they add to isolated kernels, and how far their predictions scatter."""
+"""Constants of serving engines: what they add to isolated kernels, and how far their predictions
+scatter.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,126 +10,177 @@ from hp_tool.domain.fields import Strict
 Schedule = Literal["mixed", "prefill_first"]
 
 FRACTION_OF_FREE_MEMORY = ("trtllm",)
-"""Engines whose own memory setting is the cache's share of what weights leave free (KvCacheConfig.free_gpu_memory_fraction),
-not a share of the device."""
+"""Engines whose own memory setting is the cache's share of what weights leave free
+(KvCacheConfig.free_gpu_memory_fraction), not a share of the device.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEfficiency(Strict):
-    """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps: one engine, one version."""
+    """What an inference engine adds to isolated kernels, how it schedules, and the memory it keeps:
+    one engine, one version.
+    """
 
     engine: str
     version: str
     schedule: Schedule
-    """mixed: prefill chunks ride along with decoding; prefill_first: waiting prompts stop decoding."""
+    """mixed: prefill chunks ride along with decoding; prefill_first: waiting prompts stop
+    decoding.
+    """
     matmul_slowdown: float
     """Matmuls in the engine against the same matmul timed alone."""
     attention_slowdown: float
     """Attention over the paged KV cache against the same kernel timed alone."""
     narrow_cache_slowdown: float = 1.0
-    """Decoding attention over keys and values of fewer than 16 bits, by its bytes, against that over 16: it widens them."""
+    """Decoding attention over keys and values of fewer than 16 bits, by its bytes, against that
+    over 16: it widens them.
+    """
     communication_slowdown: float
-    """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
+    """Collectives in the engine against the same collective timed alone: ranks that wait for each
+    other included.
+    """
     cast_share: float
-    """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they are fused into the norm or
-    the activation function before the matmul, above 1 where scales take a pass of their own."""
+    """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they
+    are fused into the norm or the activation function before the matmul, above 1 where scales take
+    a pass of their own.
+    """
     layer_overhead_s: float
-    """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward pass."""
+    """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward
+    pass.
+    """
     iteration_overhead_s: float
     """Scheduling, sampling and launch between two forward passes."""
     sequence_overhead_s: float
-    """Host work per running sequence and iteration: sampling parameters, detokenization, streaming."""
+    """Host work per running sequence and iteration: sampling parameters, detokenization,
+    streaming.
+    """
     eager_layer_s: float
-    """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only decode, and a pass with
-    prompts takes at least as long as its launches."""
+    """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only
+    decode, and a pass with prompts takes at least as long as its launches.
+    """
     prompt_layer_overhead_s: float
-    """The engine's work per prompt and layer that decoding waits for: it writes each layer's cache blocks."""
+    """The engine's work per prompt and layer that decoding waits for: it writes each layer's cache
+    blocks.
+    """
     request_overhead_s: float
-    """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
+    """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request
+    rate of a replica.
+    """
     stream_overhead_s: float
     """The same per streamed token: detokenization and one event to the client."""
     first_token_s: float = 0.0
-    """Seconds before a first token in which device and front end are free for others: hops between processes, and waiting for
-    the scheduler's next turn."""
+    """Seconds before a first token in which device and front end are free for others: hops between
+    processes, and waiting for the scheduler's next turn.
+    """
     backlog_share: float = 0.0
-    """Share of what the front end makes a request wait that falls before its first token, beyond the front end's own work on
-    that: tokens and new requests queue up in order of arrival."""
+    """Share of what the front end makes a request wait that falls before its first token, beyond
+    the front end's own work on that: tokens and new requests queue up in order of arrival.
+    """
     prefill_group: float
-    """Requests whose prompts a request waits for in a closed load of equal lengths, its own included: they come together."""
+    """Requests whose prompts a request waits for in a closed load of equal lengths, its own
+    included: they come together.
+    """
     wave_share: float
     """Share of the running requests that start together, in the measured runs of equal lengths."""
     batch_wait_iterations: float = 0.0
-    """Passes that a prompt waits for others to join it before any of them is computed (batch_wait_timeout_iters)."""
+    """Passes that a prompt waits for others to join it before any of them is computed
+    (batch_wait_timeout_iters).
+    """
     max_num_seqs: int
     """The engine's default."""
     max_num_batched_tokens: int
     """The engine's default."""
     memory_fraction: float
-    """Share of device memory the engine takes in all, or that the cache takes of what the rest leaves free."""
+    """Share of device memory the engine takes in all, or that the cache takes of what the rest
+    leaves free.
+    """
     memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
     """Workspaces, CUDA graphs and libraries within that share."""
     kv_reserved_output_fraction: float
-    """Share of the output length that a running request's cache holds on average when the cache is full: 0.5 where blocks
-    are handed out as tokens appear, 1 where they are promised at admission.
+    """Share of the output length that a running request's cache holds on average when the cache is
+    full: 0.5 where blocks are handed out as tokens appear, 1 where they are promised at admission.
     """
     fp8_cache_with: tuple[str, ...]
-    """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise. TensorRT-LLM does as
-    the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo)."""
+    """Precisions of weights beside which keys and values are cached in fp8 unless a query says
+    otherwise. TensorRT-LLM does as the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's
+    fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo).
+    """
     fp8_scales: Literal["block", "tensor"] = "block"
-    """Of experts in 8 bits: a scale for each block of weights, as their makers publish them, or, in releases before there were
-    kernels for those, one for each matrix."""
+    """Of experts in 8 bits: a scale for each block of weights, as their makers publish them, or, in
+    releases before there were kernels for those, one for each matrix.
+    """
     ttft_log_sd: float
-    """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
-    normal's 90 %."""
+    """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that
+    90 % of them lie within a normal's 90 %.
+    """
     tpot_log_sd: float
     throughput_log_sd: float
     pair_log_sd: float | None = None
-    """The same of the ratio of two layouts' throughputs under one load; None: as if they erred independently."""
+    """The same of the ratio of two layouts' throughputs under one load; None: as if they erred
+    independently.
+    """
     unfamiliar_factor: float = 2.0
-    """How many times as far TPOT and throughput are off for models, dies and precisions that are not among these:"""
+    """How many times as far TPOT and throughput are off for models, dies and precisions that are
+    not among these:
+    """
     unfamiliar_ttft_factor: float = 2.0
     """The same of TTFT."""
     fitted_models: tuple[str, ...] = ()
     fitted_silicon: tuple[str, ...] = ()
     fitted_precisions: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
-    """Constants that these runs hardly tell: less than half of what was unsure before them is known after."""
+    """Constants that these runs hardly tell: less than half of what was unsure before them is known
+    after.
+    """
     fitted_on: str
     """Rows and command that gave the fitted constants."""
     kernels_alone: bool = False
-    """Whether no served run is behind this: timed kernels, and means of what other engines add. Its deviations are those that a
-    measured release showed such constants to have; a query gets it where it names this release or a later one."""
+    """Whether no served run is behind this: timed kernels, and means of what other engines add. Its
+    deviations are those that a measured release showed such constants to have; a query gets it
+    where it names this release or a later one.
+    """
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
 
     def covers(self, *, model: str, silicon: str | None, precision: str) -> bool:
-        """Whether runs of this model, on this die and in this precision are among those fitted on."""
+        """Whether runs of this model, on this die and in this precision are among those fitted
+        on.
+        """
         known = model in self.fitted_models and silicon in self.fitted_silicon
         return known and precision in self.fitted_precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertEfficiency(Strict):
-    """What layers with experts add to isolated kernels, beyond an engine's other constants; by default their launches alone."""
+    """What layers with experts add to isolated kernels, beyond an engine's other constants; by
+    default their launches alone.
+    """
 
     grouped_slowdown: float = 1.0
     """Routed experts in the engine against the same timed alone."""
     layer_overhead_s: float = 0.0
-    """Fixed cost per layer with experts and forward pass beside timed experts: what the engine launches around them."""
+    """Fixed cost per layer with experts and forward pass beside timed experts: what the engine
+    launches around them.
+    """
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
     eager_layer_s: float = 0.0
-    """Host time to launch the kernels of one layer with experts one by one, beyond a dense one's: EngineEfficiency's floor of a
-    pass with prompts is higher by it."""
+    """Host time to launch the kernels of one layer with experts one by one, beyond a dense one's:
+    EngineEfficiency's floor of a pass with prompts is higher by it.
+    """
     first_token_s: float = 0.0
     """Seconds before a first token in which device and front end are free, beyond the engine's."""
     popularity_variance: float = 0.0
-    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
+    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few
+    experts a batch hits.
+    """
     load_variance: float = 0.0
     """The same over many passes: how uneven the ranks' loads are."""
     ttft_log_sd: float = 0.0
-    """Standard deviations of log(measured / predicted) on groups left out, as EngineEfficiency's."""
+    """Standard deviations of log(measured / predicted) on groups left out, as
+    EngineEfficiency's.
+    """
     tpot_log_sd: float = 0.0
     throughput_log_sd: float = 0.0
     fitted_on: str = ""
@@ -141,7 +194,9 @@ class PoolEfficiency(Strict):
     """What separate pools add, whatever their engine."""
 
     handover_s: float
-    """Seconds that a request takes from one pool to the other beside its bytes: routers, connections, the scheduler's turn."""
+    """Seconds that a request takes from one pool to the other beside its bytes: routers,
+    connections, the scheduler's turn.
+    """
     ttft_log_sd: float
     """Standard deviations of log(measured / predicted) on pools left out, as EngineEfficiency's."""
     tpot_log_sd: float

@@ -1,7 +1,8 @@
-"""What the types that users write have in common: an unknown key is an error, and numbers have bounds.
+"""What the types that users write have in common: an unknown key is an error, and numbers have
+bounds.
 
-Bounds are wide enough for anyone's work and narrow enough that no formula overflows. They stand in the fields' annotations,
-where pydantic enforces them, and /openapi.json and the form show them.
+Bounds are wide enough for anyone's work and narrow enough that no formula overflows. They stand in
+the fields' annotations, where pydantic enforces them, and /openapi.json and the form show them.
 """
 
 import contextlib
@@ -22,9 +23,15 @@ _BUILDING = threading.Lock()
 
 
 def short_repr(value: Any) -> str:
-    """`ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without the fields that stand at their default."""
-    names = (each.name for each in dataclasses.fields(value) if getattr(value, each.name) != each.default)
-    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in names)})"
+    """`ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without the fields that
+    stand at their default.
+    """
+    names = (
+        each.name for each in dataclasses.fields(value) if getattr(value, each.name) != each.default
+    )
+    return (
+        f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in names)})"
+    )
 
 
 Count = Annotated[int, Interval(ge=1, le=1 << 31)]
@@ -47,9 +54,21 @@ class _OneOrSeveral:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         one = handler(source)
-        several = {"type": "tuple", "items_schema": [one], "variadic_item_index": 0, "min_length": 1}
-        kinds = {"One": one, "Several": several}  # capitals, as of other branches, which errors leave out of a path
-        return {"type": "tagged-union", "choices": kinds, "discriminator": lambda value: _kind(value)}
+        several = {
+            "type": "tuple",
+            "items_schema": [one],
+            "variadic_item_index": 0,
+            "min_length": 1,
+        }
+        kinds = {
+            "One": one,
+            "Several": several,
+        }  # capitals, as of other branches, which errors leave out of a path
+        return {
+            "type": "tagged-union",
+            "choices": kinds,
+            "discriminator": lambda value: _kind(value),
+        }
 
 
 def _kind(value: Any) -> str:
@@ -57,7 +76,9 @@ def _kind(value: Any) -> str:
 
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
-"""A value, or in the query of a ranking a list of values to choose from, which are told apart before anything is computed."""
+"""A value, or in the query of a ranking a list of values to choose from, which are told apart
+before anything is computed.
+"""
 
 
 class _NotBlank:
@@ -73,7 +94,9 @@ Release: TypeAlias = Annotated[str, _NotBlank()]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """How people see a field of a query: forms, the explorer, tables of fields and the API's schema take it from here."""
+    """How people see a field of a query: forms, the explorer, tables of fields and the API's schema
+    take it from here.
+    """
 
     label: str
     section: str
@@ -83,24 +106,41 @@ class Shown:
     example: str = ""
     """A value that somebody might write."""
     kind: str = ""
-    """The kind of query that has it, training or inference; empty: both, as far as they have the mapping it stands in."""
+    """The kind of query that has it, training or inference; empty: both, as far as they have the
+    mapping it stands in.
+    """
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        more = {"x-section": self.section, "x-unset": self.unset, "x-example": self.example, "x-kind": self.kind}
-        return {**handler(core_schema), "title": self.label, **{name: text for name, text in more.items() if text}}
+        more = {
+            "x-section": self.section,
+            "x-unset": self.unset,
+            "x-example": self.example,
+            "x-kind": self.kind,
+        }
+        return {
+            **handler(core_schema),
+            "title": self.label,
+            **{name: text for name, text in more.items() if text},
+        }
 
 
 class Strict:
-    """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
+    """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the
+    schema's descriptions.
+    """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, bool | str]] = {
-        "extra": "forbid", "use_attribute_docstrings": True, "allow_inf_nan": False,
-    }  # fmt: skip
+        "extra": "forbid",
+        "use_attribute_docstrings": True,
+        "allow_inf_nan": False,
+    }
 
 
 class Flattened(Strict):
-    """A dataclass whose field `others`, pairs of key and value, is written as further keys beside its own."""
+    """A dataclass whose field `others`, pairs of key and value, is written as further keys beside
+    its own.
+    """
 
     __slots__ = ()
 
@@ -120,14 +160,18 @@ class Flattened(Strict):
             return cls._fold(data) if isinstance(data, dict) else data
 
         def write(value: Any, handler: Any) -> Any:
-            return {key: each for key, each in handler(value).items() if key != "others"} | dict(value.others)
+            return {key: each for key, each in handler(value).items() if key != "others"} | dict(
+                value.others
+            )
 
         schema = handler(source)
         own: dict[str, Any] = handler.resolve_ref_schema(schema)
         if own["schema"]["type"] != "function-before":  # a type that is used twice has one schema
             own["schema"] = {
-                "type": "function-before", "function": {"type": "no-info", "function": read}, "schema": own["schema"]
-            }  # fmt: skip
+                "type": "function-before",
+                "function": {"type": "no-info", "function": read},
+                "schema": own["schema"],
+            }
             own["serialization"] = {"type": "function-wrap", "function": write}
         return cast(dict[str, Any], schema)
 
@@ -143,8 +187,9 @@ class Flattened(Strict):
 
 @contextlib.contextmanager
 def building(*, described: bool) -> Iterator[None]:
-    """Let validators of types be built, by one thread at a time: Python 3.11 cannot parse docstrings in two at once. Parsing
-    them, for schemas with descriptions, takes twice as long as all else: a sixth of a command's time.
+    """Let validators of types be built, by one thread at a time: Python 3.11 cannot parse
+    docstrings in two at once. Parsing them, for schemas with descriptions, takes twice as long as
+    all else: a sixth of a command's time.
     """
     with _BUILDING:
         Strict.__pydantic_config__["use_attribute_docstrings"] = described
@@ -162,21 +207,32 @@ def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
 
 
 def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> None:
-    """Check numbers that pydantic has not seen: `values` by the name of a field of `kind`, None where it is left out.
+    """Check numbers that pydantic has not seen: `values` by the name of a field of `kind`, None
+    where it is left out.
 
     Raises InputError `invalid_value`, which names the value's path below `field`.
     """
     prefix = f"{field}." if field else ""
     for name, bounds in bounds_of(kind).items():
         value = values.get(name)
-        numbers = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, tuple) else {"": value}
+        numbers = (
+            value
+            if isinstance(value, Mapping)
+            else dict(enumerate(value))
+            if isinstance(value, tuple)
+            else {"": value}
+        )
         for key, number in numbers.items():
-            if isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]:  # not: NaN is within no bounds
+            if (
+                isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]
+            ):  # not: NaN is within no bounds
                 raise out_of_bounds(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))
 
 
 def checked(spec: T, *, field: str) -> T:
-    """The dataclass itself, its numbers within their bounds. Raises InputError as `check_bounds`."""
+    """The dataclass itself, its numbers within their bounds. Raises InputError as
+    `check_bounds`.
+    """
     kind: Any = type(spec)
     check_bounds(kind, {name: getattr(spec, name) for name in bounds_of(kind)}, field=field)
     return spec
@@ -185,9 +241,13 @@ def checked(spec: T, *, field: str) -> T:
 def out_of_bounds(value: object, bounds: tuple[float, float], *, field: str) -> InputError:
     """The error of a number outside its bounds, both included."""
     ends = " to ".join(f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in bounds)
-    return InputError(f"{field} must be from {ends}, got {str(value)[:80]}", field=field, code="invalid_value")
+    return InputError(
+        f"{field} must be from {ends}, got {str(value)[:80]}", field=field, code="invalid_value"
+    )
 
 
 def _bounds(hint: Any) -> tuple[float, float] | None:
-    own: list[Any] = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Interval)]
+    own: list[Any] = [
+        each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Interval)
+    ]
     return (own[0].ge, own[0].le) if own else next(filter(None, map(_bounds, get_args(hint))), None)

@@ -7,7 +7,9 @@ from typing import Literal, get_args
 Fit = Literal["fits", "tight", "too little headroom", "unlikely to fit", "does not fit"]
 FITS: tuple[Fit, ...] = get_args(Fit)
 SAFE = 0.01
-"""Chance of running out of memory up to which a configuration fits, and up to which candidates count as equally safe."""
+"""Chance of running out of memory up to which a configuration fits, and up to which candidates
+count as equally safe.
+"""
 EVEN = 0.5
 SURE = 0.99
 
@@ -15,9 +17,10 @@ SURE = 0.99
 def fit_of(*, out_of_memory_probability: float, within_headroom: bool) -> Fit:
     """Return the word for a chance of running out of memory.
 
-    Up to SAFE it fits, up to EVEN it is tight, up to SURE unlikely to fit, beyond that it does not. What would rather run than
-    not, but leaves less free than `memory_headroom_fraction` asks for (not `within_headroom`), has too little headroom: such a
-    configuration is infeasible, one that fits or is tight is not.
+    Up to SAFE it fits, up to EVEN it is tight, up to SURE unlikely to fit, beyond that it does not.
+    What would rather run than not, but leaves less free than `memory_headroom_fraction` asks for
+    (not `within_headroom`), has too little headroom: such a configuration is infeasible, one that
+    fits or is tight is not.
     """
     if out_of_memory_probability > SURE:
         return "does not fit"

@@ -5,54 +5,85 @@ from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, LATEST, has_com
 from hp_tool.domain.workload import GraphModule, TrainingWorkload
 
 ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
-"""Releases since which recipes record whole iterations although no token is dropped, and since which a recorded iteration may
-offload activations (transformer_config.py)."""
+"""Releases since which recipes record whole iterations although no token is dropped, and since
+which a recorded iteration may offload activations (transformer_config.py).
+"""
 ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 
 
-def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
-    """Return the modules that CUDA graphs record if a query names none; None for the whole iteration.
+def recorded_modules(
+    workload: TrainingWorkload, model: ModelSpec
+) -> tuple[GraphModule, ...] | None:
+    """Return the modules that CUDA graphs record if a query names none; None for the whole
+    iteration.
 
-    Before ITERATIONS_SINCE the kernels of experts that keep every token are not recorded: their shapes follow the tokens.
+    Before ITERATIONS_SINCE the kernels of experts that keep every token are not recorded: their
+    shapes follow the tokens.
     """
     named = workload.cuda_graph_modules
-    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
+    if (
+        named
+        or not workload.cuda_graphs
+        or not model.num_experts
+        or workload.expert_capacity_factor is not None
+    ):
         return named
-    return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
+    return (
+        None
+        if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE)
+        else ALL_BUT_EXPERTS
+    )
 
 
 def refused_recording(workload: TrainingWorkload, model: ModelSpec) -> str | None:
     """Return why Megatron Core refuses what CUDA graphs record, with the fix; None if it accepts.
 
-    Source: TransformerConfig of releases 0.16 to 0.19 (transformer_config.py, cuda_graph_impl). The rules about recomputation
-    are in `cost.strategy_legality`.
+    Source: TransformerConfig of releases 0.16 to 0.19 (transformer_config.py, cuda_graph_impl). The
+    rules about recomputation are in `cost.strategy_legality`.
     """
     if not workload.cuda_graphs:
         return None
     release = workload.framework_version or LATEST
     modules = recorded_modules(workload, model)
     named = set(modules or ())
-    dense = any(kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds)
+    dense = any(
+        kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds
+    )
     if workload.merges_passes:
         if modules is None and not has_come(release, since=GRAPHS_BESIDE_MERGED_PASSES):
             return (
-                "Megatron Core records no whole iteration under training.overlap.expert_parallel before release 0.18 (NeMo "
-                "26.06); set training.cuda_graph_modules to [attn, moe_router, moe_preprocess], or cuda_graphs to false"
+                "Megatron Core records no whole iteration under training.overlap.expert_parallel "
+                "before release 0.18 (NeMo "
+                "26.06); set training.cuda_graph_modules to [attn, moe_router, moe_preprocess], or "
+                "cuda_graphs to false"
             )
         if "mlp" in named:
             return (
-                "Megatron Core does not record mlp under training.overlap.expert_parallel; leave mlp out of "
+                "Megatron Core does not record mlp under training.overlap.expert_parallel; leave "
+                "mlp out of "
                 "training.cuda_graph_modules"
             )
-    if workload.offload == "activations" and (modules or not has_come(release, since=ITERATIONS_SINCE)):
+    if workload.offload == "activations" and (
+        modules or not has_come(release, since=ITERATIONS_SINCE)
+    ):
         return (
-            "Megatron Core does not record CUDA graphs with offloaded activations, except whole iterations since release 0.18 "
+            "Megatron Core does not record CUDA graphs with offloaded activations, except whole "
+            "iterations since release 0.18 "
             "(NeMo 26.06); set training.cuda_graphs to false, or training.offload to none"
         )
     if not model.num_experts and named & {"moe_router", "moe_preprocess"}:
-        return f"{model.name} has no experts; leave moe_router and moe_preprocess out of training.cuda_graph_modules"
+        return (
+            f"{model.name} has no experts; leave moe_router and moe_preprocess out of "
+            "training.cuda_graph_modules"
+        )
     if "moe_preprocess" in named and "moe_router" not in named:
-        return "Megatron Core records moe_preprocess only with moe_router; add moe_router to training.cuda_graph_modules"
+        return (
+            "Megatron Core records moe_preprocess only with moe_router; add moe_router to "
+            "training.cuda_graph_modules"
+        )
     if "mlp" in named and not dense:
-        return f"every layer of {model.name} has experts instead of an MLP; leave mlp out of training.cuda_graph_modules"
+        return (
+            f"every layer of {model.name} has experts instead of an MLP; leave mlp out of "
+            "training.cuda_graph_modules"
+        )
     return None

@@ -21,33 +21,44 @@ DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec(Strict):
-    """One device's datasheet. Rates are per device, dense (no sparsity), and per direction for links."""
+    """One device's datasheet. Rates are per device, dense (no sparsity), and per direction for
+    links.
+    """
 
     name: str
     """Catalogue name, such as h100-sxm-80gb."""
     kind: Kind = "gpu"
     """gpu, or cpu: one process with one thread on a host."""
     silicon: str | None = None
-    """Die whose measured constants hold for it, such as h100; cards of one die differ in clocks, power, memory and links.
-    None: constants typical of those measured."""
+    """Die whose measured constants hold for it, such as h100; cards of one die differ in clocks,
+    power, memory and links. None: constants typical of those measured.
+    """
     memory_bytes: Annotated[int, Interval(ge=1, le=1 << 60)]
-    """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing figure)."""
+    """Memory that programs can use, as nvidia-smi and torch report it (less than the marketing
+    figure).
+    """
     memory_bandwidth_bytes_per_second: Rate
     """Peak bandwidth of device memory."""
     peak_flops_per_second: dict[Precision, Rate]
-    """Dense peak by matmul input precision; a precision that is absent is not supported by the hardware."""
+    """Dense peak by matmul input precision; a precision that is absent is not supported by the
+    hardware.
+    """
     nvlink_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction bandwidth to peers of the same NVLink domain; None: peers talk over PCIe."""
     pcie_bandwidth_bytes_per_second: Rate
     """Per-direction bandwidth to the host, and to peers where there is no NVLink."""
     peer_to_peer: bool = True
-    """Whether devices of a host reach each other's memory over PCIe; false: messages pass through the host's memory."""
+    """Whether devices of a host reach each other's memory over PCIe; false: messages pass through
+    the host's memory.
+    """
     gpus_per_node: Devices = 8
     """Devices of the usual server; a cluster may have another number."""
     nvlink_domain_size: Devices | None = None
     """Devices of one NVLink domain; None: those of a node."""
     inter_node_bandwidth_bytes_per_second: Rate
-    """Per-direction network bandwidth per device in the usual server; a cluster may have another."""
+    """Per-direction network bandwidth per device in the usual server; a cluster may have
+    another.
+    """
     power_w: NonNegative
     """Board power at full load (TDP)."""
     idle_power_w: NonNegative | None = None
@@ -83,8 +94,9 @@ class ClusterSpec(Strict):
     nvlink_domain_size: Devices
     """Devices that reach each other at NVLink speed; at least gpus_per_node where NVLink exists."""
     nvlink_segment_gpus: Devices | None = None
-    """Devices of one NVLink domain that a job uses together; None: all, or the most whole nodes in which its innermost groups
-    fit a whole number of times."""
+    """Devices of one NVLink domain that a job uses together; None: all, or the most whole nodes in
+    which its innermost groups fit a whole number of times.
+    """
     inter_node_bandwidth_bytes_per_second: Rate
     """Per-direction network bandwidth per device."""
     inter_node_latency_s: NonNegative = 5e-6
@@ -94,16 +106,23 @@ class ClusterSpec(Strict):
     domain_gpus: Devices | None = None
     """The same of an NVLink domain; None: nvlink_domain_size."""
     network_topology: NetworkTopology = "fat_tree"
-    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each of its nodes."""
+    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of
+    each of its nodes.
+    """
     nodes_per_leaf: Devices | None = None
-    """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of them."""
+    """Nodes that reach each other below the oversubscribed level (a leaf, or a pod); None: all of
+    them.
+    """
     network_oversubscription: Oversubscription = 1.0
     """Bandwidth below the leaf switches over bandwidth above them; 1: full bisection."""
     kinds: tuple[ClusterSpec, ...] = ()
-    """Where there are two kinds of GPU: each as a cluster of its own, in the order of their pipeline stages; the figures
-    above are then means over all devices, or the lesser."""
+    """Where there are two kinds of GPU: each as a cluster of its own, in the order of their
+    pipeline stages; the figures above are then means over all devices, or the lesser.
+    """
     rank_order: str = DEFAULT_RANK_ORDER
-    """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
+    """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's
+    `order`).
+    """
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: cost is left out of results."""
     interruptions_per_node_day: PerDay = 0.0
@@ -115,12 +134,14 @@ class ClusterSpec(Strict):
 
     @property
     def runs_flex_dispatcher(self) -> bool:
-        """Whether DeepEP and HybridEP run on all of its devices: NVIDIA's since Ampere (the first with bf16), joined by NVLink
-        (Megatron-Bridge, apply_flex_dispatcher_backend).
+        """Whether DeepEP and HybridEP run on all of its devices: NVIDIA's since Ampere (the first
+        with bf16), joined by NVLink (Megatron-Bridge, apply_flex_dispatcher_backend).
         """
         gpus = [kind.gpu for kind in self.kinds] or [self.gpu]
         return all(
-            gpu.nvlink_bandwidth_bytes_per_second is not None and "bf16" in gpu.peak_flops_per_second and not gpu.predict_only
+            gpu.nvlink_bandwidth_bytes_per_second is not None
+            and "bf16" in gpu.peak_flops_per_second
+            and not gpu.predict_only
             for gpu in gpus
         )
 
@@ -134,7 +155,9 @@ class ClusterSpec(Strict):
         return num_gpus % node == 0 if num_gpus > node else node % num_gpus == 0
 
     def legal_counts(self) -> tuple[int, ...]:
-        """Return the rising numbers of devices that a part of the cluster may have, and all of them."""
+        """Return the rising numbers of devices that a part of the cluster may have, and all of
+        them.
+        """
         shares = (n for n in range(1, self.gpus_per_node) if self.divides_into(n))
         nodes = range(self.gpus_per_node, self.num_gpus, self.gpus_per_node)
         return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
@@ -143,7 +166,9 @@ class ClusterSpec(Strict):
         """A part of the cluster: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
-        segment = self.nvlink_segment_gpus and max(per_node, min(self.nvlink_segment_gpus, num_gpus))
+        segment = self.nvlink_segment_gpus and max(
+            per_node, min(self.nvlink_segment_gpus, num_gpus)
+        )
         return replace(
             self,
             num_gpus=num_gpus,
@@ -172,42 +197,71 @@ class ClusterQuery(Strict):
     name: str | None = None
     """Name in results; None: made from gpu and num_gpus."""
     node_type: str | None = None
-    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu, network and price."""
-    gpu: Annotated[Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")] = None
-    """Catalogue name, or the datasheet itself; may be left out where node_type is given; recommend: or a list."""
+    """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu,
+    network and price.
+    """
+    gpu: Annotated[
+        Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")
+    ] = None
+    """Catalogue name, or the datasheet itself; may be left out where node_type is given; recommend:
+    or a list.
+    """
     num_gpus: Annotated[Choice[Devices | None], Shown("GPUs", "Cluster", example="64")] = None
     """Total number of devices; None: those of node_type; recommend: or a list."""
     gpus_per_node: Annotated[Devices | None, Shown("GPUs per node", "Cluster", example="8")] = None
-    """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
-    nvlink_domain_size: Annotated[Devices | None, Shown("GPUs per NVLink domain", "NVLink", unset="the usual server's")] = None
+    """Devices that share a host; None: the usual server's (a single node where num_gpus is
+    smaller).
+    """
+    nvlink_domain_size: Annotated[
+        Devices | None, Shown("GPUs per NVLink domain", "NVLink", unset="the usual server's")
+    ] = None
     """Devices of one NVLink domain; None: the usual server's."""
-    nvlink_segment_gpus: Annotated[Devices | None, Shown("GPUs per NVLink segment", "NVLink", unset="automatic")] = None
-    """Devices of one NVLink domain that a job uses together, in whole nodes; None: all of them, or the most whole nodes in
-    which the innermost groups fit a whole number of times."""
+    nvlink_segment_gpus: Annotated[
+        Devices | None, Shown("GPUs per NVLink segment", "NVLink", unset="automatic")
+    ] = None
+    """Devices of one NVLink domain that a job uses together, in whole nodes; None: all of them, or
+    the most whole nodes in which the innermost groups fit a whole number of times.
+    """
     inter_node_bandwidth_bytes_per_second: Rate | None = None
     """Per-direction network bandwidth per device; None: the usual server's."""
     inter_node_latency_s: NonNegative | None = None
     """One message across the network; None: 5 us."""
     network_topology: NetworkTopology | None = None
-    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each. None: fat_tree."""
+    """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of
+    each. None: fat_tree.
+    """
     nodes_per_leaf: Devices | None = None
-    """Nodes that reach each other at full bandwidth, below one leaf switch or in one pod; None: all of them."""
+    """Nodes that reach each other at full bandwidth, below one leaf switch or in one pod; None: all
+    of them.
+    """
     network_oversubscription: Oversubscription | None = None
-    """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None: 1, full bisection."""
+    """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None:
+    1, full bisection.
+    """
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: the catalogue's price, if it has one."""
     market: Market | None = None
-    """priced: which price of each machine; None: on_demand. spot needs to know interruptions_per_node_day."""
+    """priced: which price of each machine; None: on_demand. spot needs to know
+    interruptions_per_node_day.
+    """
     interruptions_per_node_day: PerDay | None = None
-    """How often a node is taken back, as spot instances are: such days count as training.reliability's failures do."""
+    """How often a node is taken back, as spot instances are: such days count as
+    training.reliability's failures do.
+    """
     power_cap_w: Amount | None = None
-    """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube root."""
+    """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube
+    root.
+    """
     grid_carbon_kg_per_kwh: NonNegative | None = None
-    """kg of CO2 equivalent a kWh where it stands: adds co2_kg; None: that of the price list's place."""
+    """kg of CO2 equivalent a kWh where it stands: adds co2_kg; None: that of the price list's
+    place.
+    """
     power_usage_effectiveness: Effectiveness | None = None
     """Energy of the data centre over that of its machines (PUE); None: 1, the machines alone."""
     stages: tuple[StageGpus, ...] | None = None
-    """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and num_gpus."""
+    """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and
+    num_gpus.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,10 +291,14 @@ class NodeType(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRuns:
-    """How profile runs reach a registered cluster, and how much of it they may take: `runs` of its catalogue entry."""
+    """How profile runs reach a registered cluster, and how much of it they may take: `runs` of its
+    catalogue entry.
+    """
 
     launcher: str
-    """local, slurm, ray, kubernetes, or endpoint: a server that runs already, which searches of kind inference ask."""
+    """local, slurm, ray, kubernetes, or endpoint: a server that runs already, which searches of
+    kind inference ask.
+    """
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the launcher; gpu, gpus_per_node, max_nodes and name default to the cluster's."""
     max_concurrent_runs: Annotated[int, Interval(ge=1, le=10_000)] = 1

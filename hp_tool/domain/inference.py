@@ -1,4 +1,6 @@
-"""A serving load as a query describes it: lengths, arrivals, engine and its features, independent of how it is parallelised."""
+"""A serving load as a query describes it: lengths, arrivals, engine and its features, independent
+of how it is parallelised.
+"""
 
 from __future__ import annotations
 
@@ -20,67 +22,93 @@ MOST_TRACED = 10_000
 class LoadSpec(Strict):
     """How requests arrive."""
 
-    arrival: Annotated[Literal["closed", "burst", "poisson", "offline"], Shown("Load", "Serving", unset="closed")] = "closed"
-    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
-    neither): all requests are queued at once, without an HTTP front end. With neither, closed and poisson ask for the highest
-    load."""
+    arrival: Annotated[
+        Literal["closed", "burst", "poisson", "offline"], Shown("Load", "Serving", unset="closed")
+    ] = "closed"
+    """closed (with concurrency): a new request follows each finished one; poisson: with
+    request_rate_per_second; offline (with neither): all requests are queued at once, without an
+    HTTP front end. With neither, closed and poisson ask for the highest load.
+    """
     num_prompts: Count | None = None
-    """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
+    """offline: requests in all; None: more than run at once. Other loads are modelled in the long
+    run: leave it out.
+    """
     client: Annotated[
         Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
         Shown("Client", "Serving", unset="lengths differ"),
     ] = None
-    """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts come together again and again,
-    and how many requests it sends in all. None: lengths differ around those given, ten requests for each in flight."""
+    """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts
+    come together again and again, and how many requests it sends in all. None: lengths differ
+    around those given, ten requests for each in flight.
+    """
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
     """Requests before the measured ones; leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSpec(Strict):
-    """Speculative decoding: drafted tokens are verified together in one pass of the model (arXiv 2211.17192)."""
+    """Speculative decoding: drafted tokens are verified together in one pass of the model (arXiv
+    2211.17192).
+    """
 
     num_speculative_tokens: Annotated[int, Interval(ge=1, le=64)]
     """Tokens drafted per pass (k)."""
     acceptance_rate: Annotated[float, Interval(ge=0.0, le=1.0)]
     """Probability that a drafted token is accepted, given that those before it were (a)."""
     draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
-    """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
-    multi-token prediction about the ratio of the weights read."""
+    """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams;
+    for a draft model or multi-token prediction about the ratio of the weights read.
+    """
     draft_model: str | None = None
-    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where drafts cost nothing, else the
-    model's own layers for it (MTP)."""
+    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where
+    drafts cost nothing, else the model's own layers for it (MTP).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisaggregationSpec(Strict):
-    """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two kinds of GPU
-    (cluster.stages) the first prefills."""
+    """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two
+    kinds of GPU (cluster.stages) the first prefills.
+    """
 
     prefill_tensor_parallel_size: Annotated[
-        Axis[Devices], Shown("Prefill: tensor parallel", "Pools for prefill and decoding", unset="any")
+        Axis[Devices],
+        Shown("Prefill: tensor parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Devices that split a prefill replica's attention; a value or a list."""
     decode_tensor_parallel_size: Annotated[
-        Axis[Devices], Shown("Decoding: tensor parallel", "Pools for prefill and decoding", unset="any")
+        Axis[Devices],
+        Shown("Decoding: tensor parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Devices that split a decoding replica's attention; a value or a list."""
     prefill_expert_parallel_size: Annotated[
-        Axis[Devices], Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one or all")
+        Axis[Devices],
+        Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
-    """Devices of a prefill replica that hold different experts; None: one, or all of the replica."""
+    """Devices of a prefill replica that hold different experts; None: one, or all of the
+    replica.
+    """
     decode_expert_parallel_size: Annotated[
-        Axis[Devices], Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one or all")
+        Axis[Devices],
+        Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
-    """Devices of a decoding replica that hold different experts; None: one, or all of the replica."""
+    """Devices of a decoding replica that hold different experts; None: one, or all of the
+    replica.
+    """
     prefill_attention_data_parallel_size: Annotated[
-        Axis[Devices], Shown("Prefill: attention data parallel", "Pools for prefill and decoding", unset="any")
+        Axis[Devices],
+        Shown("Prefill: attention data parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
-    """Groups of a prefill replica that attend to different requests; None: powers of two for a model with experts."""
+    """Groups of a prefill replica that attend to different requests; None: powers of two for a
+    model with experts.
+    """
     decode_attention_data_parallel_size: Annotated[
-        Axis[Devices], Shown("Decoding: attention data parallel", "Pools for prefill and decoding", unset="any")
+        Axis[Devices],
+        Shown("Decoding: attention data parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
-    """Groups of a decoding replica that attend to different requests; None: powers of two for a model with experts."""
+    """Groups of a decoding replica that attend to different requests; None: powers of two for a
+    model with experts.
+    """
     prefill_replicas: Count | None = None
     """Number of prefill replicas."""
     decode_replicas: Count | None = None
@@ -117,57 +145,98 @@ class LogNormalTokens(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec(Strict):
-    """Requests one by one, in columns of equal length; a column of lengths may be a distribution instead."""
+    """Requests one by one, in columns of equal length; a column of lengths may be a distribution
+    instead.
+    """
 
-    arrival_s: Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)] | None = None
-    """When each came; None: lengths alone, under a concurrency or independent arrivals at a rate."""
-    input_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
-    output_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
-    prefix_tokens: Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | None = None
+    arrival_s: (
+        Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)]
+        | None
+    ) = None
+    """When each came; None: lengths alone, under a concurrency or independent arrivals at a
+    rate.
+    """
+    input_tokens: (
+        Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        | LogNormalTokens
+    )
+    output_tokens: (
+        Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        | LogNormalTokens
+    )
+    prefix_tokens: (
+        Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+        | None
+    ) = None
     """Of the input, found in the engine's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload(Strict):
-    """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
-    of one of them narrows that."""
+    """A serving load. With neither concurrency nor a rate the answer is the highest load within the
+    targets; a list or a range of one of them narrows that.
+    """
 
-    input_length: Annotated[Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Input tokens", "Serving", example="4000")] = 0
+    input_length: Annotated[
+        Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Input tokens", "Serving", example="4000")
+    ] = 0
     """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
-    output_length: Annotated[Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Output tokens", "Serving", example="1000")] = 0
+    output_length: Annotated[
+        Annotated[int, Interval(ge=0, le=1 << 31)],
+        Shown("Output tokens", "Serving", example="1000"),
+    ] = 0
     """Tokens of an answer; 0, or left out, with a trace: the trace's."""
     trace: str | TraceSpec | None = None
-    """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
-    lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
+    """Requests to play one by one: columns, a registered name, or from the command line and Python
+    a file (CSV, Mooncake's JSON lines, Azure's CSV). They come at their times, or under
+    `concurrency` or `request_rate_per_second` where that is given.
+    """
     concurrency: Annotated[
-        Axis[Count] | ConcurrencyRange, Shown("Requests in flight", "Serving", unset="most within targets")
+        Axis[Count] | ConcurrencyRange,
+        Shown("Requests in flight", "Serving", unset="most within targets"),
     ] = None
-    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
-    request_rate_per_second: Annotated[Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")] = (
-        None
-    )
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise. Under objective
-    min_gpus a list asks for the fewest devices at each."""
-    think_time_s: Annotated[Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")] = 0.0
-    """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
+    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the
+    targets.
+    """
+    request_rate_per_second: Annotated[
+        Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")
+    ] = None
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max}
+    likewise. Under objective min_gpus a list asks for the fewest devices at each.
+    """
+    think_time_s: Annotated[
+        Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")
+    ] = 0.0
+    """Seconds between an answer and the same person's next request: `users` counts people, who do
+    not come together.
+    """
     precision: Annotated[
-        Precision | Literal["int8", "int4", "mxfp4"] | None, Shown("Precision", "Serving", unset="as published")
+        Precision | Literal["int8", "int4", "mxfp4"] | None,
+        Shown("Precision", "Serving", unset="as published"),
     ] = None
-    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone. None: the published checkpoint's."""
+    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone. None: the
+    published checkpoint's.
+    """
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
-    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a trace in place of its
-    prefix_tokens."""
+    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a
+    trace in place of its prefix_tokens.
+    """
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[
-        Annotated[float, Interval(ge=1.0, le=1e6)] | None, Shown("Expert imbalance", "Experts", unset="expected")
+        Annotated[float, Interval(ge=1.0, le=1e6)] | None,
+        Shown("Expert imbalance", "Experts", unset="expected"),
     ] = None
-    """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of
-    experts even them out; 1: a balanced router."""
-    two_batch_overlap: Annotated[bool | None, Shown("Two-batch overlap", "Experts", unset="where it is faster")] = None
-    """Whether two halves of a batch take turns, one computing while the other's tokens travel to experts and back; None: where
-    experts span NVLink domains and it is faster."""
+    """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices
+    and of how replicas of experts even them out; 1: a balanced router.
+    """
+    two_batch_overlap: Annotated[
+        bool | None, Shown("Two-batch overlap", "Experts", unset="where it is faster")
+    ] = None
+    """Whether two halves of a batch take turns, one computing while the other's tokens travel to
+    experts and back; None: where experts span NVLink domains and it is faster.
+    """
     disaggregated: DisaggregationSpec | None = None
     """recommend only: {} also ranks separate pools for prefill and decoding."""
     engine: Annotated[str, Shown("Engine", "Serving", unset="vllm")] = "vllm"
@@ -175,10 +244,12 @@ class InferenceWorkload(Strict):
     engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""
     memory_fraction: Annotated[
-        Annotated[float, Interval(ge=0.01, le=1.0)] | None, Shown("Engine memory fraction", "Serving", unset="engine default")
+        Annotated[float, Interval(ge=0.01, le=1.0)] | None,
+        Shown("Engine memory fraction", "Serving", unset="engine default"),
     ] = None
-    """The engine's own setting: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static, TensorRT-LLM's
-    free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None: the engine's default, within that
-    headroom."""
+    """The engine's own setting: vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
+    TensorRT-LLM's free_gpu_memory_fraction. It replaces constraints.memory_headroom_fraction. None:
+    the engine's default, within that headroom.
+    """
     load: LoadSpec | None = None
     """How requests arrive; it decides the TTFT."""

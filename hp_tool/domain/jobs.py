@@ -41,8 +41,10 @@ class LaunchPlan:
     """A job, planned but not submitted: pure data, printable, compared in golden tests."""
 
     job_name: str
-    """Stored with the run before its job is submitted, so that a restarted worker finds its jobs by it; ends in the run's id,
-    which is random, so that a database restored from a backup, which counts runs again, makes no name twice."""
+    """Stored with the run before its job is submitted, so that a restarted worker finds its jobs by
+    it; ends in the run's id, which is random, so that a database restored from a backup, which
+    counts runs again, makes no name twice.
+    """
     command: tuple[str, ...]
     """argv; never a shell string."""
     environment: Mapping[str, str]
@@ -53,7 +55,9 @@ class LaunchPlan:
     excluded_hosts: tuple[str, ...] = ()
     """Nodes that the job is to stay away from, where the engine can be told so."""
     returns: tuple[str, ...] = ()
-    """Files that the job may leave in its folder and that output() will be asked for, beside its result."""
+    """Files that the job may leave in its folder and that output() will be asked for, beside its
+    result.
+    """
     search: str = ""
     """The search's id, for the site's own books."""
     owner: str = ""

@@ -17,7 +17,9 @@ from hp_tool.domain.workload import TrainingWorkload
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
 KILLED = "a process was killed by signal 9"
-"""Cause of a run that somebody ended from outside: it is tried once more before its configuration is blamed."""
+"""Cause of a run that somebody ended from outside: it is tried once more before its configuration
+is blamed.
+"""
 
 GRAPHS_AFTER = 2
 """Steps before CUDA graphs run: one as usual, one to record them."""
@@ -39,14 +41,19 @@ class Operation(Strict):
 
     name: LocalOperation | Collective
     shape: tuple[int, ...]
-    """matmul: m, n, k. attention, causal, forward: sequences, length, query heads, key/value heads, head_dim. add, and forward
-    and backward of activation: elements. norm and loss, forward and backward: rows, columns. Collectives: bytes of the whole
-    buffer, as NCCL's tests count them."""
+    """matmul: m, n, k. attention, causal, forward: sequences, length, query heads, key/value heads,
+    head_dim. add, and forward and backward of activation: elements. norm and loss, forward and
+    backward: rows, columns. Collectives: bytes of the whole buffer, as NCCL's tests count them.
+    """
     precision: Precision = "fp32"
     group_size: int = 1
-    """Collectives: ranks of a group; the ranks are dealt out into as many groups, which all work at once."""
+    """Collectives: ranks of a group; the ranks are dealt out into as many groups, which all work at
+    once.
+    """
     stride: int = 1
-    """Collectives: 1: neighbouring ranks; the devices of a node: groups that have one rank on each node."""
+    """Collectives: 1: neighbouring ranks; the devices of a node: groups that have one rank on each
+    node.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +66,16 @@ class OperationTimes(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Strict):
-    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs nothing of ours."""
+    """Someone's own trainer, with the configuration filled in. Its log is read afterwards; it needs
+    nothing of ours.
+    """
 
     command: tuple[str, ...]
     """argv, run in the job's folder; never a shell string."""
     torchrun: bool = True
-    """Whether torchrun starts it, once for each device; else it is started as it stands, once on each node."""
+    """Whether torchrun starts it, once for each device; else it is started as it stands, once on
+    each node.
+    """
     environment: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Texts to lay into the job's folder before it starts, by name."""
@@ -84,9 +95,13 @@ class Hardware(Strict):
     """Devices the run used."""
     hosts: tuple[str, ...] = ()
     oversubscription: float = 1.0
-    """Processes per physical core (cpu) or per device; above 1 the times are not those of real devices."""
+    """Processes per physical core (cpu) or per device; above 1 the times are not those of real
+    devices.
+    """
     declared: bool = False
-    """Whether a cluster's entry names the devices and the run did not see them: those behind an endpoint."""
+    """Whether a cluster's entry names the devices and the run did not see them: those behind an
+    endpoint.
+    """
 
 
 Clock = Annotated[float, Interval(ge=0.0, le=1e12)]
@@ -101,7 +116,9 @@ class DeviceState(Strict):
     sm_clock_hz: Clock | None = None
     sm_clock_max_hz: Clock | None = None
     throttled_by: str | None = None
-    """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only because it idles."""
+    """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only
+    because it idles.
+    """
     uncorrected_ecc_errors: Annotated[int, Interval(ge=0, le=1 << 53)] | None = None
     """Since the driver was loaded."""
     temperature_c: Annotated[float, Interval(ge=-300.0, le=1e4)] | None = None
@@ -147,8 +164,14 @@ class Tail(Flattened):
     @classmethod
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
         own = ("p50", "p90", "p99")
-        others = tuple((key, value) for key, value in data.items() if key not in own and _QUANTILE.fullmatch(key))
-        return {key: value for key, value in data.items() if (key, value) not in others} | {"others": others}
+        others = tuple(
+            (key, value)
+            for key, value in data.items()
+            if key not in own and _QUANTILE.fullmatch(key)
+        )
+        return {key: value for key, value in data.items() if (key, value) not in others} | {
+            "others": others
+        }
 
     @classmethod
     def _other_keys(cls) -> tuple[str, dict[str, Any]]:
@@ -157,15 +180,17 @@ class Tail(Flattened):
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         """Those of the values, with lines between neighbours."""
-        cuts = statistics.quantiles([*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive")
+        cuts = statistics.quantiles(
+            [*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive"
+        )
         return cls(p50=cuts[49], p90=cuts[89], p99=cuts[98])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails(Strict):
-    """Seconds of single requests. Predicted ones are of equal lengths: in a closed load they spread by a request's place in its
-    wave alone; at a request rate by the load and the prompts that a request meets, and the request latency is that of one late
-    in both: a bound.
+    """Seconds of single requests. Predicted ones are of equal lengths: in a closed load they spread
+    by a request's place in its wave alone; at a request rate by the load and the prompts that a
+    request meets, and the request latency is that of one late in both: a bound.
     """
 
     ttft_s: Tail
@@ -175,14 +200,20 @@ class Tails(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTimes(Strict):
-    """Latencies of one replica that is given `concurrency` prompts at once, again and again, or of a server under its load."""
+    """Latencies of one replica that is given `concurrency` prompts at once, again and again, or of
+    a server under its load.
+    """
 
     ttft_s: Seconds
-    """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
+    """Time to first token: from the prompts to the first token of all of them, median over
+    repetitions.
+    """
     ttft_s_spread: Spread
     """Interquartile range over repetitions."""
     tpot_s: Spread
-    """Time per output token after the first, median over repetitions; 0 where one token is asked for."""
+    """Time per output token after the first, median over repetitions; 0 where one token is asked
+    for.
+    """
     tpot_s_spread: Spread
     ttft_times_s: tuple[Seconds, ...]
     """Every repetition, warm-up left out."""
@@ -234,7 +265,9 @@ class Latencies(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLatencies(Latencies):
-    """Latencies that one measured replica implies for all of the query's load on all of its replicas."""
+    """Latencies that one measured replica implies for all of the query's load on all of its
+    replicas.
+    """
 
     penalised_latency_s: float
     """request_latency_s, and more where a target is missed: what a search minimises."""
@@ -265,7 +298,9 @@ class Measurement(Strict):
     """Largest memory the allocator held, over the ranks."""
     peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
     peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
-    """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
+    """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the
+    model was built.
+    """
     serving: ServingTimes | None = None
     """Latencies of an inference run's one replica; it has no steps."""
     load: LoadLatencies | None = None
@@ -275,10 +310,14 @@ class Measurement(Strict):
     losses: tuple[Loss, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
     breakdown_s: dict[str, Spread] | None = None
-    """Seconds of one further step under torch's profiler, where that was asked for, mean over the ranks: compute, each kind of
-    communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
+    """Seconds of one further step under torch's profiler, where that was asked for, mean over the
+    ranks: compute, each kind of communication that nothing hides, idle. They sum to that step,
+    which the profiler makes longer than step_s.
+    """
     parts_s: dict[str, Spread] | None = None
-    """Seconds of a step by the parts of a prediction, as a trace of the run measured them; they sum to that step."""
+    """Seconds of a step by the parts of a prediction, as a trace of the run measured them; they sum
+    to that step.
+    """
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
     devices: tuple[DeviceState, ...] = ()
@@ -286,11 +325,15 @@ class Measurement(Strict):
     versions: dict[str, str] = field(default_factory=dict)
     """Software that ran, by package, and the GPUs' driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
+    """What the exported configuration overlaps or fuses and this run did not: Megatron Core's
+    field, what its host lacks.
+    """
     wall_s: WallSeconds | None = None
     """Submit to result: what the search pays for."""
     refused: bool = False
-    """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
+    """The job never began, because the site or its image would not have it: this says nothing about
+    the configuration.
+    """
     suspects: tuple[str, ...] = ()
     """Nodes whose fault the end of the run may be."""
     exit_code: ExitCode | None = None
@@ -302,27 +345,33 @@ class Measurement(Strict):
 
     @property
     def objective_s(self) -> float | None:
-        """The seconds that a search minimises: of the whole configuration's step, measured or implied by a reduced run; of
-        serving the penalised latency."""
+        """The seconds that a search minimises: of the whole configuration's step, measured or
+        implied by a reduced run; of serving the penalised latency.
+        """
         if self.load is not None:
             return self.load.penalised_latency_s
         return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
 
     @property
     def measured_s(self) -> float | None:
-        """Seconds of the whole configuration's step, measured or implied by a reduced run; of serving the mean request latency,
-        without penalties."""
+        """Seconds of the whole configuration's step, measured or implied by a reduced run; of
+        serving the mean request latency, without penalties.
+        """
         return self.objective_s if self.load is None else self.load.request_latency_s
 
     @property
     def repetitions_s(self) -> tuple[float, ...]:
-        """Seconds of every step or repetition that ran, as `objective_s` counts them but without penalties."""
+        """Seconds of every step or repetition that ran, as `objective_s` counts them but without
+        penalties.
+        """
         return self.step_times_s if self.load is None else self.load.request_latencies_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Measurement):
-    """What a job brought that ran several configurations: the first one's measurement, and those of its rivals."""
+    """What a job brought that ran several configurations: the first one's measurement, and those of
+    its rivals.
+    """
 
     rivals: tuple[Measurement, ...] = ()
     """In the order of the request, up to the first that failed."""
@@ -332,7 +381,9 @@ class JobResult(Measurement):
         """The first one's alone, with its own share of the time."""
         beside_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
         values = {each.name: getattr(self, each.name) for each in fields(Measurement)}
-        return Measurement(**values | {"wall_s": None if self.wall_s is None else max(self.wall_s - beside_s, 0.0)})
+        return Measurement(
+            **values | {"wall_s": None if self.wall_s is None else max(self.wall_s - beside_s, 0.0)}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +406,9 @@ class Request(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest(Request):
-    """All the profiler needs to run one configuration: on t x p x c x data_parallel_size devices."""
+    """All the profiler needs to run one configuration: on t x p x c x data_parallel_size
+    devices.
+    """
 
     kind: Literal["training"] = "training"
     model: ModelSpec
@@ -366,19 +419,27 @@ class ProfileRequest(Request):
     fidelity: Fidelity = Fidelity()
     """What was reduced to get here (already applied to model, training and parallel)."""
     step_tolerance_fraction: float | None = None
-    """Stop measuring once four or more steps differ by less than this share; None: run all steps."""
+    """Stop measuring once four or more steps differ by less than this share; None: run all
+    steps.
+    """
     breakdown: bool = False
     """Run one further step under torch's profiler."""
     longest_step_s: float | None = None
-    """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
+    """Stop after the first measured step beyond this: hopeless against what is known already; None:
+    run all steps.
+    """
     rivals: tuple[ParallelConfig, ...] = ()
     """Configurations that run afterwards, in the same processes, with the same limits."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
     nvlink_domain_size: int | None = None
-    """Devices of the cluster that NVLink connects; None: at least those of a tensor-parallel group."""
+    """Devices of the cluster that NVLink connects; None: at least those of a tensor-parallel
+    group.
+    """
     balanced_routing: bool = False
-    """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
+    """Spread tokens evenly over experts by a router that draws, instead of by its untrained
+    weights.
+    """
 
     more_warmup_steps: int = 0
     """Further steps to warm up at most, while they still become faster."""

@@ -11,8 +11,9 @@ from hp_tool.domain.serving import RunConfig
 
 MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
-"""accepted: it teaches; held: so far off that somebody should look first; excluded: someone said that it should not teach;
-deleted: the same, and lists leave it out. Any may be accepted again."""
+"""accepted: it teaches; held: so far off that somebody should look first; excluded: someone said
+that it should not teach; deleted: the same, and lists leave it out. Any may be accepted again.
+"""
 ODD = 3.0
 """Times its prediction, or this part of it, from which on a figure is warned about."""
 COMPARED = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
@@ -26,7 +27,9 @@ class NewMeasurement:
     source: MeasurementSource
     """profile: a run of ours; reported: someone's training told us; file: imported."""
     cluster_key: str
-    """What one calibration covers: the GPU and its surroundings, in the words of whoever calibrates."""
+    """What one calibration covers: the GPU and its surroundings, in the words of whoever
+    calibrates.
+    """
     gpu: str
     framework: str
     model: str
@@ -38,7 +41,9 @@ class NewMeasurement:
     predicted: JsonObject = field(default_factory=dict)
     """The prediction made before it ran."""
     problem_digest: str = ""
-    """digests.problem_digest: measurements with the same one and the same digest may stand for each other."""
+    """digests.problem_digest: measurements with the same one and the same digest may stand for each
+    other.
+    """
     state: MeasurementState = "accepted"
     trusted: bool = True
     """Whether it may teach everybody; else it teaches its owner alone."""
@@ -46,18 +51,23 @@ class NewMeasurement:
 
     @property
     def distances(self) -> dict[str, float]:
-        """How many times above or below its prediction each figure lies. Nothing for our own runs, for reduced ones, and for
-        CPUs, whose speed and memory are their host's.
+        """How many times above or below its prediction each figure lies. Nothing for our own runs,
+        for reduced ones, and for CPUs, whose speed and memory are their host's.
         """
         if self.source == "profile" or self.gpu == "cpu" or not self.measurement.fidelity.is_whole:
             return {}
-        pairs = {name: (getattr(self.measurement, name), self.predicted.get(of)) for name, of in COMPARED.items()}
+        pairs = {
+            name: (getattr(self.measurement, name), self.predicted.get(of))
+            for name, of in COMPARED.items()
+        }
         return {name: round(max(x / y, y / x), 6) for name, (x, y) in pairs.items() if x and y}
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd about it: figures that lie far from what was predicted before it came."""
-        unless_accepted = "; it teaches nothing until it is accepted" if self.state == "held" else ""
+        unless_accepted = (
+            "; it teaches nothing until it is accepted" if self.state == "held" else ""
+        )
         return tuple(
             f"{name} {getattr(self.measurement, name):.4g} is {times:.1f} times off the predicted "
             f"{self.predicted[COMPARED[name]]:.4g}{unless_accepted}"
@@ -68,7 +78,9 @@ class NewMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRefit:
-    """A measurement whose state changed since the calibrations of its cluster and framework were fitted."""
+    """A measurement whose state changed since the calibrations of its cluster and framework were
+    fitted.
+    """
 
     id: str
     cluster_key: str

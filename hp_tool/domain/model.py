@@ -31,7 +31,9 @@ _VECTORS: dict[Vectors, int] = {"none": 0, "weight": 1, "weight_bias": 2}
 T = TypeVar("T")
 
 
-def _given(field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]) -> cached_property[T]:
+def _given(
+    field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]
+) -> cached_property[T]:
     """What a field says or, where it is None, what follows from others."""
 
     def value(model: ModelSpec) -> T:
@@ -45,20 +47,24 @@ class LayerKind:
     """What one layer is made of; layers of one kind have the same matrices."""
 
     attention: AttentionKind = "grouped"
-    """grouped: query heads that share key/value heads (MHA, GQA, MQA); latent: multi-head latent attention (DeepSeek)."""
+    """grouped: query heads that share key/value heads (MHA, GQA, MQA); latent: multi-head latent
+    attention (DeepSeek).
+    """
     mlp: MlpKind = "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Strict):
-    """A transformer's shape. A value of None means "derived": read the property of that meaning below the fields, which is
-    worked out once.
+    """A transformer's shape. A value of None means "derived": read the property of that meaning
+    below the fields, which is worked out once.
     """
 
     name: str = "custom"
     """What results call this model."""
     architecture: Architecture = "decoder"
-    """Causal decoder, bidirectional encoder (BERT), or both (T5: `num_hidden_layers` counts each side)."""
+    """Causal decoder, bidirectional encoder (BERT), or both (T5: `num_hidden_layers` counts each
+    side).
+    """
     num_hidden_layers: Layers
     """Transformer layers (L)."""
     hidden_size: Size
@@ -80,17 +86,24 @@ class ModelSpec(Strict):
     normalization: Normalization = "layernorm"
     """layernorm has weight and bias, rmsnorm a weight, unless norm_vectors says otherwise."""
     norm_vectors: Vectors | None = None
-    """What a norm has: Cohere's layernorm a weight alone, OLMo's nothing; None: as normalization says."""
+    """What a norm has: Cohere's layernorm a weight alone, OLMo's nothing; None: as normalization
+    says.
+    """
     norms_per_layer: Size = 2
-    """Norms of a layer without cross attention's: 1 where attention and MLP stand side by side behind one (GPT-J, Cohere),
-    4 where their outputs are normalized too (Gemma 2). Counted as parameters; time and activations are those of two."""
+    """Norms of a layer without cross attention's: 1 where attention and MLP stand side by side
+    behind one (GPT-J, Cohere), 4 where their outputs are normalized too (Gemma 2). Counted as
+    parameters; time and activations are those of two.
+    """
     query_key_norm: QueryKeyNorm | None = None
-    """Norms of queries and keys: one vector for all heads (head: Qwen3), or one as wide as all heads (all_heads: OLMo 2);
-    None: none."""
+    """Norms of queries and keys: one vector for all heads (head: Qwen3), or one as wide as all
+    heads (all_heads: OLMo 2); None: none.
+    """
     embedding_norm: bool = False
     """A norm behind the embedding (BLOOM, BERT), on each side of an encoder-decoder model."""
     final_norm: bool = True
-    """A norm behind the last layer, on each side of an encoder-decoder model; post-norm models (BERT, BART) have none."""
+    """A norm behind the last layer, on each side of an encoder-decoder model; post-norm models
+    (BERT, BART) have none.
+    """
     position_embedding: PositionEmbedding | None = None
     """None: learned for layernorm models without gates (GPT), rotary otherwise."""
     max_position_embeddings: Size | None = None
@@ -102,16 +115,23 @@ class ModelSpec(Strict):
     relative_attention_num_buckets: Size = 32
     """Distances that relative positions tell apart (arXiv 1910.10683 section 2.1)."""
     relative_attention_every_layer: bool = False
-    """Whether each layer has its own table of relative positions (UMT5), not the first of each side alone (T5)."""
+    """Whether each layer has its own table of relative positions (UMT5), not the first of each side
+    alone (T5).
+    """
     sliding_window: Size | None = None
-    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no others, serving
-    caches no others."""
+    """Keys that a query of a windowed layer sees, its own included; None: all. Training computes no
+    others, serving caches no others.
+    """
     sliding_window_layers: Layers | None = None
     """Layers with a sliding window, the others see all keys; None: every layer."""
     attention_bias: bool | None = None
-    """Biases on the attention projections; None: as layernorm models without gates (GPT) have them, others not."""
+    """Biases on the attention projections; None: as layernorm models without gates (GPT) have them,
+    others not.
+    """
     attention_output_bias: bool | None = None
-    """A bias on attention's output projection (Qwen2 has one on the other three alone); None: like attention_bias."""
+    """A bias on attention's output projection (Qwen2 has one on the other three alone); None: like
+    attention_bias.
+    """
     attention_sinks: bool = False
     """A learned logit for each head that no key belongs to (gpt-oss)."""
     mlp_bias: bool | None = None
@@ -129,7 +149,9 @@ class ModelSpec(Strict):
     num_shared_experts: ZeroOrMore = 0
     """Experts every token passes, each moe_intermediate_size wide."""
     shared_expert_intermediate_size: Size | None = None
-    """Width of the shared experts together (Qwen2-MoE); None: num_shared_experts x moe_intermediate_size."""
+    """Width of the shared experts together (Qwen2-MoE); None: num_shared_experts x
+    moe_intermediate_size.
+    """
     shared_expert_gate: bool = False
     """A gate that weighs the shared experts' output (Qwen2-MoE)."""
     n_group: Size | None = None
@@ -137,7 +159,9 @@ class ModelSpec(Strict):
     topk_group: Size | None = None
     """Groups from which a token's experts may come; None: all."""
     moe_latent_size: Size | None = None
-    """Width in which tokens travel to the routed experts and back (Nemotron 3 Super); None: hidden_size."""
+    """Width in which tokens travel to the routed experts and back (Nemotron 3 Super); None:
+    hidden_size.
+    """
     moe_latent_norm: bool = False
     """A norm of the routed experts' output in that width (Kimi K3)."""
     first_k_dense_replace: ZeroOrMore = 0
@@ -153,17 +177,27 @@ class ModelSpec(Strict):
     v_head_dim: Size | None = None
     """Width of a value head; None: of a key head (MLA: its part without rotary embedding)."""
     values_are_keys: bool = False
-    """Whether values are keys before their rotary embedding, without a matrix of their own (Gemma 4)."""
+    """Whether values are keys before their rotary embedding, without a matrix of their own (Gemma
+    4).
+    """
     attention_output_gate: OutputGate | None = None
-    """A gate of attention's output, from its input: a number for each channel (Qwen3-Next) or head (Step 3.7); None: none."""
+    """A gate of attention's output, from its input: a number for each channel (Qwen3-Next) or head
+    (Step 3.7); None: none.
+    """
     index_n_heads: Size | None = None
-    """Sparse attention (DeepSeek-V3.2): heads of the indexer, which chooses the keys that a query sees; None: it sees all."""
+    """Sparse attention (DeepSeek-V3.2): heads of the indexer, which chooses the keys that a query
+    sees; None: it sees all.
+    """
     index_head_dim: Size | None = None
     """Width of the indexer's heads, and of the key that it caches."""
     index_topk: Size | None = None
-    """Keys that a query sees; where whole blocks of keys are chosen (MiniMax M3), those of all chosen blocks."""
+    """Keys that a query sees; where whole blocks of keys are chosen (MiniMax M3), those of all
+    chosen blocks.
+    """
     shares_index: bool = False
-    """Whether layers see the keys that an indexer before them chose, without one of their own; `blocks` says which."""
+    """Whether layers see the keys that an indexer before them chose, without one of their own;
+    `blocks` says which.
+    """
     num_nextn_predict_layers: Annotated[int, Interval(ge=0, le=10_000)] = 0
     """Extra multi-token-prediction layers."""
     num_decoder_layers: Layers | None = None
@@ -171,23 +205,31 @@ class ModelSpec(Strict):
     output_bias: bool | None = None
     """A bias on the output layer (GPT-J, BERT); None: an encoder's has one."""
     head_dense: Vectors | None = None
-    """The dense layer, and its norm, between layers and output layer (a masked language model's): none, without or with a
-    bias; None: an encoder has it with one."""
+    """The dense layer, and its norm, between layers and output layer (a masked language model's):
+    none, without or with a bias; None: an encoder has it with one.
+    """
     sentence_head: bool | None = None
     """BERT's pooler and next-sentence classifier; None: an encoder has them."""
     type_vocab_size: ZeroOrMore | None = None
-    """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
+    """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv
+    1810.04805).
+    """
     mixer: Mixer = "attention"
     """What mixes tokens in a layer, unless `blocks` says it."""
     feed_forward: FeedForward | None = None
-    """What follows it, unless `blocks` says it; None: experts where the model has them, else a dense MLP."""
+    """What follows it, unless `blocks` says it; None: experts where the model has them, else a
+    dense MLP.
+    """
     blocks: tuple[Block, ...] | None = None
-    """Layers that differ, in order: a pattern that fills num_hidden_layers; None: all are alike but for
-    `first_k_dense_replace` and `sliding_window_layers`."""
+    """Layers that differ, in order: a pattern that fills num_hidden_layers; None: all are alike but
+    for `first_k_dense_replace` and `sliding_window_layers`.
+    """
     linear_num_key_heads: Size | None = None
     """Delta rules: heads of queries and keys."""
     linear_num_value_heads: Size | None = None
-    """Delta rules: heads of values, each with a state of key width times value width; None: linear_num_key_heads."""
+    """Delta rules: heads of values, each with a state of key width times value width; None:
+    linear_num_key_heads.
+    """
     linear_key_head_dim: Size | None = None
     linear_value_head_dim: Size | None = None
     """None: linear_key_head_dim."""
@@ -212,25 +254,44 @@ class ModelSpec(Strict):
     mamba_norms: bool = False
     """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
     left_out: str | None = None
-    """What the file describes beside this language model, such as a vision tower; estimates name it and time none of it."""
+    """What the file describes beside this language model, such as a vision tower; estimates name it
+    and time none of it.
+    """
     tower_parameters: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
-    """Weights of its towers, about; serving keeps them in 16 bits beside the language model's, training has none of them."""
+    """Weights of its towers, about; serving keeps them in 16 bits beside the language model's,
+    training has none of them.
+    """
 
-    decoder_layers = _given(lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers)
+    decoder_layers = _given(
+        lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers
+    )
     """encoder_decoder: layers of the decoder."""
-    kv_heads = _given(lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads)
-    head_size = _given(lambda model: model.head_dim, lambda model: model.hidden_size // model.num_attention_heads)
+    kv_heads = _given(
+        lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads
+    )
+    head_size = _given(
+        lambda model: model.head_dim, lambda model: model.hidden_size // model.num_attention_heads
+    )
     qk_nope_size = _given(lambda model: model.qk_nope_head_dim, lambda model: model.head_size)
     """MLA: width of the part of a query or key head without rotary embedding."""
     ffn_size = _given(lambda model: model.intermediate_size, lambda model: 4 * model.hidden_size)
     expert_size = _given(lambda model: model.moe_intermediate_size, lambda model: model.ffn_size)
     """Width of one routed expert."""
     has_attention_bias = _given(lambda model: model.attention_bias, lambda model: model.is_gpt_like)
-    has_attention_output_bias = _given(lambda model: model.attention_output_bias, lambda model: model.has_attention_bias)
+    has_attention_output_bias = _given(
+        lambda model: model.attention_output_bias, lambda model: model.has_attention_bias
+    )
     has_mlp_bias = _given(lambda model: model.mlp_bias, lambda model: model.has_attention_bias)
-    has_output_bias = _given(lambda model: model.output_bias, lambda model: model.architecture == "encoder")
-    has_sentence_head = _given(lambda model: model.sentence_head, lambda model: model.architecture == "encoder")
-    token_types = _given(lambda model: model.type_vocab_size, lambda model: 2 if model.architecture == "encoder" else 0)
+    has_output_bias = _given(
+        lambda model: model.output_bias, lambda model: model.architecture == "encoder"
+    )
+    has_sentence_head = _given(
+        lambda model: model.sentence_head, lambda model: model.architecture == "encoder"
+    )
+    token_types = _given(
+        lambda model: model.type_vocab_size,
+        lambda model: 2 if model.architecture == "encoder" else 0,
+    )
 
     @cached_property
     def total_layers(self) -> int:
@@ -240,8 +301,9 @@ class ModelSpec(Strict):
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
-        """(layers, a model of these layers alone) for each kind of layer in `blocks`, in order of first appearance; of a model
-        without `blocks` all layers and itself. The layers of one such model differ by `first_k_dense_replace` at most.
+        """(layers, a model of these layers alone) for each kind of layer in `blocks`, in order of
+        first appearance; of a model without `blocks` all layers and itself. The layers of one such
+        model differ by `first_k_dense_replace` at most.
         """
         if self.blocks is None:
             return ((self.num_hidden_layers, self),)
@@ -250,7 +312,10 @@ class ModelSpec(Strict):
             alike = replace(block, count=1)
             counts[alike] = counts.get(alike, 0) + block.count
         patterns = self.num_hidden_layers // sum(counts.values())
-        return tuple((patterns * count, self._alone(block, patterns * count)) for block, count in counts.items())
+        return tuple(
+            (patterns * count, self._alone(block, patterns * count))
+            for block, count in counts.items()
+        )
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
@@ -258,28 +323,43 @@ class ModelSpec(Strict):
         if self.blocks is None:
             return (0,) * self.num_hidden_layers
         places: dict[Block, int] = {}
-        one = [places.setdefault(replace(block, count=1), len(places)) for block in self.blocks for _ in range(block.count)]
+        one = [
+            places.setdefault(replace(block, count=1), len(places))
+            for block in self.blocks
+            for _ in range(block.count)
+        ]
         return tuple(one * (self.num_hidden_layers // len(one)))
 
     @cached_property
     def mtp_kinds(self) -> tuple[int, ...]:
-        """Layers of each kind in one layer of multi-token prediction: like the last one or, where mixers and feed-forwards are
-        layers of their own, one with attention and the last feed-forward (Nemotron 3: `*E`).
+        """Layers of each kind in one layer of multi-token prediction: like the last one or, where
+        mixers and feed-forwards are layers of their own, one with attention and the last
+        feed-forward (Nemotron 3: `*E`).
         """
         own = self.pattern[-1]
-        both = [place for place, (_, kind) in enumerate(self.kinds) if kind.mixer != "none" and kind.feed_forward != "none"]
+        both = [
+            place
+            for place, (_, kind) in enumerate(self.kinds)
+            if kind.mixer != "none" and kind.feed_forward != "none"
+        ]
         if both:
             chosen = {own if own in both else both[-1]}
         else:
             kinds = [kind for _, kind in self.kinds]
-            with_attention = [place for place, kind in enumerate(kinds) if kind.mixer == "attention"]
+            with_attention = [
+                place for place, kind in enumerate(kinds) if kind.mixer == "attention"
+            ]
             following = [place for place in self.pattern if kinds[place].feed_forward != "none"]
             chosen = {*with_attention[-1:], *following[-1:]}
         return tuple(int(place in chosen) for place in range(len(self.kinds)))
 
     def _alone(self, block: Block, count: int) -> ModelSpec:
         """A model of `count` such layers alone."""
-        own = {each.name: value for each in fields(block) if (value := getattr(block, each.name)) is not None}
+        own = {
+            each.name: value
+            for each in fields(block)
+            if (value := getattr(block, each.name)) is not None
+        }
         feed_forward = own.pop("feed_forward", "experts" if self.num_experts else "dense")
         windowed, indexed = own.pop("windowed"), own.pop("indexed")
         if feed_forward != "experts":
@@ -288,13 +368,20 @@ class ModelSpec(Strict):
             own["sliding_window"] = None
         if not indexed:
             own["index_topk"] = own["index_n_heads"] = own["index_head_dim"] = None
-        own |= {"feed_forward": feed_forward, "num_hidden_layers": count, "blocks": None, "first_k_dense_replace": 0}
+        own |= {
+            "feed_forward": feed_forward,
+            "num_hidden_layers": count,
+            "blocks": None,
+            "first_k_dense_replace": 0,
+        }
         del own["count"]
         return replace(self, **own)
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all layers are attention and MLP: `sliding_window_layers` and `first_k_dense_replace` tell them apart."""
+        """Whether all layers are attention and MLP: `sliding_window_layers` and
+        `first_k_dense_replace` tell them apart.
+        """
         return self.blocks is None and self.mixer == "attention" and self.feed_forward != "none"
 
     @cached_property
@@ -308,7 +395,9 @@ class ModelSpec(Strict):
 
     @cached_property
     def layer_kind(self) -> LayerKind:
-        """The kind of its layers, with experts where it has any; `without_experts` has the others."""
+        """The kind of its layers, with experts where it has any; `without_experts` has the
+        others.
+        """
         return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
 
     @cached_property
@@ -316,14 +405,22 @@ class ModelSpec(Strict):
         """A model of its dense layers; itself where it has no experts."""
         if not self.num_experts:
             return self
-        return replace(self, num_experts=None, num_experts_per_tok=None, num_shared_experts=0, first_k_dense_replace=0)
+        return replace(
+            self,
+            num_experts=None,
+            num_experts_per_tok=None,
+            num_shared_experts=0,
+            first_k_dense_replace=0,
+        )
 
     @cached_property
     def moe_layers(self) -> int:
         """Layers with experts: all but the leading dense ones; none in a dense model."""
         if self.blocks is not None:
             return sum(kind.moe_layers for _, kind in self.kinds)
-        return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
+        return (
+            max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
+        )
 
     @cached_property
     def begins_dense(self) -> bool:
@@ -334,11 +431,17 @@ class ModelSpec(Strict):
     @cached_property
     def qk_head_size(self) -> int:
         """Width of a query or key head; of latent attention with its rotary part."""
-        return self.head_size if self.attention == "grouped" else self.qk_nope_size + (self.qk_rope_head_dim or 0)
+        return (
+            self.head_size
+            if self.attention == "grouped"
+            else self.qk_nope_size + (self.qk_rope_head_dim or 0)
+        )
 
     @cached_property
     def v_head_size(self) -> int:
-        """Width of a value head; MLA's default is the part of a key head without rotary embedding, as DeepSeek has it."""
+        """Width of a value head; MLA's default is the part of a key head without rotary embedding,
+        as DeepSeek has it.
+        """
         if self.v_head_dim is not None:
             return self.v_head_dim
         return self.head_size if self.attention == "grouped" else self.qk_nope_size
@@ -357,7 +460,9 @@ class ModelSpec(Strict):
 
     @cached_property
     def is_gpt_like(self) -> bool:
-        """layernorm without gates: the family that has biases and learned positions unless told otherwise."""
+        """layernorm without gates: the family that has biases and learned positions unless told
+        otherwise.
+        """
         return self.normalization == "layernorm" and not self.gated_mlp
 
     @cached_property

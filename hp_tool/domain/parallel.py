@@ -9,7 +9,9 @@ from hp_tool.domain.fields import Axis, Devices, Shown, Strict, short_repr
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
-RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+RecomputeModule = Literal[
+    "core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"
+]
 PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v"]
 TokenDispatcher = Literal["alltoall", "flex", "allgather"]
 ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
@@ -22,20 +24,30 @@ class Recompute(Strict):
     granularity: RecomputeName
     """none, selective (named modules), full (whole layers); torch-fsdp: per_op, per_layer."""
     method: Literal["uniform", "block"] | None = None
-    """full only. uniform (default): a checkpoint every num_layers layers; block: the first num_layers of each chunk."""
+    """full only. uniform (default): a checkpoint every num_layers layers; block: the first
+    num_layers of each chunk.
+    """
     num_layers: Annotated[int, Interval(ge=1, le=10_000)] | None = None
-    """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model chunk (default: all)."""
+    """full only. uniform: layers per checkpoint (default 1); block: layers recomputed per model
+    chunk (default: all).
+    """
     modules: tuple[RecomputeModule, ...] | None = None
-    """selective only, Megatron Core's names; default core_attn. core_attn: scores, or the log-sum-exp of fused attention; mlp:
-    dense MLPs; moe: routers and experts; moe_act: the experts' activation functions; shared_experts; layernorm: the outputs of
-    both norms; mla_up_proj: queries, keys and values made from the latents."""
+    """selective only, Megatron Core's names; default core_attn. core_attn: scores, or the
+    log-sum-exp of fused attention; mlp: dense MLPs; moe: routers and experts; moe_act: the experts'
+    activation functions; shared_experts; layernorm: the outputs of both norms; mla_up_proj:
+    queries, keys and values made from the latents.
+    """
 
 
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
     """`selective`, or `full block 4` where more was said."""
     if isinstance(recompute, str):
         return recompute
-    modules = "+".join(recompute.modules) if recompute.modules and recompute.modules != ("core_attn",) else None
+    modules = (
+        "+".join(recompute.modules)
+        if recompute.modules and recompute.modules != ("core_attn",)
+        else None
+    )
     parts = (recompute.granularity, recompute.method, recompute.num_layers, modules)
     return " ".join(str(part) for part in parts if part is not None)
 
@@ -60,9 +72,13 @@ class ParallelConfig(Strict):
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
-    """None: the query's, or what its framework's release uses; also where no rank has another's experts."""
+    """None: the query's, or what its framework's release uses; also where no rank has another's
+    experts.
+    """
     rank_order: str | None = None
-    """This and what follows are the same for all candidates of a query, and None where it says nothing."""
+    """This and what follows are the same for all candidates of a query, and None where it says
+    nothing.
+    """
     pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
@@ -89,8 +105,9 @@ class Strategy(Strict):
 
     context_parallel_communication: ContextCommunication = "p2p"
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
-    """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None: as many of the former as
-    share an NVLink domain and divide the heads."""
+    """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None:
+    as many of the former as share an NVLink domain and divide the heads.
+    """
     dynamic_context_parallel: bool = False
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
     """Of candidates that name none."""
@@ -103,21 +120,29 @@ DEFAULT_STRATEGY = Strategy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelQuery(Strict):
-    """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""
+    """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent
+    (free).
+    """
 
-    tensor_parallel_size: Annotated[Axis[Devices], Shown("Tensor parallel", "Parallelism", unset="any")] = None
+    tensor_parallel_size: Annotated[
+        Axis[Devices], Shown("Tensor parallel", "Parallelism", unset="any")
+    ] = None
     """Devices that split each matmul (t)."""
-    pipeline_parallel_size: Annotated[Axis[Devices], Shown("Pipeline parallel", "Parallelism", unset="any")] = None
+    pipeline_parallel_size: Annotated[
+        Axis[Devices], Shown("Pipeline parallel", "Parallelism", unset="any")
+    ] = None
     """Pipeline stages (p)."""
     virtual_pipeline_parallel_size: Annotated[
         Axis[Devices], Shown("Chunks per rank", "Parallelism", unset="any", kind="training")
     ] = None
     """Model chunks per pipeline rank (v); 1 is plain 1F1B."""
-    context_parallel_size: Annotated[Axis[Devices], Shown("Context parallel", "Parallelism", unset="any", kind="training")] = (
-        None
-    )
+    context_parallel_size: Annotated[
+        Axis[Devices], Shown("Context parallel", "Parallelism", unset="any", kind="training")
+    ] = None
     """Devices that split a sequence (c)."""
-    expert_parallel_size: Annotated[Axis[Devices], Shown("Expert parallel", "Parallelism", unset="any")] = None
+    expert_parallel_size: Annotated[
+        Axis[Devices], Shown("Expert parallel", "Parallelism", unset="any")
+    ] = None
     """Devices that hold different experts (e)."""
     expert_tensor_parallel_size: Annotated[
         Axis[Devices], Shown("Expert tensor parallel", "Parallelism", unset="any", kind="training")
@@ -129,68 +154,95 @@ class ParallelQuery(Strict):
         Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("ZeRO group", "Parallelism", unset="all replicas", kind="training"),
     ] = None
-    """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the d / S groups are replicas.
-    0 (default): all of them are one group."""
-    micro_batch_size: Annotated[Axis[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")] = None
+    """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the
+    d / S groups are replicas. 0 (default): all of them are one group.
+    """
+    micro_batch_size: Annotated[
+        Axis[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")
+    ] = None
     """Sequences in one forward pass (b)."""
-    sequence_parallel: Annotated[Axis[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")] = None
+    sequence_parallel: Annotated[
+        Axis[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")
+    ] = None
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
     recompute: Annotated[
-        Axis[RecomputeName | Recompute], Shown("Recomputation", "Parallelism", unset="any", kind="training")
+        Axis[RecomputeName | Recompute],
+        Shown("Recomputation", "Parallelism", unset="any", kind="training"),
     ] = None
     """Activation recomputation: a name, or a mapping with details."""
     zero_stage: Annotated[
-        Axis[Annotated[int, Interval(ge=0, le=3)]], Shown("ZeRO stage", "Parallelism", unset="any (3: FSDP)", kind="training")
+        Axis[Annotated[int, Interval(ge=0, le=3)]],
+        Shown("ZeRO stage", "Parallelism", unset="any (3: FSDP)", kind="training"),
     ] = None
-    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
+    """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or
+    3.
+    """
     pipeline_schedule: Annotated[
-        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training")
+        Axis[PipelineSchedule],
+        Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training"),
     ] = None
-    """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
-    per rank), dualpipe (every stage kept twice) and dualpipe-v (two chunks, kept once), which run forward passes together with
-    backward ones. None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split,
+    zb-h1, zbv (two model chunks per rank), dualpipe (every stage kept twice) and dualpipe-v (two
+    chunks, kept once), which run forward passes together with backward ones. None: 1f1b,
+    interleaved where virtual_pipeline_parallel_size is above 1.
+    """
     pipeline_layout: str | None = None
     """The contents of each model chunk, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
     pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
     rank_order: str | None = None
-    """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
+    """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's
+    tp-cp-ep-dp-pp.
+    """
     context_parallel_communication: Annotated[
-        ContextCommunication | None, Shown("Context exchange", "Parallelism", unset="any", kind="training")
+        ContextCommunication | None,
+        Shown("Context exchange", "Parallelism", unset="any", kind="training"),
     ] = None
     """How ranks that split a sequence exchange it; None: p2p."""
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
-    """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
-    context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
+    """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron
+    Core). Their product is the context_parallel_size. None: as many of the former as share an
+    NVLink domain and divide the heads.
+    """
     dynamic_context_parallel: bool | None = None
-    """Whether each packed micro-batch takes as many context-parallel ranks as its sequences need, at most context_parallel_size
-    (Megatron Core); needs training.packed and sequence_lengths."""
+    """Whether each packed micro-batch takes as many context-parallel ranks as its sequences need,
+    at most context_parallel_size (Megatron Core); needs training.packed and sequence_lengths.
+    """
     moe_token_dispatcher_type: Annotated[
-        Axis[TokenDispatcher], Shown("Token dispatcher", "Parallelism", unset="any", kind="training")
+        Axis[TokenDispatcher],
+        Shown("Token dispatcher", "Parallelism", unset="any", kind="training"),
     ] = None
-    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
-    to every rank. None: an estimate takes flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else
-    alltoall; a ranking tries both where the release and the GPUs have both."""
+    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each
+    node that holds any, allgather to every rank. None: an estimate takes flex from
+    framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall; a ranking tries
+    both where the release and the GPUs have both.
+    """
     attention_data_parallel_size: Annotated[
-        Axis[Devices], Shown("Attention data parallel", "Parallelism", unset="any", kind="inference")
+        Axis[Devices],
+        Shown("Attention data parallel", "Parallelism", unset="any", kind="inference"),
     ] = None
     """Inference only: groups of a stage that attend to different requests."""
     redundant_experts: Annotated[
         Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("Redundant experts", "Parallelism", unset="fewest", kind="inference"),
     ] = None
-    """Inference only: second copies of experts beside the model's own, over all ranks that divide them; None: the fewest that
-    give each rank equally many."""
+    """Inference only: second copies of experts beside the model's own, over all ranks that divide
+    them; None: the fewest that give each rank equally many.
+    """
     max_num_seqs: Annotated[
-        Axis[Devices], Shown("Engine limit (max_num_seqs)", "Parallelism", unset="engine's own", kind="inference")
+        Axis[Devices],
+        Shown("Engine limit (max_num_seqs)", "Parallelism", unset="engine's own", kind="inference"),
     ] = None
-    """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
+    """Inference only: maximum requests that one scheduler runs at once; None: the engine's
+    default.
+    """
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""
 
 
 def said_of_all(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
-    """Return what a query says of all its candidates, by field, as far as it means something for one of this size: levels of
-    context parallelism only where they make up its size."""
+    """Return what a query says of all its candidates, by field, as far as it means something for
+    one of this size: levels of context parallelism only where they make up its size.
+    """
     values = {name: getattr(query, name) for name in OF_THE_QUERY}
     sizes = query.hierarchical_context_parallel_sizes
     if sizes is not None and sizes[0] * sizes[1] != context_parallel_size:

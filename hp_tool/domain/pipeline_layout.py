@@ -1,8 +1,9 @@
-"""Uneven pipelines in Megatron Core's notation (--pipeline-model-parallel-layout): `Et*3|(tt|)*29,m|L`.
+"""Uneven pipelines in Megatron Core's notation (--pipeline-model-parallel-layout):
+`Et*3|(tt|)*29,m|L`.
 
-A `|` ends a model chunk. E is the embedding, t a transformer layer, m a multi-token-prediction layer, L the output layer with
-the loss; `x*n` and `(...)*n` repeat, commas are ornament. Chunk i is on pipeline rank i mod p. Source: Megatron Core,
-transformer/pipeline_parallel_layer_layout.py.
+A `|` ends a model chunk. E is the embedding, t a transformer layer, m a multi-token-prediction
+layer, L the output layer with the loss; `x*n` and `(...)*n` repeat, commas are ornament. Chunk i is
+on pipeline rank i mod p. Source: Megatron Core, transformer/pipeline_parallel_layer_layout.py.
 """
 
 import functools
@@ -50,27 +51,45 @@ class PipelineLayout:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> PipelineLayout:
-    """The layout that a text describes. Raises InputError if it describes none, or too large a one."""
+    """The layout that a text describes. Raises InputError if it describes none, or too large a
+    one.
+    """
     if len(text) > MAX_TEXT:
-        raise InputError(f"a pipeline layout may be {MAX_TEXT:,} characters long, this is {len(text):,}", field=FIELD)
+        raise InputError(
+            f"a pipeline layout may be {MAX_TEXT:,} characters long, this is {len(text):,}",
+            field=FIELD,
+        )
     written = _written_out(text.replace(",", ""))
     if strange := re.search(r"[^EtmL|]", written):
         raise InputError(
-            f"{strange.group()!r} is no part of a pipeline layout; write E, t, m, L, |, x*n and (...)*n", field=FIELD
+            f"{strange.group()!r} is no part of a pipeline layout; write E, t, m, L, |, x*n and "
+            "(...)*n",
+            field=FIELD,
         )
     if re.fullmatch(r"E[t|]*[m|]*L", written) is None:
         raise InputError(
-            "a pipeline layout starts with its one E and ends with its one L, transformer layers (t) before "
+            "a pipeline layout starts with its one E and ends with its one L, transformer layers "
+            "(t) before "
             "multi-token-prediction layers (m)",
             field=FIELD,
         )
     chunks, before = [], 0
     for marks in written.split("|"):
         embedding, layers, mtp_layers, loss = map(marks.count, "EtmL")
-        chunks.append(LayoutChunk(embedding=embedding, layers=layers, mtp_layers=mtp_layers, loss=loss, layers_before=before))
+        chunks.append(
+            LayoutChunk(
+                embedding=embedding,
+                layers=layers,
+                mtp_layers=mtp_layers,
+                loss=loss,
+                layers_before=before,
+            )
+        )
         before += layers
     if sum(chunk.mtp_layers > 0 for chunk in chunks) > 1:
-        raise InputError("all multi-token-prediction layers (m) must be in one model chunk", field=FIELD)
+        raise InputError(
+            "all multi-token-prediction layers (m) must be in one model chunk", field=FIELD
+        )
     return PipelineLayout(text=text, chunks=tuple(chunks))
 
 
@@ -78,36 +97,54 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
     """Raises InputError where it lays out another number of layers than the model has."""
     for count, wanted, letter, name in (
         (sum(chunk.layers for chunk in layout.chunks), num_layers, "t", "num_hidden_layers"),
-        (sum(chunk.mtp_layers for chunk in layout.chunks), mtp_layers, "m", "num_nextn_predict_layers"),
+        (
+            sum(chunk.mtp_layers for chunk in layout.chunks),
+            mtp_layers,
+            "m",
+            "num_nextn_predict_layers",
+        ),
     ):
         if count != wanted:
-            raise InputError(f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}", field=FIELD)
+            raise InputError(
+                f"{layout.text!r} has {count} x {letter}, the model's {name} is {wanted}",
+                field=FIELD,
+            )
 
 
 def _written_out(text: str) -> str:
     for pattern in _REPETITIONS:
         # Seven digits are too many of anything.
-        length = len(text) + sum(len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text))
+        length = len(text) + sum(
+            len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text)
+        )
         if length > MAX_WRITTEN_OUT:
-            raise InputError(f"a pipeline layout may stand for {MAX_WRITTEN_OUT:,} layers and marks at most", field=FIELD)
+            raise InputError(
+                f"a pipeline layout may stand for {MAX_WRITTEN_OUT:,} layers and marks at most",
+                field=FIELD,
+            )
         text = pattern.sub(lambda match: match[1] * int(match[2]), text)
     return text
 
 
-# Layers of the stages where nobody lays them out, and they or their model chunks cannot all hold equally many.
+# Layers of the stages where nobody lays them out, and they or their model chunks cannot all hold
+# equally many.
 #
-# Megatron Core counts the output layer, or it and the embedding, as a layer each (account_for_loss_in_pipeline_split,
-# account_for_embedding_in_pipeline_split): BLOOM's 70 layers lie on 12 stages, Llama 3.1 405B's 126 on 64 chunks. With one
-# chunk a rank it takes any number for either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage).
-# Mixtures that begin with dense layers, which are light, have a full first chunk: Megatron Bridge lays out the 61 layers of
-# DeepSeek-V3 and of Kimi-K2 on 16 chunks as fifteen times 4, and 1 (recipes/deepseek, recipes/kimi). What is left is laid out
-# chunk by chunk, a layer fewer in each of the first and the last few. Sizes are numbers or arrays: L layers on p stages of v
-# chunks.
+# Megatron Core counts the output layer, or it and the embedding, as a layer each
+# (account_for_loss_in_pipeline_split, account_for_embedding_in_pipeline_split): BLOOM's 70 layers
+# lie on 12 stages, Llama 3.1 405B's 126 on 64 chunks. With one chunk a rank it takes any number for
+# either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage). Mixtures that
+# begin with dense layers, which are light, have a full first chunk: Megatron Bridge lays out the 61
+# layers of DeepSeek-V3 and of Kimi-K2 on 16 chunks as fifteen times 4, and 1 (recipes/deepseek,
+# recipes/kimi). What is left is laid out chunk by chunk, a layer fewer in each of the first and the
+# last few. Sizes are numbers or arrays: L layers on p stages of v chunks.
 
 
-def missing_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> tuple[Any, Any]:
-    """(a, b): layers to the next multiple of p v, shared out to both ends. The last one, which has the output layer too, lacks
-    more; `begins_dense`: all of them, where it holds a layer then. Both are 0 where p v divides L.
+def missing_layers(
+    *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
+) -> tuple[Any, Any]:
+    """(a, b): layers to the next multiple of p v, shared out to both ends. The last one, which has
+    the output layer too, lacks more; `begins_dense`: all of them, where it holds a layer then. Both
+    are 0 where p v divides L.
     """
     missing = -num_layers % (stages * chunks)
     first = missing // 2
@@ -116,23 +153,34 @@ def missing_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: b
     return first, missing - first
 
 
-def ends_are_shorter(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> Any:
-    """Whether the ends alone lack layers, and a framework is told by sizes: they have enough of them, or lack no more than one
-    each.
+def ends_are_shorter(
+    *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
+) -> Any:
+    """Whether the ends alone lack layers, and a framework is told by sizes: they have enough of
+    them, or lack no more than one each.
     """
-    _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
+    _, last = missing_layers(
+        num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+    )
     return (last <= 1) | ((chunks == 1) & (last < -(-num_layers // stages)))
 
 
 def _only_ends(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
     """Whether the ends alone lack layers, however a framework is told."""
-    sizes = {"num_layers": num_layers, "stages": stages, "chunks": chunks, "begins_dense": begins_dense}
+    sizes = {
+        "num_layers": num_layers,
+        "stages": stages,
+        "chunks": chunks,
+        "begins_dense": begins_dense,
+    }
     first, last = missing_layers(**sizes)
     return ends_are_shorter(**sizes) | (begins_dense & (first == 0) & (last > 0))
 
 
 def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
-    """Whether a pipeline whose p v does not divide L holds a layer or more in each chunk; the ends' chunks may be without."""
+    """Whether a pipeline whose p v does not divide L holds a layer or more in each chunk; the ends'
+    chunks may be without.
+    """
     _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
 
@@ -144,10 +192,13 @@ def stage_layers(
     p = stages
     if late:
         return num_layers // p, -(-num_layers // p), -(-num_layers // p)
-    first, last = missing_layers(num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense)
+    first, last = missing_layers(
+        num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense
+    )
     full = -(-num_layers // (p * chunks)) * chunks
     ends = _only_ends(num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense)
-    # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has one.
+    # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has
+    # one.
     rounds, (begun, ended) = first // p + last // p, (first % p, last % p)
     spread = (rounds + (begun > 0), rounds + (ended > 0), rounds + (begun + ended >= p))
     return tuple(
@@ -156,25 +207,35 @@ def stage_layers(
     )
 
 
-def v_stage_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> tuple[Any, Any, Any]:
-    """Layers of the (first, last, fullest) stage of a V, whose rank r holds the chunks r and 2p - 1 - r: the last is as full as
-    any.
+def v_stage_layers(
+    *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
+) -> tuple[Any, Any, Any]:
+    """Layers of the (first, last, fullest) stage of a V, whose rank r holds the chunks r and 2p - 1
+    - r: the last is as full as any.
     """
-    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
+    first, last = missing_layers(
+        num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+    )
     full = -(-num_layers // (stages * chunks)) * chunks
     alone = begins_dense & (first == 0) & (last > 0)  # the last chunk lacks all of them
     most = full - (1 - alone) * ((first >= stages) * 1 + (last >= stages))
     return full - (first > 0) - ((1 - alone) * (last > 0) + alone * last), most, most
 
 
-def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False) -> list[int]:
-    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them; `late`: those that are left over
-    are on the last ones.
+def chunk_layers(
+    *, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False
+) -> list[int]:
+    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them;
+    `late`: those that are left over are on the last ones.
     """
-    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
+    first, last = missing_layers(
+        num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+    )
     count = stages * chunks
     if late:
-        return [num_layers // count + (place >= count - num_layers % count) for place in range(count)]
+        return [
+            num_layers // count + (place >= count - num_layers % count) for place in range(count)
+        ]
     sizes = [(num_layers + first + last) // count] * count
     if _only_ends(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense):
         sizes[0] -= first
@@ -184,15 +245,24 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
 
 
 @functools.lru_cache(maxsize=1024)
-def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False) -> str:
-    """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
+def layout_text(
+    *, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False
+) -> str:
+    """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`:
+    `Et*5|(t*6|)*10t*5L`.
+    """
     return text_of_chunks(
-        chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense), mtp_layers=mtp_layers
+        chunk_layers(
+            num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+        ),
+        mtp_layers=mtp_layers,
     )
 
 
 def text_of_chunks(sizes: Iterable[int], *, mtp_layers: int) -> str:
-    """Return model chunks of these numbers of layers, two or more, in the same notation; multi-token prediction in the last."""
+    """Return model chunks of these numbers of layers, two or more, in the same notation;
+    multi-token prediction in the last.
+    """
     first, *between, last = map(_layers, sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
     middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)

@@ -12,7 +12,9 @@ class PlannedRun:
     """One run to come, and what it would ask of the site."""
 
     chosen_by: str
-    """Why it would be run; `confirmation`: the whole of a configuration that was only seen reduced."""
+    """Why it would be run; `confirmation`: the whole of a configuration that was only seen
+    reduced.
+    """
     parallel: ParallelConfig
     fidelity: Fidelity
     """What is left out of it."""
@@ -21,7 +23,9 @@ class PlannedRun:
     step_s: float
     """Predicted, of what is run."""
     configurations: int
-    """How many the run's job trains, one after another: itself and those that the search would run after it."""
+    """How many the run's job trains, one after another: itself and those that the search would run
+    after it.
+    """
     wall_s: float
     """Start-up and all steps of its job, as predicted; waiting for devices is not in it."""
     wall_s_interval: tuple[float, float] | None = None
@@ -45,7 +49,9 @@ class SearchPlan:
     launcher: str
     first: PlannedRun
     confirmation: PlannedRun | None
-    """The whole run that would prove a leader that was only seen reduced; None where runs are whole, or nothing pays for it."""
+    """The whole run that would prove a leader that was only seen reduced; None where runs are
+    whole, or nothing pays for it.
+    """
     runs: int
     """Runs at most, the confirmation included."""
     stopped_by: str
@@ -53,7 +59,9 @@ class SearchPlan:
     wall_s: float
     """Of all runs, as predicted, without waiting for devices."""
     wall_s_interval: tuple[float, float] | None = None
-    """By how long start-ups may take; None once runs on this cluster have shown that. So are the two others."""
+    """By how long start-ups may take; None once runs on this cluster have shown that. So are the
+    two others.
+    """
     gpu_seconds: float
     gpu_seconds_interval: tuple[float, float] | None = None
     gpu_hours: float

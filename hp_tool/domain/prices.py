@@ -12,12 +12,16 @@ PRICED = "priced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Strict):
-    """A machine that can be rented, as one page states it on one day. Prices are US dollars of a GPU-hour."""
+    """A machine that can be rented, as one page states it on one day. Prices are US dollars of a
+    GPU-hour.
+    """
 
     name: str
     provider: str
     node_type: str | None = None
-    """The server or cloud instance of the catalogue; None: the GPU's usual server and network are assumed."""
+    """The server or cloud instance of the catalogue; None: the GPU's usual server and network are
+    assumed.
+    """
     gpu: str | None = None
     """Catalogue name of its devices; None: those of node_type."""
     region: str | None = None
@@ -59,12 +63,17 @@ class Priced:
     price_date: str | None = None
     """Day of which the price is; None: the query's or the catalogue's own."""
     network_bandwidth_bytes_per_second: float | None = None
-    """Between nodes, per GPU and direction; None if the row uses one NVLink domain, or in other rankings."""
+    """Between nodes, per GPU and direction; None if the row uses one NVLink domain, or in other
+    rankings.
+    """
     network_assumed: bool | None = None
-    """Neither the query nor the price list states that network: it is the usual one of servers with this GPU. None in other
-    rankings."""
+    """Neither the query nor the price list states that network: it is the usual one of servers with
+    this GPU. None in other rankings.
+    """
     cost: float | None = None
-    """US dollars: of the whole training, failures included; of serving, of an hour of all its devices."""
+    """US dollars: of the whole training, failures included; of serving, of an hour of all its
+    devices.
+    """
     cost_interval: tuple[float, float] | None = None
     """90 %, by the interval of the step time."""
     days_interval: tuple[float, float] | None = None

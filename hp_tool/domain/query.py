@@ -26,9 +26,11 @@ MOST_DEVICES = 1_024
 
 
 class OwnFile(str):
-    """A name in a query that may be a path on this machine; a plain string names a catalogue entry and is never opened.
+    """A name in a query that may be a path on this machine; a plain string names a catalogue entry
+    and is never opened.
 
-    JSON and YAML hold none, so neither does what arrives over HTTP or is in a database. Copies of a query keep it.
+    JSON and YAML hold none, so neither does what arrives over HTTP or is in a database. Copies of a
+    query keep it.
     """
 
     __slots__ = ()
@@ -42,7 +44,9 @@ class Constraints(Strict):
     """Maximum length of the training; needs training.total_tokens."""
     max_cost: Annotated[Amount | None, Shown("Maximum cost ($)", "Goal", kind="training")] = None
     """Maximum cost of the training in US dollars; needs training.total_tokens and a price."""
-    memory_headroom_fraction: Annotated[Fraction, Shown("Free memory fraction", "Goal", unset="0.05")] = 0.05
+    memory_headroom_fraction: Annotated[
+        Fraction, Shown("Free memory fraction", "Goal", unset="0.05")
+    ] = 0.05
     """Share of device memory kept free."""
 
 
@@ -51,65 +55,95 @@ class SearchSettings(Strict):
     """tune only: the budget of real runs, and where they run."""
 
     launcher: Annotated[
-        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None, Shown("Launcher", "Profile runs")
+        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None,
+        Shown("Launcher", "Profile runs"),
     ] = None
     """What starts the runs; None: the registered cluster's launcher, else this host."""
-    budget_runs: Annotated[Repetitions, Shown("Maximum profile runs", "Profile runs", example="8")] = 8
+    budget_runs: Annotated[
+        Repetitions, Shown("Maximum profile runs", "Profile runs", example="8")
+    ] = 8
     """Maximum number of profile runs."""
-    budget_gpu_seconds: Annotated[Amount | None, Shown("Maximum GPU-seconds", "Profile runs")] = None
+    budget_gpu_seconds: Annotated[Amount | None, Shown("Maximum GPU-seconds", "Profile runs")] = (
+        None
+    )
     """Maximum device seconds of profile runs; None: no limit."""
     run_timeout_s: Annotated[
         Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"],
         Shown("Maximum seconds per run", "Profile runs", unset="auto"),
     ] = "auto"
-    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster have shown it (three times a
-    guess before), and each step at the upper end of its predicted interval. A run that is cut off keeps the steps it has
-    measured."""
+    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster
+    have shown it (three times a guess before), and each step at the upper end of its predicted
+    interval. A run that is cut off keeps the steps it has measured.
+    """
     queue_timeout_s: Annotated[
         Annotated[float, Interval(ge=1.0, le=1e7)] | None,
         Shown("Maximum seconds in the queue", "Profile runs", unset="no limit"),
     ] = None
-    """Maximum seconds that a run may wait for devices; then it is taken back and the search ends, to be resumed later. None: it
-    waits."""
+    """Maximum seconds that a run may wait for devices; then it is taken back and the search ends,
+    to be resumed later. None: it waits.
+    """
     steps: Repetitions = 5
     """Measured optimizer steps per run."""
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
     """Repetitions before measuring."""
     balanced_routing: Annotated[
-        bool | None, Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance")
+        bool | None,
+        Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance"),
     ] = None
-    """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where expert_imbalance is 1."""
+    """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where
+    expert_imbalance is 1.
+    """
     breakdown: bool = False
-    """Also run one step of each configuration under torch's profiler, to report where its time goes."""
+    """Also run one step of each configuration under torch's profiler, to report where its time
+    goes.
+    """
     step_tolerance_fraction: Fraction = 0.01
     """End a run early once at least four measured steps differ by less than this fraction."""
     hopeless_factor: Annotated[float, Interval(ge=1.0, le=1e6)] = 3.0
-    """End a run after its first measured step if that takes this many times the best known step time."""
+    """End a run after its first measured step if that takes this many times the best known step
+    time.
+    """
     min_gain_fraction: Fraction = 0.01
     """Stop when the expected gain of a further run is below this fraction of the best step time."""
     seed: Annotated[int, Interval(ge=0, le=(1 << 32) - 1)] = 0
     """Seed of the search's random choices."""
     reuse: Annotated[bool, Shown("Reuse earlier measurements", "Profile runs")] = False
-    """Use earlier measurements of the same configuration and problem instead of runs; they cost nothing."""
+    """Use earlier measurements of the same configuration and problem instead of runs; they cost
+    nothing.
+    """
     fidelity: Annotated[Literal["full", "auto"], Shown("Fidelity", "Profile runs")] = "auto"
-    """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and layers where that saves half its
-    cost, and is extrapolated; the best configuration is run whole before the search ends."""
+    """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and
+    layers where that saves half its cost, and is extrapolated; the best configuration is run whole
+    before the search ends.
+    """
     preflight: Annotated[bool, Shown("Check the nodes first", "Profile runs")] = False
-    """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
-    from nodes that lag behind their peers. It is charged to the first run."""
-    baseline: Annotated[ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")] = None
-    """What you run today, which the answer is compared with, as `parallel` of one configuration. It is run once where it is one
-    of the candidates, as a run of the budget. None: the first run that worked."""
+    """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and
+    keep the search's jobs away from nodes that lag behind their peers. It is charged to the first
+    run.
+    """
+    baseline: Annotated[
+        ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")
+    ] = None
+    """What you run today, which the answer is compared with, as `parallel` of one configuration. It
+    is run once where it is one of the candidates, as a run of the budget. None: the first run that
+    worked.
+    """
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
-    """Runs submitted at the same time; they wait for each other where devices are too few for all."""
+    """Runs submitted at the same time; they wait for each other where devices are too few for
+    all.
+    """
     configurations_per_job: Annotated[int, Interval(ge=1, le=16)] = 1
-    """Configurations that one job of the built-in profiler trains, one after another; only the first waits for imports and
-    rendezvous. Each is a run of its own."""
+    """Configurations that one job of the built-in profiler trains, one after another; only the
+    first waits for imports and rendezvous. Each is a run of its own.
+    """
 
     @property
     def of_profiler(self) -> tuple[str, ...]:
         """Settings in use that only trainings of the built-in profiler follow."""
-        used = {"breakdown": self.breakdown, "configurations_per_job": self.configurations_per_job > 1}
+        used = {
+            "breakdown": self.breakdown,
+            "configurations_per_job": self.configurations_per_job > 1,
+        }
         return tuple(name for name, is_used in used.items() if is_used)
 
 
@@ -118,58 +152,84 @@ class TrainerCommand(Strict):
     """tune only: your own training command in place of the built-in profiler."""
 
     command: tuple[str, ...]
-    """argv with placeholders for the configuration, as in `{tensor_parallel_size}` or `{flags:megatron-lm}`. No shell."""
-    reader: Literal["megatron-lm", "megatron-bridge", "nemo-rl", "torchtitan", "deepspeed", "verl", "json"]
+    """argv with placeholders for the configuration, as in `{tensor_parallel_size}` or
+    `{flags:megatron-lm}`. No shell.
+    """
+    reader: Literal[
+        "megatron-lm", "megatron-bridge", "nemo-rl", "torchtitan", "deepspeed", "verl", "json"
+    ]
     """Format of the log; json: objects with `step`, `step_s` and the like, one per line."""
     metrics_file: str | None = None
     """A file in the run's folder to read instead of the log."""
     launch: Literal["torchrun", "command"] = "torchrun"
-    """torchrun: the command is a script (or `-m module`) that torchrun starts once per device. command: a program, started
-    once per node."""
+    """torchrun: the command is a script (or `-m module`) that torchrun starts once per device.
+    command: a program, started once per node.
+    """
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the command, beside those of every job."""
     axes: tuple[str, ...] | None = None
-    """What the command can vary, by fields of `parallel`; what it leaves out has one value, the query's or else the usual one.
-    None: whatever a query leaves open, which the command has to name."""
+    """What the command can vary, by fields of `parallel`; what it leaves out has one value, the
+    query's or else the usual one. None: whatever a query leaves open, which the command has to
+    name.
+    """
     reducible: tuple[Reducible, ...] = ()
-    """What `search.fidelity: auto` may leave out of its runs, because the command follows its placeholders in it."""
+    """What `search.fidelity: auto` may leave out of its runs, because the command follows its
+    placeholders in it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(Strict):
-    """A training or serving problem. Names of models and clusters are looked up in the catalogue later."""
+    """A training or serving problem. Names of models and clusters are looked up in the catalogue
+    later.
+    """
 
     id: str | None = None
     """Your name for the query, repeated in the answer."""
     kind: Kind
-    model: Annotated[str | ModelSpec | dict[str, Any], Shown("Model", "Model", example="llama-3-70b")]
-    """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command line and Python also a path
-    to one."""
+    model: Annotated[
+        str | ModelSpec | dict[str, Any], Shown("Model", "Model", example="llama-3-70b")
+    ]
+    """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command
+    line and Python also a path to one.
+    """
     cluster: Annotated[Choice[str | ClusterQuery], Shown("or a registered cluster", "Cluster")]
-    """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all with a price."""
+    """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all
+    with a price.
+    """
     training: TrainingWorkload | None = None
     inference: InferenceWorkload | None = None
     parallel: ParallelQuery = ParallelQuery()
-    objective: Annotated[Objective | None, Shown("Objective", "Goal", unset="most throughput")] = None
+    objective: Annotated[Objective | None, Shown("Objective", "Goal", unset="most throughput")] = (
+        None
+    )
     """What the ranking optimises; None: throughput (inference: throughput_per_gpu)."""
-    rank_by: Annotated[RankBy, Shown("Rank by step time", "Goal", unset="expected", kind="training")] = "expected"
-    """recommend, trainings: by the expected step time, which counts the chance of running out of memory, or by the predicted
-    one."""
+    rank_by: Annotated[
+        RankBy, Shown("Rank by step time", "Goal", unset="expected", kind="training")
+    ] = "expected"
+    """recommend, trainings: by the expected step time, which counts the chance of running out of
+    memory, or by the predicted one.
+    """
     constraints: Constraints = Constraints()
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()
     trainer: Annotated[
-        str | TrainerCommand | None, Shown("Registered trainer", "Profile runs", unset="the built-in profiler", kind="training")
+        str | TrainerCommand | None,
+        Shown("Registered trainer", "Profile runs", unset="the built-in profiler", kind="training"),
     ] = None
     """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:
         """Return this query on so many devices of its kind of cluster."""
-        cluster = ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
+        cluster = (
+            ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
+        )
         return replace(self, cluster=replace(cluster, num_gpus=num_gpus))
 
     def check_num_gpus(self) -> None:
-        """Raise InputError where one configuration's devices are left for objective min_gpus to find."""
+        """Raise InputError where one configuration's devices are left for objective min_gpus to
+        find.
+        """
         if self.leaves_num_gpus_open():
             raise InputError(
                 "an estimate is of one configuration, whose number of devices num_gpus must say; "
@@ -179,17 +239,24 @@ class Query(Strict):
             )
 
     def leaves_num_gpus_open(self) -> bool:
-        """Return True if objective min_gpus has to find how many of a named GPU there are, with no maximum in the query.
+        """Return True if objective min_gpus has to find how many of a named GPU there are, with no
+        maximum in the query.
 
         A list of machines leaves nothing open: each of them is a query of its own.
         """
         cluster = self.cluster
-        if self.objective != "min_gpus" or not isinstance(cluster, ClusterQuery) or cluster.gpu is None:
+        if (
+            self.objective != "min_gpus"
+            or not isinstance(cluster, ClusterQuery)
+            or cluster.gpu is None
+        ):
             return False
         return cluster.num_gpus is None and cluster.node_type is None and cluster.stages is None
 
     def with_most_devices(self) -> Query:
-        """Return the query with MOST_DEVICES, in whole nodes, as the maximum of a number of devices that it leaves open."""
+        """Return the query with MOST_DEVICES, in whole nodes, as the maximum of a number of devices
+        that it leaves open.
+        """
         if isinstance(self.cluster, str) or not self.leaves_num_gpus_open():
             return self
         node = self.cluster.gpus_per_node or 1

@@ -37,15 +37,26 @@ class RecipeRule(Strict):
     def settings(self) -> str:
         """`training.gradient_precision: bf16, ...`."""
         sections = (("training", self.training), ("parallel", self.parallel))
-        values = (f"{section}.{key}: {_words(value)}" for section, keys in sections for key, value in keys.items())
+        values = (
+            f"{section}.{key}: {_words(value)}"
+            for section, keys in sections
+            for key, value in keys.items()
+        )
         return ", ".join(values)
 
     @property
     def conditions(self) -> str:
         """`model deepseek-v3, gpu h100`; empty: every training."""
         experts = {None: "", True: "models with experts", False: "dense models"}[self.experts]
-        latent = {None: "", True: "with latent attention", False: "without latent attention"}[self.latent_attention]
-        lists = (("model", self.models), ("gpu", self.gpus), ("precision", self.precisions), ("task", self.tasks))
+        latent = {None: "", True: "with latent attention", False: "without latent attention"}[
+            self.latent_attention
+        ]
+        lists = (
+            ("model", self.models),
+            ("gpu", self.gpus),
+            ("precision", self.precisions),
+            ("task", self.tasks),
+        )
         sizes = (
             ("at least {} GPUs", self.min_gpus),
             ("at most {} GPUs", self.max_gpus),
@@ -71,7 +82,9 @@ class RecipeRule(Strict):
             and _hold(self.tasks, other.tasks)
         )
 
-    def holds(self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload) -> bool:
+    def holds(
+        self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
+    ) -> bool:
         """Whether the rule is about this training."""
         batch = workload.global_batch_size
         return (
@@ -93,16 +106,21 @@ def _hold(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Strict):
-    """A recipe of the catalogue. Of two rules that set one key the later wins; what a query writes wins over both."""
+    """A recipe of the catalogue. Of two rules that set one key the later wins; what a query writes
+    wins over both.
+    """
 
     name: str
     description: str
     source: str
     date: str = ""
-    """Month of the software that the recipe describes, such as 2024-07; empty: its rules name a release instead."""
+    """Month of the software that the recipe describes, such as 2024-07; empty: its rules name a
+    release instead.
+    """
     models: tuple[str, ...] = ()
-    """Models of which the source publishes trainings: another one has the settings of one that is like it, or else those of the
-    rules that name none."""
+    """Models of which the source publishes trainings: another one has the settings of one that is
+    like it, or else those of the rules that name none.
+    """
     gpus: tuple[str, ...] = ()
     """GPUs of which it does: another one has the settings of the nearest."""
     rules: tuple[RecipeRule, ...]
@@ -113,4 +131,10 @@ def _words(value: object) -> str:
         return "{" + ", ".join(f"{key}: {_words(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_words, value)) + "]"
-    return "left open" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "left open"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )

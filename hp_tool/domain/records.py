@@ -1,4 +1,5 @@
-"""What the store keeps: searches, their profile runs, measurements, calibrations, registrations and events.
+"""What the store keeps: searches, their profile runs, measurements, calibrations, registrations and
+events.
 
 Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
 """
@@ -22,16 +23,22 @@ ANY_KEY = None
 REUSED = "reused_measurement_id"
 """In a run's prediction: the earlier measurement that stands for it; nothing was run."""
 SET = "set"
-"""In a run's prediction: values of the search's query that the search chose beside `parallel`, by path."""
+"""In a run's prediction: values of the search's query that the search chose beside `parallel`, by
+path.
+"""
 
 
 class SearchState(StrEnum):
-    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed or cancelled)."""
+    """Where a search stands; succeeded, failed and cancelled are final (failed may be resumed or
+    cancelled).
+    """
 
     QUEUED = "queued"
     """Waiting for a coordinator."""
     RUNNING = "running"
-    """A coordinator holds its lease, or held it and died: an expired lease may be claimed by another."""
+    """A coordinator holds its lease, or held it and died: an expired lease may be claimed by
+    another.
+    """
     PAUSED = "paused"
     """Nobody works on it until it is resumed, or claimed by its id."""
     SUCCEEDED = "succeeded"
@@ -53,7 +60,9 @@ class RunState(StrEnum):
     FINISHED = "finished"
     """Its measurement is stored, whatever came out; never run again."""
     ABANDONED = "abandoned"
-    """Ended without telling anything about the configuration (preempted, lost, cancelled); may be tried again."""
+    """Ended without telling anything about the configuration (preempted, lost, cancelled); may be
+    tried again.
+    """
 
     @property
     def ended(self) -> bool:
@@ -62,7 +71,9 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to coordinate one search. Fencing is by `token`; expiry only decides when another may take over."""
+    """The right to coordinate one search. Fencing is by `token`; expiry only decides when another
+    may take over.
+    """
 
     search_id: str
     holder: str
@@ -91,7 +102,9 @@ class SearchRecord:
     query: JsonObject
     """The query as it was asked, with what is registered in place of its names."""
     edition: int | None = None
-    """Of the hp-tool that stored it (`queries.edition`). None: stored before this was kept, for every worker."""
+    """Of the hp-tool that stored it (`queries.edition`). None: stored before this was kept, for
+    every worker.
+    """
     owner: str | None = None
     api_key_id: str | None = None
     """The key it was submitted with, whose quota it uses."""
@@ -126,7 +139,9 @@ class Offer:
     num_gpus: int
     """At most, for one job."""
     profiler: bool = True
-    """False: on this host nothing but a query's own `trainer` runs, because torch or megatron-core is missing."""
+    """False: on this host nothing but a query's own `trainer` runs, because torch or megatron-core
+    is missing.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +187,13 @@ class RunRecord:
     """The whole configuration; of serving one replica of it runs."""
     fidelity: Fidelity
     predicted: JsonObject
-    """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and the like."""
+    """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and
+    the like.
+    """
     job_name: str
-    """Search, number, the fencing token that intended it, and the run's id: unlike the others never made twice."""
+    """Search, number, the fencing token that intended it, and the run's id: unlike the others never
+    made twice.
+    """
     token: int
     handle: str | None = None
     """The engine's name for the job."""
@@ -192,7 +211,9 @@ class RunRecord:
 
     @property
     def set(self) -> ChosenValues:
-        """Values of the search's query that it chose beside `parallel`, by path; they were predicted, and run."""
+        """Values of the search's query that it chose beside `parallel`, by path; they were
+        predicted, and run.
+        """
         return dict(self.predicted.get(SET, {}))
 
     @property
@@ -202,13 +223,17 @@ class RunRecord:
 
     @property
     def objective_s(self) -> float | None:
-        """The seconds that a search minimises (`Measurement.objective_s`); None: no measurement (yet)."""
+        """The seconds that a search minimises (`Measurement.objective_s`); None: no measurement
+        (yet).
+        """
         return None if self.measurement is None else self.measurement.objective_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of steps."""
+    """A run as a list or a chart of ten thousand needs it: its figures, without logs and lists of
+    steps.
+    """
 
     id: str
     number: int
@@ -238,7 +263,9 @@ class RunFigures:
 
 
 class Paging(TypedDict, total=False):
-    """Which part of a list, and in which order. A cursor belongs to the order and the filters it was answered with."""
+    """Which part of a list, and in which order. A cursor belongs to the order and the filters it
+    was answered with.
+    """
 
     since: datetime | None
     """Created at this instant or later."""
@@ -251,8 +278,9 @@ class Paging(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family,
-    owner)."""
+    """One version of what was learnt from measurements; versions count from 1 within (cluster_key,
+    framework, model_family, owner).
+    """
 
     id: str
     version: int
@@ -261,14 +289,18 @@ class CalibrationRecord:
     model_family: str = ""
     """Empty: all families."""
     owner: str = ""
-    """Who alone uses it, because it learnt from reports of theirs that others need not trust; empty: everybody."""
+    """Who alone uses it, because it learnt from reports of theirs that others need not trust;
+    empty: everybody.
+    """
     payload: JsonObject
     num_measurements: int
     created_at: datetime
 
     @property
     def applied(self) -> dict[str, float]:
-        """Shares of the correction that the fit found to hold for runs, and for models, that it left out; by name."""
+        """Shares of the correction that the fit found to hold for runs, and for models, that it
+        left out; by name.
+        """
         fit = self.payload.get("step_time") or {}
         return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
 
@@ -297,7 +329,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened to a search. `seq` has no gaps and follows commit order, so a reader after n misses nothing."""
+    """Something that happened to a search. `seq` has no gaps and follows commit order, so a reader
+    after n misses nothing.
+    """
 
     search_id: str
     seq: int

@@ -1,4 +1,6 @@
-"""What launchers carry to the profiler: a training run, a short real serving run, or single operations."""
+"""What launchers carry to the profiler: a training run, a short real serving run, or single
+operations.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,14 +21,19 @@ class InferenceRequest(Request):
     """Lengths, precision, and `concurrency`: the prompts served at once."""
     parallel: ServingConfig
     runner: Runner = "megatron-core"
-    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, where vLLM is installed;
-    endpoint: requests to a server that runs already."""
+    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`,
+    where vLLM is installed; endpoint: requests to a server that runs already.
+    """
     repetitions: int = 5
     warmup: int = 1
     num_requests: int = 1
-    """Of a repetition, of an endpoint: those in flight. A batch is that of the load's concurrency."""
+    """Of a repetition, of an endpoint: those in flight. A batch is that of the load's
+    concurrency.
+    """
     trace: TraceSpec | None = None
-    """Of an endpoint: its requests in turn, again and again; None: equal ones, of the load's lengths."""
+    """Of an endpoint: its requests in turn, again and again; None: equal ones, of the load's
+    lengths.
+    """
 
     @property
     def num_processes(self) -> int:

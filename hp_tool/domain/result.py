@@ -13,7 +13,9 @@ from hp_tool.units import duration, gib
 Against = Literal["memory", "gpus"]
 """What a front of trainings sets against step time."""
 Front = Against | Literal["throughput"]
-"""What a Pareto front may set against step time, or for serving against the tokens per second of a user."""
+"""What a Pareto front may set against step time, or for serving against the tokens per second of a
+user.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to total_bytes. Parts, total and capacity
-    count what is allocated; the allocator gives blocks that it holds free back before it fails."""
+    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to
+    total_bytes. Parts, total and capacity count what is allocated; the allocator gives blocks that
+    it holds free back before it fails.
+    """
 
     total_bytes: float
     """What must fit: allocated_bytes and overhead_bytes."""
@@ -52,7 +56,9 @@ class MemoryEstimate:
     allocated_bytes: float
     """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
     reserved_bytes: float
-    """What torch.cuda.max_memory_reserved() reports where there is room for it: allocated_bytes and free blocks."""
+    """What torch.cuda.max_memory_reserved() reports where there is room for it: allocated_bytes and
+    free blocks.
+    """
     device_bytes: float | None = None
     """The whole device's memory, headroom included."""
     host_bytes: float = 0.0
@@ -61,7 +67,15 @@ class MemoryEstimate:
     @property
     def parts_bytes(self) -> dict[str, float]:
         """Bytes by part, which sum to total_bytes."""
-        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+        parts = (
+            "weights",
+            "gradients",
+            "optimizer",
+            "activations",
+            "logits",
+            "buffers",
+            "overhead",
+        )
         return {name: getattr(self, f"{name}_bytes") for name in parts}
 
 
@@ -80,10 +94,14 @@ class Intervals:
     confidence: float
     step_s: tuple[float, float]
     memory_total_bytes: tuple[float, float]
-    """What is allocated, with what lies outside the allocator: the chance of running out of memory is of this interval."""
+    """What is allocated, with what lies outside the allocator: the chance of running out of memory
+    is of this interval.
+    """
     memory_reserved_bytes: tuple[float, float] | None = None
-    """What a monitor of the device shows: its top counts blocks too that the allocator holds in reserve, and gives back before
-    it fails. None where measurements on this cluster, which are of allocated memory, correct the estimate."""
+    """What a monitor of the device shows: its top counts blocks too that the allocator holds in
+    reserve, and gives back before it fails. None where measurements on this cluster, which are of
+    allocated memory, correct the estimate.
+    """
     source: str
     """Which measurements the widths come from."""
 
@@ -104,7 +122,9 @@ class WithRecipe:
 
     recipe: str
     set: dict[str, Any]
-    """Values to put into the query, by path: training.recipe, and what the recipe's own layout has and this one cannot run."""
+    """Values to put into the query, by path: training.recipe, and what the recipe's own layout has
+    and this one cannot run.
+    """
     step_s: float
     interval_s: tuple[float, float]
     """90 % interval of step_s."""
@@ -120,13 +140,17 @@ class Mend:
     """A small change that makes an infeasible configuration feasible, with its price."""
 
     change: str
-    """In words, such as `TP 4 -> 8 (DP 16 -> 8)`; what follows from the change stands in brackets."""
+    """In words, such as `TP 4 -> 8 (DP 16 -> 8)`; what follows from the change stands in
+    brackets.
+    """
     changed: tuple[str, ...]
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ParallelConfig
     """All of the mended configuration: valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that the query must have beside `parallel`, by path: training.gradient_precision, cluster.num_gpus."""
+    """Values that the query must have beside `parallel`, by path: training.gradient_precision,
+    cluster.num_gpus.
+    """
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
     memory_total_bytes: float
@@ -135,7 +159,9 @@ class Mend:
     fit: Fit | None = None
     """In a word, from that."""
     memory_saved_bytes: float | None = None
-    """What was asked for less this, each on its own worst stage; None where that is illegal and has no size."""
+    """What was asked for less this, each on its own worst stage; None where that is illegal and has
+    no size.
+    """
     step_s: float
     step_change_fraction: float | None = None
     """0.03: a step takes 3 % longer than what was asked for; None where that is illegal."""
@@ -165,7 +191,9 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A prediction for one configuration. Where it is infeasible, memory and time are still given when defined."""
+    """A prediction for one configuration. Where it is infeasible, memory and time are still given
+    when defined.
+    """
 
     feasible: bool
     reasons: tuple[Reason, ...] = ()
@@ -177,7 +205,9 @@ class Estimate:
     tokens_per_second_per_gpu: float | None = None
     model_tflops_per_gpu: float | None = None
     mfu: float | None = None
-    """Model FLOPs as a share of peak, by the convention that provenance.flops_convention names (default: attention in full)."""
+    """Model FLOPs as a share of peak, by the convention that provenance.flops_convention names
+    (default: attention in full).
+    """
     hfu: float | None = None
     """The same with the FLOPs that recomputation repeats."""
     mfu_causal: float | None = None
@@ -190,7 +220,9 @@ class Estimate:
     with_recipe: WithRecipe | None = None
     """None where the query names a recipe, or there is none for its framework and devices."""
     out_of_memory_probability: float | None = None
-    """That it needs more than the whole device, by the interval of its memory; 0 if a run of it worked."""
+    """That it needs more than the whole device, by the interval of its memory; 0 if a run of it
+    worked.
+    """
     fit: Fit | None = None
     """Whether it fits in a word, from that probability."""
     days: float | None = None
@@ -213,10 +245,17 @@ class Estimate:
 
     def __repr__(self) -> str:
         """A line for people; the fields are those of --json."""
-        verdict = "feasible" if self.feasible else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        verdict = (
+            "feasible"
+            if self.feasible
+            else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        )
         if self.time is None or self.memory is None:
             return f"<Estimate: {verdict}>"
-        return f"<Estimate: {verdict}, step {duration(self.time.step_s)}, {gib(self.memory.total_bytes)}>"
+        return (
+            f"<Estimate: {verdict}, step {duration(self.time.step_s)}, "
+            f"{gib(self.memory.total_bytes)}>"
+        )
 
     @property
     def calendar_days(self) -> float | None:
@@ -231,19 +270,25 @@ class Recommendation(Priced):
     rank: int
     parallel: ParallelConfig
     set: ChosenValues = field(default_factory=dict)
-    """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list under training,
-    cluster.num_gpus. The query with both gives this estimate."""
+    """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list
+    under training, cluster.num_gpus. The query with both gives this estimate.
+    """
     estimate: Estimate
     group: int | None = None
-    """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to it has a 90 % interval that
-    holds 1; then 2 by the first row that is slower, and so on."""
+    """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to
+    it has a 90 % interval that holds 1; then 2 by the first row that is slower, and so on.
+    """
     out_of_memory_probability: float | None = None
     """Its estimate's, calibrated where there is one."""
     expected_step_s: float | None = None
-    """Step time over the probability that it runs at all: a run that ends out of memory trains nothing."""
+    """Step time over the probability that it runs at all: a run that ends out of memory trains
+    nothing.
+    """
     measurement: Measurement | None = None
     measured_range_s: tuple[float, float] | None = None
-    """Seconds of the fastest and the slowest of its whole runs, where several worked; `measurement` is the one that counts."""
+    """Seconds of the fastest and the slowest of its whole runs, where several worked; `measurement`
+    is the one that counts.
+    """
     calibrated_estimate: Estimate | None = None
 
     @property
@@ -282,7 +327,9 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking(Generic[Row]):
-    """The best configurations of a space, best first; how large the space was, and why the others were turned away."""
+    """The best configurations of a space, best first; how large the space was, and why the others
+    were turned away.
+    """
 
     recommendations: tuple[Row, ...] = ()
     space: SpaceSummary = SpaceSummary(legal=0, feasible=0, seconds=0.0)
@@ -291,4 +338,6 @@ class Ranking(Generic[Row]):
     groups: tuple[int, ...] = ()
     """How many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Row, ...] = ()
-    """If nothing is acceptable, or at one of several rates: what lacks least, each infeasible with its reasons."""
+    """If nothing is acceptable, or at one of several rates: what lacks least, each infeasible with
+    its reasons.
+    """

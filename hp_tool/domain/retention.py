@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 SHORTEST_DAYS = 1.0
-"""A client may still follow yesterday's search or repeat its request, and a worker that slept over a submit may wake."""
+"""A client may still follow yesterday's search or repeat its request, and a worker that slept over
+a submit may wake.
+"""
 LONGEST_DAYS = 36_500.0
 
 

@@ -13,14 +13,18 @@ from hp_tool.units import duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig(Strict):
-    """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x attention data)."""
+    """One way to serve a model, fully resolved. Replicas are num_gpus / (tensor x pipeline x
+    attention data).
+    """
 
     tensor_parallel_size: int = 1
     """Devices that split each attention head group and dense MLP (t)."""
     pipeline_parallel_size: int = 1
     """Stages (p)."""
     expert_parallel_size: int = 1
-    """Devices of a stage that hold different experts (e); the rest of the stage splits each expert's matrices."""
+    """Devices of a stage that hold different experts (e); the rest of the stage splits each
+    expert's matrices.
+    """
     attention_data_parallel_size: int = 1
     """Groups of a stage that attend to different requests but share the experts (d)."""
     redundant_experts: int = 0
@@ -37,7 +41,10 @@ class ServingConfig(Strict):
 
 RunConfig = ParallelConfig | ServingConfig
 """What a run of a search tries: a way to train, or a way to serve."""
-RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {"training": ParallelConfig, "inference": ServingConfig}
+RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {
+    "training": ParallelConfig,
+    "inference": ServingConfig,
+}
 """The configurations of each kind of query."""
 
 
@@ -55,7 +62,9 @@ class ServingMemory:
     capacity_bytes: float
     """What the engine may take of the device."""
     worst_stage: int = 0
-    """0-based; the first is as full as any: no other has more layers, and it holds the embedding."""
+    """0-based; the first is as full as any: no other has more layers, and it holds the
+    embedding.
+    """
     weights_bytes: float
     kv_cache_bytes: float
     """Keys and values of the requests that run at once."""
@@ -76,8 +85,9 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
-    """Requests that keep to every bound of the targets, of a request: the tightest of a latency's targets on quantiles,
-    or, where none is named, the mean's."""
+    """Requests that keep to every bound of the targets, of a request: the tightest of a latency's
+    targets on quantiles, or, where none is named, the mean's.
+    """
 
     fraction: float
     """Of all requests."""
@@ -100,7 +110,9 @@ class ServingMend:
     """A small change that makes an infeasible serving configuration feasible, and what it gives."""
 
     change: str
-    """In words, such as `TP 4 -> 8 (DP 2 -> 1)`; what follows from the change stands in brackets."""
+    """In words, such as `TP 4 -> 8 (DP 2 -> 1)`; what follows from the change stands in
+    brackets.
+    """
     changed: tuple[str, ...]
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ServingConfig
@@ -115,7 +127,9 @@ class ServingMend:
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     throughput_change_fraction: float | None = None
-    """0.03: 3 % more tokens per second and GPU than what was asked for; None where that has no throughput."""
+    """0.03: 3 % more tokens per second and GPU than what was asked for; None where that has no
+    throughput.
+    """
     remaining: tuple[Reason, ...] = ()
     """Targets that it misses too: the nearest that was found is told where no change meets them."""
     fit: ClassVar[None] = None
@@ -125,7 +139,9 @@ class ServingMend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
-    """US dollars per million tokens. A request's prompt and answer together cost the devices' time that it takes."""
+    """US dollars per million tokens. A request's prompt and answer together cost the devices' time
+    that it takes.
+    """
 
     input: float
     """Prompt tokens, cached ones included, by the time that prefill takes."""
@@ -139,7 +155,9 @@ ALL_RUN = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
-    """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
+    """A prediction for one serving configuration under one load. Means over requests unless named
+    otherwise.
+    """
 
     feasible: bool
     reasons: tuple[Reason, ...] = ()
@@ -160,22 +178,30 @@ class InferenceEstimate:
     request_rate_per_second: float | None = None
     """Requests completed a second, all replicas together."""
     concurrency: int | float | None = None
-    """Requests in flight over all GPUs: the load's, the highest within the targets where it gives none, or at a rate the mean
-    (Little's law)."""
+    """Requests in flight over all GPUs: the load's, the highest within the targets where it gives
+    none, or at a rate the mean (Little's law).
+    """
     users: int | None = None
-    """People who keep that up, each with one request at a time and inference.think_time_s between two: concurrency + rate x
-    think time."""
+    """People who keep that up, each with one request at a time and inference.think_time_s between
+    two: concurrency + rate x think time.
+    """
     max_concurrency: int | None = None
     """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
     max_concurrency_without_preemption: int | None = None
-    """Of those, requests that have room to their last token even if all are at it. Between this and max_concurrency requests of
-    mixed ages fit; where ages meet, the engine puts some back into the queue and computes them again."""
+    """Of those, requests that have room to their last token even if all are at it. Between this and
+    max_concurrency requests of mixed ages fit; where ages meet, the engine puts some back into the
+    queue and computes them again.
+    """
     running_requests: float | None = None
     """Requests that do run at once, the rest of the concurrency waits."""
     expert_imbalance: float | None = None
-    """Expected load of the busiest of the ranks that divide the experts, over the mean, while decoding."""
+    """Expected load of the busiest of the ranks that divide the experts, over the mean, while
+    decoding.
+    """
     preemptions_per_request: float | None = None
-    """How often a full cache put a request back, to be computed again; of traces, which are played event by event."""
+    """How often a full cache put a request back, to be computed again; of traces, which are played
+    event by event.
+    """
     kv_cache_limited: bool | None = None
     """Whether memory for keys and values, not the load, bounds running_requests."""
     cost_per_million_output_tokens: float | None = None
@@ -186,8 +212,9 @@ class InferenceEstimate:
     goodput: ServingGoodput | None = None
     """None without targets."""
     highest_load: float | None = None
-    """Where the query's load is too high: the highest that is not, in requests in flight or a second as the query counts. None
-    in batches, and where no load is low enough."""
+    """Where the query's load is too high: the highest that is not, in requests in flight or a
+    second as the query counts. None in batches, and where no load is low enough.
+    """
     mends: tuple[ServingMend, ...] = ()
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
@@ -204,11 +231,22 @@ class InferenceEstimate:
 
     def __repr__(self) -> str:
         """A line for people; the fields are those of --json."""
-        verdict = "feasible" if self.feasible else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
-        if self.ttft_s is None or self.tpot_s is None or self.output_tokens_per_second_per_gpu is None:
+        verdict = (
+            "feasible"
+            if self.feasible
+            else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        )
+        if (
+            self.ttft_s is None
+            or self.tpot_s is None
+            or self.output_tokens_per_second_per_gpu is None
+        ):
             return f"<InferenceEstimate: {verdict}>"
         latencies = f"TTFT {duration(self.ttft_s)}, TPOT {duration(self.tpot_s)}"
-        return f"<InferenceEstimate: {verdict}, {latencies}, {self.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU>"
+        return (
+            f"<InferenceEstimate: {verdict}, {latencies}, "
+            f"{self.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +255,14 @@ class ServingRecommendation(Priced):
 
     rank: int
     group: int | None = None
-    """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them; 1 holds the best. None: rows
-    that are not ranked by a prediction."""
+    """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them;
+    1 holds the best. None: rows that are not ranked by a prediction.
+    """
     parallel: ServingConfig
     set: ChosenValues = field(default_factory=dict)
-    """Values that the ranking chose beside `parallel`, by path: cluster.num_gpus, the load of a front's row."""
+    """Values that the ranking chose beside `parallel`, by path: cluster.num_gpus, the load of a
+    front's row.
+    """
     estimate: InferenceEstimate
     measurement: Measurement | None = None
     """Of one replica, where a search ran it."""

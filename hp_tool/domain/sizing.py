@@ -1,4 +1,6 @@
-"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days they take."""
+"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days they
+take.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -18,7 +20,9 @@ Style = Literal["llama", "gpt"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsQuery(Strict):
-    """Experts in place of dense MLPs; a token's share of them is as wide as the dense MLP would be."""
+    """Experts in place of dense MLPs; a token's share of them is as wide as the dense MLP would
+    be.
+    """
 
     num_experts: Annotated[int, Interval(ge=2, le=4096)]
     """Routed experts per layer."""
@@ -32,9 +36,9 @@ class ExpertsQuery(Strict):
 class SizingQuery(Strict):
     """A budget. What is left out follows from a scaling law, from the cluster, or from both.
 
-    `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one fixes it with the law; with
-    `days` the answer is then the fewest devices of the cluster that meet this deadline. `days` alone: the training that the
-    whole cluster does in this time.
+    `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one
+    fixes it with the law; with `days` the answer is then the fewest devices of the cluster that
+    meet this deadline. `days` alone: the training that the whole cluster does in this time.
     """
 
     id: str | None = None
@@ -46,7 +50,9 @@ class SizingQuery(Strict):
     model: str | ModelSpec | dict[str, Any] | None = None
     """A given model, as in any query; None: its shape follows from the budget."""
     parameters: Annotated[float, Interval(ge=1e6, le=1e15)] | None = None
-    """Active parameters: all of a dense model's; of a mixture of experts those that a token passes."""
+    """Active parameters: all of a dense model's; of a mixture of experts those that a token
+    passes.
+    """
     tokens: Annotated[float, Interval(ge=1e3, le=1e18)] | None = None
     """Tokens of the training."""
     flops: Annotated[float, Interval(ge=1e12, le=1e32)] | None = None
@@ -56,10 +62,13 @@ class SizingQuery(Strict):
     tokens_per_parameter: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
     """Over-training: this ratio instead of the law's."""
     style: Style = "llama"
-    """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm with biases, learned
-    positions, GELU, as many key/value heads as heads, tied embeddings."""
+    """llama: RMSNorm, rotary positions, SwiGLU, grouped queries, untied embeddings. gpt: LayerNorm
+    with biases, learned positions, GELU, as many key/value heads as heads, tied embeddings.
+    """
     vocab_size: Annotated[int, Interval(ge=2, le=10_000_000)] | None = None
-    """Rounded up to a multiple of 1,024 (128 for each of 8 tensor-parallel ranks); None: 128,256 (llama) or 50,257 (gpt)."""
+    """Rounded up to a multiple of 1,024 (128 for each of 8 tensor-parallel ranks); None: 128,256
+    (llama) or 50,257 (gpt).
+    """
     aspect_ratio: Annotated[float, Interval(ge=4.0, le=1024.0)] | None = None
     """hidden_size / num_hidden_layers; None: GPT-3's, 64 for small models to 128 for large ones."""
     num_key_value_heads: Annotated[int, Interval(ge=1, le=1024)] | None = None
@@ -110,13 +119,17 @@ class Sizing:
     tokens_per_parameter: float
     """Active ones."""
     flops: float
-    """Model FLOPs of the training as the cost model counts them (attention and output layer included)."""
+    """Model FLOPs of the training as the cost model counts them (attention and output layer
+    included).
+    """
     law: Choice
     """What divided compute between parameters and tokens."""
     loss: Choice
     """Predicted by the corrected Chinchilla fit, on its data and tokenizer."""
     compute_overhead: float
-    """0.2: the same loss, trained compute-optimally by that fit, would take 1 / 1.2 of the compute."""
+    """0.2: the same loss, trained compute-optimally by that fit, would take 1 / 1.2 of the
+    compute.
+    """
     shape: tuple[Choice, ...]
     """Why the model looks as it does; empty where it was given."""
     hyperparameters: tuple[Choice, ...]

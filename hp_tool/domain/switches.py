@@ -1,5 +1,5 @@
-"""What a training by Megatron Core overlaps and fuses: one table for the command that is exported, the run that is measured,
-and the constants of the cost model that stand for it.
+"""What a training by Megatron Core overlaps and fuses: one table for the command that is exported,
+the run that is measured, and the constants of the cost model that stand for it.
 
 What a query leaves open is on, as in the runs that the constants come from.
 """
@@ -17,7 +17,9 @@ Switches: TypeAlias = Mapping[str, bool | str]
 """By field of Megatron Core's configuration classes."""
 
 DEEP_EP_NVLINK = 8
-"""GPUs that DeepEP, the flex dispatcher's usual kernels, joins by NVLink (NUM_MAX_NVL_PEERS); HybridEP joins a domain of 72."""
+"""GPUs that DeepEP, the flex dispatcher's usual kernels, joins by NVLink (NUM_MAX_NVL_PEERS);
+HybridEP joins a domain of 72.
+"""
 CUDA, ENGINE, APEX, DEEP_EP = "cuda", "transformer-engine", "apex", "deep-ep"
 
 
@@ -33,13 +35,19 @@ class Overlap:
 
 OVERLAPS = {
     "tensor_parallel": Overlap(
-        constants=("tensor_parallel_overlap", "tensor_parallel_forward_overlap"), switches=("tp_comm_overlap",)
+        constants=("tensor_parallel_overlap", "tensor_parallel_forward_overlap"),
+        switches=("tp_comm_overlap",),
     ),
     "context_parallel": Overlap(constants=("context_parallel_overlap",)),
-    "expert_parallel": Overlap(constants=("expert_parallel_overlap",), switches=("overlap_moe_expert_parallel_comm",)),
-    "pipeline_parallel": Overlap(constants=("pipeline_overlap",), switches=("overlap_p2p_comm", "batch_p2p_comm")),
+    "expert_parallel": Overlap(
+        constants=("expert_parallel_overlap",), switches=("overlap_moe_expert_parallel_comm",)
+    ),
+    "pipeline_parallel": Overlap(
+        constants=("pipeline_overlap",), switches=("overlap_p2p_comm", "batch_p2p_comm")
+    ),
     "data_parallel": Overlap(
-        constants=("data_parallel_overlap", "all_reduce_overlap"), switches=("overlap_grad_reduce", "overlap_param_gather")
+        constants=("data_parallel_overlap", "all_reduce_overlap"),
+        switches=("overlap_grad_reduce", "overlap_param_gather"),
     ),
 }
 """By field of `training.overlap`."""
@@ -58,8 +66,10 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], bool | str]] = {
     "moe_token_dispatcher_type": ((DEEP_EP,), "alltoall"),
     "cuda_graph_impl": ((CUDA, ENGINE), "none"),
 }
-"""What the nodes must have for a field, and its value without. Apex: its kernel adds the output layer's gradients up, which
-Transformer Engine does for all other matrices. Graphs draw random numbers by Transformer Engine's generator."""
+"""What the nodes must have for a field, and its value without. Apex: its kernel adds the output
+layer's gradients up, which Transformer Engine does for all other matrices. Graphs draw random
+numbers by Transformer Engine's generator.
+"""
 
 
 def switches(
@@ -70,8 +80,9 @@ def switches(
     dispatcher: TokenDispatcher = "alltoall",
     nvlink_domain_size: int | None = None,
 ) -> Switches:
-    """What this configuration overlaps and fuses where nothing is missing. `nvlink_domain_size`: None if a tensor-parallel
-    group is known to lie within one."""
+    """What this configuration overlaps and fuses where nothing is missing. `nvlink_domain_size`:
+    None if a tensor-parallel group is known to lie within one.
+    """
     overlap, t = workload.overlap or OverlapSpec(), parallel.tensor_parallel_size
     data = overlap.data_parallel is not False
     beside = parallel.virtual_pipeline_parallel_size > 1 and overlap.pipeline_parallel is not False
@@ -95,15 +106,21 @@ def switches(
         "cuda_graph_impl": "local" if workload.cuda_graphs else "none",
     }
     if model.num_experts:
-        chosen |= {"moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_token_dispatcher_type": dispatcher}
+        chosen |= {
+            "moe_grouped_gemm": True,
+            "moe_permute_fusion": True,
+            "moe_token_dispatcher_type": dispatcher,
+        }
         if dispatcher == "flex" and (nvlink_domain_size or 0) > DEEP_EP_NVLINK:
             chosen["moe_flex_dispatcher_backend"] = "hybridep"
     return chosen
 
 
 def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:
-    """CUDA_DEVICE_MAX_CONNECTIONS as Megatron Core wants it: one queue orders the collectives of tensor and context parallelism
-    before the kernels that they hide behind; merged passes want many. None: CUDA's own."""
+    """CUDA_DEVICE_MAX_CONNECTIONS as Megatron Core wants it: one queue orders the collectives of
+    tensor and context parallelism before the kernels that they hide behind; merged passes want
+    many. None: CUDA's own.
+    """
     if wrapped(workload.framework) != "megatron-core":
         return None
     if workload.merges_passes:
@@ -111,7 +128,9 @@ def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) 
     return "1" if parallel.tensor_parallel_size > 1 or parallel.context_parallel_size > 1 else None
 
 
-def without(wanted: Switches, *, lacking: Collection[str]) -> tuple[Switches, dict[str, tuple[str, ...]]]:
+def without(
+    wanted: Switches, *, lacking: Collection[str]
+) -> tuple[Switches, dict[str, tuple[str, ...]]]:
     """(the switches on nodes that lack these, what is missing by field that had to change)."""
     run, differences = dict(wanted), dict[str, tuple[str, ...]]()
     for name, (needed, otherwise) in NEEDS.items():

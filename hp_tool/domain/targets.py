@@ -11,13 +11,17 @@ from hp_tool.domain.fields import Amount, Flattened, Shown, bounds_of, out_of_bo
 from hp_tool.errors import InputError
 
 QUANTILE = re.compile(r"(ttft|tpot|e2e)_p(\d\d)\.?(\d*)_s")
-"""A target on a quantile. Digits behind the second are decimals, with a point or without: p99.9 and p999 are the same."""
+"""A target on a quantile. Digits behind the second are decimals, with a point or without: p99.9 and
+p999 are the same.
+"""
 LOWEST, HIGHEST = 50.0, 99.9
 """Percentiles that may be asked for."""
 
 
 def bounded_by(name: str) -> tuple[str, str | None]:
-    """Return the latency that the target of this name bounds, and its quantile (p90, p99.9; None: the mean)."""
+    """Return the latency that the target of this name bounds, and its quantile (p90, p99.9; None:
+    the mean).
+    """
     quantile = QUANTILE.fullmatch(name)
     return _bounded(quantile) if quantile else (name, None)
 
@@ -29,12 +33,18 @@ def share_of(quantile: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets(Flattened):
-    """Inference: the highest latencies allowed, in seconds. Any quantile from p50 to p99.9 of ttft, tpot and e2e (the request's
-    latency) may be named as ttft_p95_s or tpot_p99.9_s (also written tpot_p999_s)."""
+    """Inference: the highest latencies allowed, in seconds. Any quantile from p50 to p99.9 of ttft,
+    tpot and e2e (the request's latency) may be named as ttft_p95_s or tpot_p99.9_s (also written
+    tpot_p999_s).
+    """
 
-    ttft_s: Annotated[Amount | None, Shown("Maximum TTFT (s)", "Goal", example="1.0", kind="inference")] = None
+    ttft_s: Annotated[
+        Amount | None, Shown("Maximum TTFT (s)", "Goal", example="1.0", kind="inference")
+    ] = None
     """Mean time to the first token."""
-    tpot_s: Annotated[Amount | None, Shown("Maximum TPOT (s)", "Goal", example="0.03", kind="inference")] = None
+    tpot_s: Annotated[
+        Amount | None, Shown("Maximum TPOT (s)", "Goal", example="0.03", kind="inference")
+    ] = None
     """Mean time per output token after the first."""
     request_latency_s: Amount | None = None
     """Mean time from a request to its last token."""
@@ -46,7 +56,9 @@ class Targets(Flattened):
     """(key, limit) of the other quantiles; in JSON and YAML keys like those above."""
 
     def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
-        """What is given: its name, the latency that it bounds, the quantile (p90, p99.9; None: the mean), and the limit."""
+        """What is given: its name, the latency that it bounds, the quantile (p90, p99.9; None: the
+        mean), and the limit.
+        """
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
             if limit is not None:
@@ -56,20 +68,31 @@ class Targets(Flattened):
     def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
         if "others" in data:
             raise InputError(
-                "unknown key targets.others; name a quantile as in ttft_p95_s", field="targets.others", code="unknown_key"
+                "unknown key targets.others; name a quantile as in ttft_p95_s",
+                field="targets.others",
+                code="unknown_key",
             )
-        keys = {key: _bounded(match)[1] for key in data if key not in cls.__slots__ and (match := QUANTILE.fullmatch(key))}
+        keys = {
+            key: _bounded(match)[1]
+            for key in data
+            if key not in cls.__slots__ and (match := QUANTILE.fullmatch(key))
+        }
         bounds = bounds_of(Targets)["ttft_s"]
         for key, quantile in keys.items():
             field, limit = f"targets.{key}", data[key]
             if not LOWEST <= 100.0 * share_of(quantile) <= HIGHEST:
                 raise InputError(
-                    f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are predicted",
+                    f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are "
+                    "predicted",
                     field=field,
                     code="invalid_value",
                 )
             if not isinstance(limit, int | float) or isinstance(limit, bool):
-                raise InputError(f"{field} wants seconds, got {str(limit)[:80]!r}", field=field, code="invalid_value")
+                raise InputError(
+                    f"{field} wants seconds, got {str(limit)[:80]!r}",
+                    field=field,
+                    code="invalid_value",
+                )
             if not bounds[0] <= limit <= bounds[1]:
                 raise out_of_bounds(limit, bounds, field=field)
         return {key: value for key, value in data.items() if key not in keys} | {
@@ -85,4 +108,7 @@ class Targets(Flattened):
 def _bounded(quantile: re.Match[str]) -> tuple[str, str]:
     """Return the latency that a target bounds, and the quantile as it is reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
-    return "request_latency_s" if latency == "e2e" else f"{latency}_s", f"p{float(f'{whole}.{decimals or 0}'):g}"
+    return (
+        "request_latency_s" if latency == "e2e" else f"{latency}_s",
+        f"p{float(f'{whole}.{decimals or 0}'):g}",
+    )

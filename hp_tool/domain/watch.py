@@ -1,4 +1,6 @@
-"""A running job under watch: what it reports, what is expected of it, and what is to be said of it."""
+"""A running job under watch: what it reports, what is expected of it, and what is to be said of
+it.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -29,13 +31,15 @@ class StepReport(Strict):
     step: Number | None = None
     """The trainer's number of the step; after a restart from a checkpoint it may go back."""
     samples: Work | None = None
-    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a sample, if these are reported: a
-    growing batch is no slowdown."""
+    """Sequences of the step on all ranks. Steps are judged by their seconds a token, or else a
+    sample, if these are reported: a growing batch is no slowdown.
+    """
     tokens: Work | None = None
     """Tokens of the step on all ranks."""
     parts_s: dict[Name, NonNegative] = field(default_factory=dict)
-    """Seconds of the step by part, this process's own. `communication` includes waiting for other ranks; all other names count
-    as the rank's own work."""
+    """Seconds of the step by part, this process's own. `communication` includes waiting for other
+    ranks; all other names count as the rank's own work.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,16 @@ class Expected:
     layout: str = ""
     """The configuration that is predicted, in words: a query may leave it open."""
     samples: float | None = None
-    """Sequences of the predicted step; None: a job whose batch is reported is compared all the same."""
+    """Sequences of the predicted step; None: a job whose batch is reported is compared all the
+    same.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The median step time of a stretch of steps; of a job that reports its batch, of a step of the newest size."""
+    """The median step time of a stretch of steps; of a job that reports its batch, of a step of the
+    newest size.
+    """
 
     step_s: float
     interval: tuple[float, float]
@@ -90,7 +98,9 @@ class Slowdown:
     told_step: int
     """The step after which it could be told."""
     shape: Shape
-    """`recurring`: some steps are slower, again and again, and the factor is that of the mean step."""
+    """`recurring`: some steps are slower, again and again, and the factor is that of the mean
+    step.
+    """
     period: int | None = None
     """Of `recurring`: every so many steps one is slow; None for bursts."""
 

@@ -16,7 +16,9 @@ class WatchRecord:
     name: str
     owner: str | None
     query: JsonObject | None
-    """Of its one configuration; None: nothing is expected of it, and it is held against itself alone."""
+    """Of its one configuration; None: nothing is expected of it, and it is held against itself
+    alone.
+    """
     expected: JsonObject | None
     state: JsonObject | None
     """Everything that its detector remembers; None before its first step."""
@@ -62,5 +64,6 @@ class WatchChange:
 
 
 Change = Callable[[WatchRecord, JsonObject | None, Callable[[], list[WatchSource]]], WatchChange]
-"""From a locked job, the state of the process that reports (None: it is new) and, where they are needed, the states of all
-processes as they were before, to what new steps make of them."""
+"""From a locked job, the state of the process that reports (None: it is new) and, where they are
+needed, the states of all processes as they were before, to what new steps make of them.
+"""

@@ -10,7 +10,9 @@ FIRST_WAIT_S = 15.0
 """Longer than a delivery may take, for it is also how long one that began is left to its worker."""
 LONGEST_WAIT_S = 3600.0
 OVERDUE_S = 120.0
-"""An attempt later than this has no worker that makes it, or none that keeps up: they look every few seconds."""
+"""An attempt later than this has no worker that makes it, or none that keeps up: they look every
+few seconds.
+"""
 
 
 class WebhookState(StrEnum):
@@ -41,5 +43,7 @@ class WebhookRecord:
 
 
 def wait_s(*, attempt: int) -> float:
-    """Seconds from the beginning of attempt 1, 2, ... to the next: 15 s, 1 min, 4 min, 16 min, then an hour."""
+    """Seconds from the beginning of attempt 1, 2, ... to the next: 15 s, 1 min, 4 min, 16 min, then
+    an hour.
+    """
     return min(FIRST_WAIT_S * 4.0 ** (attempt - 1), LONGEST_WAIT_S)

@@ -1,4 +1,6 @@
-"""A training run as a query describes it: batch, precision and software, independent of how it is parallelised."""
+"""A training run as a query describes it: batch, precision and software, independent of how it is
+parallelised.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,41 @@ GraphModule = Literal["attn", "mamba", "mlp", "moe_router", "moe_preprocess"]
 class LoraSpec(Strict):
     """LoRA: only low-rank adapters on frozen weights are trained."""
 
-    rank: Annotated[Annotated[int, Interval(ge=1, le=65_536)], Shown("LoRA rank", "Fine-tuning", example="16")]
+    rank: Annotated[
+        Annotated[int, Interval(ge=1, le=65_536)], Shown("LoRA rank", "Fine-tuning", example="16")
+    ]
     """Inner width of an adapter (r)."""
     target_modules: tuple[str, ...] | None = None
-    """Matrices that get an adapter, in Megatron Core's names (of latent attention linear_q_down_proj and so on) or Hugging
-    Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2,
-    under torch-fsdp each part of them with an adapter of its own."""
+    """Matrices that get an adapter, in Megatron Core's names (of latent attention
+    linear_q_down_proj and so on) or Hugging Face's (q_proj, gate_proj, ...), which name parts of
+    the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2, under torch-fsdp each
+    part of them with an adapter of its own.
+    """
     dropout: Annotated[Fraction, Shown("LoRA dropout", "Fine-tuning")] = 0.0
-    """Probability of dropout before an adapter; above zero each keeps a dropped copy of its input and a mask of it."""
+    """Probability of dropout before an adapter; above zero each keeps a dropped copy of its input
+    and a mask of it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSpec(Strict):
-    """Which communication overlaps compute; None: as in the runs that the framework's constants were fitted on."""
+    """Which communication overlaps compute; None: as in the runs that the framework's constants
+    were fitted on.
+    """
 
     tensor_parallel: bool | None = None
-    """Forward collectives pipelined with their matmuls (Megatron's tp-comm-overlap), backward ones behind weight gradients."""
+    """Forward collectives pipelined with their matmuls (Megatron's tp-comm-overlap), backward ones
+    behind weight gradients.
+    """
     context_parallel: bool | None = None
     """The ring's keys and values are sent during the attention of the step before."""
-    expert_parallel: Annotated[bool | None, Shown("Tokens travel behind other passes", "Experts", unset="recipe's or no")] = (
-        None
-    )
-    """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm); needs
-    experts on several ranks and, with a pipeline, interleaving."""
+    expert_parallel: Annotated[
+        bool | None, Shown("Tokens travel behind other passes", "Experts", unset="recipe's or no")
+    ] = None
+    """The experts' all-to-alls of one micro-batch behind the opposite pass of another
+    (overlap-moe-expert-parallel-comm); needs experts on several ranks and, with a pipeline,
+    interleaving.
+    """
     pipeline_parallel: bool | None = None
     """Stage-to-stage transfers behind other micro-batches (overlap-p2p-communication)."""
     data_parallel: bool | None = None
@@ -57,16 +71,24 @@ class OverlapSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilitySpec(Strict):
-    """How often devices fail, and what failures and checkpoints cost. Fields left out take published values."""
+    """How often devices fail, and what failures and checkpoints cost. Fields left out take
+    published values.
+    """
 
     mtbf_per_gpu_hours: Annotated[float, Interval(ge=1e-3, le=1e12)] | None = None
-    """Mean hours between failures of one device that stop the job; None: 50,677, published for Llama 3."""
+    """Mean hours between failures of one device that stop the job; None: 50,677, published for
+    Llama 3.
+    """
     checkpoint_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | None = None
-    """Seconds that saving a checkpoint stops training; None: its bytes at the published rate of Megatron-LM's nodes."""
+    """Seconds that saving a checkpoint stops training; None: its bytes at the published rate of
+    Megatron-LM's nodes.
+    """
     checkpoint_interval_s: Annotated[float, Interval(ge=1e-3, le=1e9)] | None = None
     """Seconds of training between two checkpoints; None: the interval that loses least."""
     restart_s: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
-    """Seconds from a failure to training again; None: ten minutes, and the time to load the checkpoint."""
+    """Seconds from a failure to training again; None: ten minutes, and the time to load the
+    checkpoint.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,24 +98,34 @@ class TrainingWorkload(Strict):
     sequence_length: Annotated[Count, Shown("Sequence length", "Training", example="8192")]
     """Tokens per sequence (s)."""
     decoder_sequence_length: Count | None = None
-    """Encoder-decoder models: tokens per decoder row; None: sequence_length, which is the encoder's."""
+    """Encoder-decoder models: tokens per decoder row; None: sequence_length, which is the
+    encoder's.
+    """
     sequence_lengths: str | None = None
-    """Name of a distribution of sequence lengths (command line and Python: or a file); None: all are equal."""
-    global_batch_size: Annotated[Choice[Count], Shown("Global batch size", "Training", example="128")]
+    """Name of a distribution of sequence lengths (command line and Python: or a file); None: all
+    are equal.
+    """
+    global_batch_size: Annotated[
+        Choice[Count], Shown("Global batch size", "Training", example="128")
+    ]
     """Sequences per optimizer step (B)."""
     precision: Annotated[Choice[Precision], Shown("Precision", "Training")] = "bf16"
     """Precision of matmul inputs; MFU divides by the dense peak of this precision."""
     fp8_recipe: Choice[Literal["delayed", "tensorwise", "blockwise"] | None] = None
-    """How precision fp8 is scaled (Megatron's fp8-recipe): by earlier steps' magnitudes, by each tensor's own, or by blocks of
-    128; None: delayed. mxfp8 and nvfp4 are precisions of their own."""
+    """How precision fp8 is scaled (Megatron's fp8-recipe): by earlier steps' magnitudes, by each
+    tensor's own, or by blocks of 128; None: delayed. mxfp8 and nvfp4 are precisions of their own.
+    """
     parameter_precision: Annotated[
-        Choice[StatePrecision | None], Shown("Parameter precision", "Precision and kernels", unset="framework's own")
+        Choice[StatePrecision | None],
+        Shown("Parameter precision", "Precision and kernels", unset="framework's own"),
     ] = None
-    """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices are kept
-    quantised by rows and by columns (once if matmuls take either), and gathered in 8 bits (Megatron's fp8-param-gather); the
-    rest in 16 bits."""
+    """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the
+    layers' weight matrices are kept quantised by rows and by columns (once if matmuls take either),
+    and gathered in 8 bits (Megatron's fp8-param-gather); the rest in 16 bits.
+    """
     gradient_precision: Annotated[
-        Choice[StatePrecision | None], Shown("Gradient precision", "Precision and kernels", unset="framework's own")
+        Choice[StatePrecision | None],
+        Shown("Gradient precision", "Precision and kernels", unset="framework's own"),
     ] = None
     """Precision of accumulated gradients; None: fp32."""
     optimizer_precision: Choice[StatePrecision | None] = None
@@ -101,70 +133,108 @@ class TrainingWorkload(Strict):
     exp_avg_sq_precision: Choice[StatePrecision | None] = None
     """Precision of Adam's second state; None: optimizer_precision."""
     master_precision: Choice[Literal["fp32", "fp16", "remainder", "none"] | None] = None
-    """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
-    Megatron's precision-aware optimizer stores it (store_param_remainders)."""
-    framework: Annotated[str, Shown("Framework", "Training", unset="megatron-core")] = "megatron-core"
-    """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the constants of another stand in for:
-    deepspeed, hf-trainer, llama-factory, axolotl, colossalai, litgpt, ms-swift, openrlhf, verl (verl-fsdp under FSDP),
-    gpt-neox, megatron-deepspeed."""
-    framework_version: Annotated[Release | None, Shown("Framework version", "Precision and kernels", unset="any")] = None
-    """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
+    """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that
+    bf16 parameters lack, as Megatron's precision-aware optimizer stores it
+    (store_param_remainders).
+    """
+    framework: Annotated[str, Shown("Framework", "Training", unset="megatron-core")] = (
+        "megatron-core"
+    )
+    """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the
+    constants of another stand in for: deepspeed, hf-trainer, llama-factory, axolotl, colossalai,
+    litgpt, ms-swift, openrlhf, verl (verl-fsdp under FSDP), gpt-neox, megatron-deepspeed.
+    """
+    framework_version: Annotated[
+        Release | None, Shown("Framework version", "Precision and kernels", unset="any")
+    ] = None
+    """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as
+    26.1.
+    """
     recipe: Annotated[str | None, Shown("Recipe", "Training", unset="none")] = None
-    """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has it."""
+    """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has
+    it.
+    """
     task: Annotated[Literal["pretrain", "sft", "lora"], Shown("Task", "Fine-tuning")] = "pretrain"
-    """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
+    """sft costs what pretraining does: a loss on the answers alone runs the same passes over the
+    same rows.
+    """
     lora: LoraSpec | None = None
     """Adapters of task lora."""
-    frozen_precision: Annotated[FrozenPrecision | None, Shown("Frozen weights", "Fine-tuning", unset="as all parameters")] = (
-        None
-    )
-    """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's, else 16 bits. fp8: kept once;
-    nf4: QLoRA's 4 bits with doubly quantised scales. Embedding and output layer stay as they are."""
+    frozen_precision: Annotated[
+        FrozenPrecision | None, Shown("Frozen weights", "Fine-tuning", unset="as all parameters")
+    ] = None
+    """Under lora, precision of the layers' frozen weight matrices; None: parameter_precision's,
+    else 16 bits. fp8: kept once; nf4: QLoRA's 4 bits with doubly quantised scales. Embedding and
+    output layer stay as they are.
+    """
     frozen: tuple[FrozenPart, ...] = ()
-    """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied parts freeze together."""
+    """Parts that are not trained: no gradient, optimizer state or weight-gradient matmul. Tied
+    parts freeze together.
+    """
     packed: bool = False
     """Whether short sequences share a row."""
     activation_func_fp8_input_store: Annotated[
-        bool | None, Shown("Activation input in fp8", "Precision and kernels", unset="with fp8 frozen weights")
+        bool | None,
+        Shown("Activation input in fp8", "Precision and kernels", unset="with fp8 frozen weights"),
     ] = None
-    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8, as
-    in NVIDIA's audited LoRA."""
+    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where
+    frozen_precision is fp8, as in NVIDIA's audited LoRA.
+    """
     gated_product: Annotated[
-        Literal["kept", "recomputed"] | None, Shown("Gated MLP's product", "Precision and kernels", unset="kept")
+        Literal["kept", "recomputed"] | None,
+        Shown("Gated MLP's product", "Precision and kernels", unset="kept"),
     ] = None
-    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by the activation's backward
-    kernel (recomputed; xformers' fused SwiGLU)."""
+    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by
+    the activation's backward kernel (recomputed; xformers' fused SwiGLU).
+    """
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: Annotated[
-        AttentionKernel | None, Shown("Attention kernel", "Precision and kernels", unset="recipe's or own")
+        AttentionKernel | None,
+        Shown("Attention kernel", "Precision and kernels", unset="recipe's or own"),
     ] = None
-    """Whose fused attention runs: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the framework's own choice."""
+    """Whose fused attention runs: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the
+    framework's own choice.
+    """
     dropout: Fraction = 0.0
     """Probability of dropout; above zero the masks are stored, one byte per element."""
     optimizer: Optimizer = "adam"
     """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
-    """What is kept in host memory: the optimizer's states and master copy, which the host updates, or saved activations."""
+    """What is kept in host memory: the optimizer's states and master copy, which the host updates,
+    or saved activations.
+    """
     offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] | None = None
     """Fraction of the parameters, or of the layers, that is offloaded; None: all."""
     cross_entropy: Annotated[
-        CrossEntropy | None, Shown("Cross-entropy loss", "Precision and kernels", unset="recipe's or unfused")
+        CrossEntropy | None,
+        Shown("Cross-entropy loss", "Precision and kernels", unset="recipe's or unfused"),
     ] = None
-    """None: unfused. fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy. in_place writes the
-    gradient over the 16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, and again for the backward
-    pass (TRL's)."""
+    """None: unfused. fused reads the logits fewer times; Megatron Core's still keeps their fp32
+    copy. in_place writes the gradient over the 16-bit logits (Transformer Engine's). chunked
+    computes 256 tokens at a time, and again for the backward pass (TRL's).
+    """
     attention_mask_flops: Literal["full", "causal"] = "full"
-    """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
-    expert_precision: Annotated[Choice[Precision | None], Shown("Experts' matmuls", "Experts", unset="as all matmuls")] = None
+    """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal
+    half.
+    """
+    expert_precision: Annotated[
+        Choice[Precision | None], Shown("Experts' matmuls", "Experts", unset="as all matmuls")
+    ] = None
     """MoE: precision of the routed experts' matmul inputs; None: precision."""
     dispatch_precision: Annotated[
-        Choice[Literal["bf16", "fp8"] | None], Shown("Tokens sent to experts", "Experts", unset="16 bits")
+        Choice[Literal["bf16", "fp8"] | None],
+        Shown("Tokens sent to experts", "Experts", unset="16 bits"),
     ] = None
-    """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the experts return stays in 16
-    bits. None: 16 bits."""
-    expert_imbalance: Annotated[Annotated[float, Interval(ge=1.0, le=1e6)], Shown("Expert imbalance", "Experts")] = 1.0
-    """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing loss."""
+    """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the
+    experts return stays in 16 bits. None: 16 bits.
+    """
+    expert_imbalance: Annotated[
+        Annotated[float, Interval(ge=1.0, le=1e6)], Shown("Expert imbalance", "Experts")
+    ] = 1.0
+    """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing
+    loss.
+    """
     expert_capacity_factor: Annotated[
         Choice[Annotated[float, Interval(ge=1e-3, le=1e6)] | None],
         Shown("Expert capacity", "Experts", unset="no token is dropped"),
@@ -173,25 +243,37 @@ class TrainingWorkload(Strict):
     overlap: OverlapSpec | None = None
     """Which communication overlaps compute; None: as in the framework's measured runs."""
     gradient_reduction: Annotated[
-        Literal["micro_batch", "run"] | None, Shown("ZeRO 2 reduces after each", "Precision and kernels", unset="micro_batch")
+        Literal["micro_batch", "run"] | None,
+        Shown("ZeRO 2 reduces after each", "Precision and kernels", unset="micro_batch"),
     ] = None
-    """ZeRO 2 in an interleaved pipeline: gradients are reduced in every backward pass (None; Megatron FSDP), or after the p
-    micro-batches that a model chunk runs one after another, as in the training of Llama 3."""
-    cuda_graphs: Annotated[bool | None, Shown("CUDA graphs", "Precision and kernels", unset="recipe's or no")] = None
-    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
+    """ZeRO 2 in an interleaved pipeline: gradients are reduced in every backward pass (None;
+    Megatron FSDP), or after the p micro-batches that a model chunk runs one after another, as in
+    the training of Llama 3.
+    """
+    cuda_graphs: Annotated[
+        bool | None, Shown("CUDA graphs", "Precision and kernels", unset="recipe's or no")
+    ] = None
+    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None:
+    they are not.
+    """
     cuda_graph_modules: tuple[GraphModule, ...] | None = None
-    """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the experts' tokens is launched as
-    without graphs then. None: with cuda_graphs the whole iteration; before framework_version 26.06 (NeMo) or 0.18 (Megatron
-    Core) all but that."""
+    """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the
+    experts' tokens is launched as without graphs then. None: with cuda_graphs the whole iteration;
+    before framework_version 26.06 (NeMo) or 0.18 (Megatron Core) all but that.
+    """
     kernel_fusion: Annotated[bool, Shown("Fused kernels", "Precision and kernels")] = True
-    """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
-    False: each passes over memory on its own, as in Megatron-LM of 2019."""
+    """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and
+    residual addition another. False: each passes over memory on its own, as in Megatron-LM of 2019.
+    """
     total_tokens: Annotated[
-        Annotated[float, Interval(ge=1.0, le=1e18)] | None, Shown("Total tokens", "Training", example="15e12")
+        Annotated[float, Interval(ge=1.0, le=1e18)] | None,
+        Shown("Total tokens", "Training", example="15e12"),
     ] = None
     """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None
-    """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost. {}: published rates."""
+    """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost.
+    {}: published rates.
+    """
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
@@ -200,7 +282,9 @@ class TrainingWorkload(Strict):
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     def with_open_knobs(self) -> Self:
-        """The workload with a loss or graphs that it writes as off left out: the same training, and the same measurement."""
+        """The workload with a loss or graphs that it writes as off left out: the same training, and
+        the same measurement.
+        """
         if self.cross_entropy != "unfused" and self.cuda_graphs is not False:
             return self
         loss = None if self.cross_entropy == "unfused" else self.cross_entropy
@@ -224,7 +308,11 @@ class TrainingWorkload(Strict):
     @cached_property
     def of_experts(self) -> TrainingWorkload:
         """The workload with the routed experts' precision."""
-        return self if self.expert_precision is None else replace(self, precision=self.expert_precision, expert_precision=None)
+        return (
+            self
+            if self.expert_precision is None
+            else replace(self, precision=self.expert_precision, expert_precision=None)
+        )
 
     @property
     def records_layers(self) -> bool:
@@ -235,42 +323,61 @@ class TrainingWorkload(Strict):
     @property
     def narrow_optimizer(self) -> bool:
         """Whether any of Adam's states is kept in fewer than 32 bits."""
-        return any(each not in (None, "fp32") for each in (self.optimizer_precision, self.exp_avg_sq_precision))
+        return any(
+            each not in (None, "fp32")
+            for each in (self.optimizer_precision, self.exp_avg_sq_precision)
+        )
 
     @property
     def merges_passes(self) -> bool:
-        """Whether experts' all-to-alls run behind the opposite pass of another micro-batch (overlap.expert_parallel)."""
+        """Whether experts' all-to-alls run behind the opposite pass of another micro-batch
+        (overlap.expert_parallel).
+        """
         return self.overlap is not None and bool(self.overlap.expert_parallel)
 
     @cached_property
     def activation_input_bytes(self) -> float:
         """Bytes of an element that the MLP's activation function keeps."""
         store = self.activation_func_fp8_input_store
-        return 1.0 if (self.frozen_precision == "fp8" if store is None else store) else self.activation_element_bytes
+        return (
+            1.0
+            if (self.frozen_precision == "fp8" if store is None else store)
+            else self.activation_element_bytes
+        )
 
     @cached_property
     def freezes_embedding(self) -> bool:
-        """Whether the embedding is not trained: frozen by name, or with all other weights under adapters."""
+        """Whether the embedding is not trained: frozen by name, or with all other weights under
+        adapters.
+        """
         return self.lora is not None or "embedding" in self.frozen
 
     @property
     def has_transformer_engine(self) -> bool:
-        """Whether layers are Transformer Engine's modules: unfused attention stands for Megatron Core's local ones."""
+        """Whether layers are Transformer Engine's modules: unfused attention stands for Megatron
+        Core's local ones.
+        """
         return self.attention == "flash"
 
     @cached_property
     def freezes_output_layer(self) -> bool:
-        """Whether the output layer is not trained: frozen by name, or with all other weights under adapters."""
+        """Whether the output layer is not trained: frozen by name, or with all other weights under
+        adapters.
+        """
         return self.lora is not None or "output_layer" in self.frozen
 
     @cached_property
     def tokens_per_row(self) -> float:
-        """Tokens in one of the batch's global_batch_size rows that are no padding; of both sides where there are two."""
+        """Tokens in one of the batch's global_batch_size rows that are no padding; of both sides
+        where there are two.
+        """
         return float(self.sequence_length + (self.decoder_sequence_length or 0))
 
     @cached_property
     def attended_length(self) -> float:
-        """Tokens of the sequence that a token belongs to, mean over tokens: model FLOPs of attention grow with it."""
+        """Tokens of the sequence that a token belongs to, mean over tokens: model FLOPs of
+        attention grow with it.
+        """
         return float(self.sequence_length)
 
     @cached_property
@@ -281,7 +388,9 @@ class TrainingWorkload(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class VariableLengthWorkload(TrainingWorkload):
-    """A workload whose sequence_lengths were looked up; rows hold one sequence and padding, or are packed."""
+    """A workload whose sequence_lengths were looked up; rows hold one sequence and padding, or are
+    packed.
+    """
 
     row_tokens: float
     """Tokens of a row that are no padding, mean over rows."""
@@ -299,4 +408,6 @@ class VariableLengthWorkload(TrainingWorkload):
     @cached_property
     def computed_attention_length(self) -> float:
         # Padding is computed like anything else; packed sequences attend to themselves alone.
-        return self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
+        return (
+            self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
+        )

@@ -1,4 +1,6 @@
-"""Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
+"""Results as other tools' configurations; and those as queries, their runs compared with prediction
+and best alternative.
+"""
 
 from hp_tool.exchange.assessment import Assessment, LoggedRun, assess, search_query
 from hp_tool.exchange.export import Exported, export, export_for, exported

@@ -25,7 +25,9 @@ from hp_tool.training.problem import resolve_training
 from hp_tool.units import LEAST_CHANGE
 
 WARMUP_LINES = 2
-"""Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
+"""Logged steps at a run's start that are left out where more follow: compilation, caches, first
+communication.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +46,18 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A run as it is, as it is predicted, and the best configuration for the same work on the same devices."""
+    """A run as it is, as it is predicted, and the best configuration for the same work on the same
+    devices.
+    """
 
     format: str
     """Whose configuration it is."""
     query: dict[str, Any]
     """The configuration as a query; valid input everywhere else."""
     search: dict[str, Any]
-    """The query of a search for a better one: parallelism free, and this configuration as its `search.baseline`."""
+    """The query of a search for a better one: parallelism free, and this configuration as its
+    `search.baseline`.
+    """
     estimate: Estimate | InferenceEstimate
     logged: LoggedRun | None
     step_gap_fraction: float | None
@@ -59,27 +65,43 @@ class Assessment:
     better: Recommendation | ServingRecommendation | None
     """None where nothing acceptable is predicted to be faster than what runs, by 0.05 % or more."""
     gain_fraction: float | None
-    """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the same time."""
+    """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the
+    same time.
+    """
     gain_interval: tuple[float, float] | None
-    """(low, high) of the gain, 90 %, by how far ratios of predictions are off: little between layouts of one training."""
+    """(low, high) of the gain, 90 %, by how far ratios of predictions are off: little between
+    layouts of one training.
+    """
     switched_on: tuple[str, ...]
-    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves off."""
+    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves
+    off.
+    """
     parts_gained_s: dict[str, float]
-    """Where the gain comes from: seconds a step of what runs less those of the better one, by part."""
+    """Where the gain comes from: seconds a step of what runs less those of the better one, by
+    part.
+    """
     read: tuple[Read, ...] = ()
     """What was read where, and the query's field that it decides."""
     ignored: tuple[Ignored, ...] = ()
     """What was passed over, and why."""
     missing: tuple[Missing, ...] = ()
-    """What the configuration did not say; an import that lacks something is an error that lists it."""
+    """What the configuration did not say; an import that lacks something is an error that lists
+    it.
+    """
     changes: tuple[dict[str, str | None], ...] = ()
-    """{flag, from, to}: what to write otherwise for the better configuration; null: not there, an empty text: a switch."""
+    """{flag, from, to}: what to write otherwise for the better configuration; null: not there, an
+    empty text: a switch.
+    """
 
 
-def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None) -> Assessment:
-    """Compare a run with its prediction and with the best configuration that its tool runs for the same work and devices.
+def assess(
+    query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None
+) -> Assessment:
+    """Compare a run with its prediction and with the best configuration that its tool runs for the
+    same work and devices.
 
-    `reading` says what the query was read from; its tool wrote the log. Raises InputError, UnsupportedError.
+    `reading` says what the query was read from; its tool wrote the log. Raises InputError,
+    UnsupportedError.
     """
     problem = problem_of(query)
     tool = reading.tool if reading is not None else usual(query.kind).name
@@ -94,12 +116,19 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     gain = None if theirs is None or ours is None else theirs / ours - 1.0
     if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
         best, gain = None, None
-    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
+    gap = (
+        None
+        if logged is None or logged.step_s is None or theirs is None
+        else logged.step_s / theirs - 1.0
+    )
     hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     both = None
     if best is not None and estimate.parallel is not None:
-        both = Configuration(query=query, parallel=estimate.parallel), Configuration.of(best, query=free)
+        both = (
+            Configuration(query=query, parallel=estimate.parallel),
+            Configuration.of(best, query=free),
+        )
     return Assessment(
         format=tool,
         query=schema.query_mapping(query),
@@ -112,7 +141,10 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         gain_interval=None
         if best is None or gain is None
         else _gain_interval(
-            gain, estimate, best.estimate, problem.ratio_log_sd(estimate, best.estimate, alike=not off and not best.set)
+            gain,
+            estimate,
+            best.estimate,
+            problem.ratio_log_sd(estimate, best.estimate, alike=not off and not best.set),
         ),
         switched_on=off if best is not None else (),
         parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
@@ -122,8 +154,14 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
 
 
 def search_query(query: Query, *, tool: str) -> Query:
-    """The query of a search among what `tool` runs, with the query's one configuration as `search.baseline`."""
-    return replace(query, parallel=ParallelQuery(**runs(tool, query)), search=replace(query.search, baseline=query.parallel))
+    """The query of a search among what `tool` runs, with the query's one configuration as
+    `search.baseline`.
+    """
+    return replace(
+        query,
+        parallel=ParallelQuery(**runs(tool, query)),
+        search=replace(query.search, baseline=query.parallel),
+    )
 
 
 def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
@@ -135,18 +173,30 @@ def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
 
 
 def _gain_interval(
-    gain: float, theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate, log_sd: float
+    gain: float,
+    theirs: Estimate | InferenceEstimate,
+    ours: Estimate | InferenceEstimate,
+    log_sd: float,
 ) -> tuple[float, float]:
-    """The 90 % interval of a gain. `log_sd`: of the ratio; the step as it runs may also be that with CUDA graphs."""
+    """The 90 % interval of a gain. `log_sd`: of the ratio; the step as it runs may also be that
+    with CUDA graphs.
+    """
     width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
     step_s = _slowness(theirs)
     faster = recorded["step_s"] / step_s if step_s and isinstance(recorded, dict) else 1.0
     return (1.0 + gain) * faster / width - 1.0, (1.0 + gain) * width - 1.0
 
 
-def _parts_gained(theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate) -> dict[str, float]:
+def _parts_gained(
+    theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
+) -> dict[str, float]:
     """Seconds of a training step that the second saves, by part."""
-    if not isinstance(theirs, Estimate) or not isinstance(ours, Estimate) or theirs.time is None or ours.time is None:
+    if (
+        not isinstance(theirs, Estimate)
+        or not isinstance(ours, Estimate)
+        or theirs.time is None
+        or ours.time is None
+    ):
         return {}
     saved = ours.time.parts_s
     return {name: seconds - saved.get(name, 0.0) for name, seconds in theirs.time.parts_s.items()}
@@ -155,18 +205,28 @@ def _parts_gained(theirs: Estimate | InferenceEstimate, ours: Estimate | Inferen
 def _accounts(reading: Reading | None) -> dict[str, Any]:
     if reading is None:
         return {}
-    return {"read": tuple(reading.read), "ignored": tuple(reading.ignored), "missing": tuple(reading.missing)}
+    return {
+        "read": tuple(reading.read),
+        "ignored": tuple(reading.ignored),
+        "missing": tuple(reading.missing),
+    }
 
 
 def _changes(
     theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
-    """What the second of two configurations writes otherwise, in the tool's own words; in the query's where it has none."""
+    """What the second of two configurations writes otherwise, in the tool's own words; in the
+    query's where it has none.
+    """
     try:
         before, after = (options(each, tool) for each in (theirs, ours))
     except UnsupportedError:
         before, after = (
-            {f"parallel.{name}": str(value) for name, value in schema.to_dict(each.parallel).items() if value is not None}
+            {
+                f"parallel.{name}": str(value)
+                for name, value in schema.to_dict(each.parallel).items()
+                if value is not None
+            }
             for each in (theirs, ours)
         )
     else:
@@ -175,15 +235,26 @@ def _changes(
     return written_otherwise(before, after)
 
 
-def _as_written(before: Mapping[str, str], after: Mapping[str, str], reading: Reading) -> dict[str, str]:
-    """A script's own Megatron flags among `before`, and those it wrote instead of one that changes (a script may say
-    --recompute-activations for two flags), so that the changes remove what stands there.
+def _as_written(
+    before: Mapping[str, str], after: Mapping[str, str], reading: Reading
+) -> dict[str, str]:
+    """A script's own Megatron flags among `before`, and those it wrote instead of one that changes
+    (a script may say --recompute-activations for two flags), so that the changes remove what stands
+    there.
     """
     written = {f"--{plain(each.flag)}": each for each in reading.read}
     fields = {name: table(TABLE)[plain(name)].why for name in {**before, **after}}
     changed = {field for name, field in fields.items() if before.get(name) != after.get(name)}
-    stands = {name: value for name, value in before.items() if name in written or fields[name] not in changed}
-    return stands | {name: each.value for name, each in written.items() if each.field in changed and name not in fields}
+    stands = {
+        name: value
+        for name, value in before.items()
+        if name in written or fields[name] not in changed
+    }
+    return stands | {
+        name: each.value
+        for name, each in written.items()
+        if each.field in changed and name not in fields
+    }
 
 
 def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:

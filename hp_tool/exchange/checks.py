@@ -16,12 +16,16 @@ from hp_tool.timeline.workload import has_backward, has_optimizer, workload_of
 from hp_tool.training.problem import TrainingProblem
 
 FLOPS_TOLERANCE = 1.25
-"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Shapes are exact; padding of the vocabulary or of
-sequences, and matmuls that the model's formula leaves out, stay within it."""
+"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Shapes are exact;
+padding of the vocabulary or of sequences, and matmuls that the model's formula leaves out, stay
+within it.
+"""
 UNEVEN_TOLERANCE = 2.0
 """A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
 FULL_RECOMPUTE = 4.0 / 3.0
-"""FLOPs with every layer's forward pass run again, over those without: at most this (arXiv 2205.05198, section 5)."""
+"""FLOPs with every layer's forward pass run again, over those without: at most this (arXiv
+2205.05198, section 5).
+"""
 CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
 CheckState = Literal["matches", "unknown", "differs"]
 Teaching = Literal["applied", "held", "refused"]
@@ -37,8 +41,11 @@ class Check:
     """What was compared, with both values."""
 
 
-def checks(line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]) -> tuple[Check, ...]:
-    """Compare a trace with the query's device, ranks and matmul FLOPs, and look for a backward pass and an optimizer step.
+def checks(
+    line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
+) -> tuple[Check, ...]:
+    """Compare a trace with the query's device, ranks and matmul FLOPs, and look for a backward pass
+    and an optimizer step.
 
     Args:
         line: The recorded steps.
@@ -55,20 +62,27 @@ def checks(line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, 
         Check(
             name="backward",
             state="matches" if backward else "differs",
-            text="a backward pass was recorded" if backward else f"no backward pass was recorded ({work})",
+            text="a backward pass was recorded"
+            if backward
+            else f"no backward pass was recorded ({work})",
         ),
         Check(
             name="optimizer",
             state="matches" if optimizer else "differs",
             text="an optimizer step was recorded"
             if optimizer
-            else "no optimizer step was recorded; record whole steps: forward, backward and optimizer",
+            else (
+                "no optimizer step was recorded; record whole steps: forward, backward and "
+                "optimizer"
+            ),
         ),
     )
 
 
 def teaching(made: Sequence[Check]) -> Teaching:
-    """Return what becomes of the step as a measurement: refused if a check differs, held if one cannot be made."""
+    """Return what becomes of the step as a measurement: refused if a check differs, held if one
+    cannot be made.
+    """
     states = {each.state for each in made}
     return "refused" if "differs" in states else "held" if "unknown" in states else "applied"
 
@@ -83,7 +97,9 @@ def _device(line: Timeline, problem: TrainingProblem) -> Check:
     gpu, rank = problem.cluster.gpu, line.ranks[line.critical]
     if rank.on_device == (gpu.kind == "cpu"):
         what = "a GPU" if rank.on_device else "a CPU process"
-        return Check(name="device", state="differs", text=f"the trace is of {what}, the query of {gpu.name}")
+        return Check(
+            name="device", state="differs", text=f"the trace is of {what}, the query of {gpu.name}"
+        )
     if gpu.kind == "cpu":
         return Check(name="device", state="matches", text="the trace and the query are of a CPU")
     if not rank.device:
@@ -98,19 +114,29 @@ def _device(line: Timeline, problem: TrainingProblem) -> Check:
     return Check(name="device", state="unknown", text=compared)
 
 
-def _ranks(line: Timeline, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]) -> Check:
+def _ranks(
+    line: Timeline, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
+) -> Check:
     devices, recorded = problem.cluster.num_gpus, len(line.ranks)
     world = max(rank.world_size for rank in line.ranks)
     for path, size in sizes.items():
         stated = getattr(config, path.removeprefix("parallel."), None)
         if stated is not None and stated != size:
-            return Check(name="ranks", state="differs", text=f"the trace has {path} {size}, the query {stated}")
+            return Check(
+                name="ranks",
+                state="differs",
+                text=f"the trace has {path} {size}, the query {stated}",
+            )
     if (world and world != devices) or recorded > devices:
         return Check(
-            name="ranks", state="differs", text=f"the trace is of {max(world, recorded)} ranks, the query of {devices}"
+            name="ranks",
+            state="differs",
+            text=f"the trace is of {max(world, recorded)} ranks, the query of {devices}",
         )
     if world or recorded == devices:
-        return Check(name="ranks", state="matches", text=f"the trace and the query are of {devices} ranks")
+        return Check(
+            name="ranks", state="matches", text=f"the trace and the query are of {devices} ranks"
+        )
     text = f"the trace does not record its number of ranks, and {recorded} of {devices} were given"
     return Check(name="ranks", state="unknown", text=text)
 
@@ -118,7 +144,9 @@ def _ranks(line: Timeline, problem: TrainingProblem, config: ParallelConfig, siz
 def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> Check:
     recorded = [flops for flops in _recorded_flops(line) if flops > 0.0]
     if not recorded:
-        text = "the trace has no shapes of matmuls: record with record_shapes=True to check its model"
+        text = (
+            "the trace has no shapes of matmuls: record with record_shapes=True to check its model"
+        )
         return Check(name="matmul_flops", state="unknown", text=text)
     token = token_flops(problem.model, problem.workload)
     tokens = step_tokens(problem.workload) / problem.cluster.num_gpus
@@ -139,10 +167,14 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
 
 
 def _recomputes_layers(config: ParallelConfig) -> bool:
-    """Return whether matmuls of layers run forward again, whole layers or chosen operators of them."""
+    """Return whether matmuls of layers run forward again, whole layers or chosen operators of
+    them.
+    """
     recompute = config.recompute
     name = recompute if isinstance(recompute, str) else recompute.granularity
-    return name in ("full", "per_layer", "per_op") or (not isinstance(recompute, str) and bool(recompute.modules))
+    return name in ("full", "per_layer", "per_op") or (
+        not isinstance(recompute, str) and bool(recompute.modules)
+    )
 
 
 def _recorded_flops(line: Timeline) -> Iterator[float]:

@@ -1,4 +1,6 @@
-"""A recorded training beside its prediction, part by part, and what would make its steps shorter."""
+"""A recorded training beside its prediction, part by part, and what would make its steps
+shorter.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from hp_tool.training.changes import Change, changes
 from hp_tool.training.evaluate import resolve_configuration
 
 MAX_UNKNOWN_SHARE = 0.1
-"""Share of the step in unknown kernels beyond which a trace teaches the step time, and not its parts."""
+"""Share of the step in unknown kernels beyond which a trace teaches the step time, and not its
+parts.
+"""
 MAX_UNKNOWN_KERNELS = 5
 """Names of unknown kernels in an answer."""
 
@@ -43,7 +47,9 @@ class RankStep:
     hidden_s: dict[str, float]
     """Communication beneath computing, by part."""
     waits_s: dict[str, float]
-    """Seconds of the parts in which a collective waits for another rank; pipeline_p2p's are the bubble."""
+    """Seconds of the parts in which a collective waits for another rank; pipeline_p2p's are the
+    bubble.
+    """
     host_s: float
     """Seconds of `overhead` in which the host was late with what ran next."""
 
@@ -115,12 +121,16 @@ class Explanation:
     """In words, by seconds."""
     query: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
-    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST /v1/measurements. None without
-    a query, and if a check shows that the trace is not of the query's training."""
+    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST
+    /v1/measurements. None without a query, and if a check shows that the trace is not of the
+    query's training.
+    """
     checks: tuple[Check, ...] = ()
     """Whether the trace is of the query's training; empty without a query."""
     teaches: Teaching | None = None
-    """What becomes of the step as a measurement: applied, held until someone accepts it, or refused. None without a query."""
+    """What becomes of the step as a measurement: applied, held until someone accepts it, or
+    refused. None without a query.
+    """
     unknown_share: float = 0.0
     """Share of the step in kernels that no rule recognizes."""
     unknown_kernels: tuple[UnknownKernel, ...] = ()
@@ -134,19 +144,27 @@ class Explanation:
         return next(each for each in self.ranks if each.rank == self.critical_rank)
 
 
-def explain(ranks: Sequence[RankEvents], *, query: Query | None = None, tool: str | None = None) -> Explanation:
-    """Explain the recorded steps of `ranks`, held against the prediction for `query`'s one configuration if that is given.
+def explain(
+    ranks: Sequence[RankEvents], *, query: Query | None = None, tool: str | None = None
+) -> Explanation:
+    """Explain the recorded steps of `ranks`, held against the prediction for `query`'s one
+    configuration if that is given.
 
-    `tool`: the format whose flags suggestions are written in. Raises InputError for a trace without a kernel, HpToolError for a
-    query that cannot be predicted.
+    `tool`: the format whose flags suggestions are written in. Raises InputError for a trace without
+    a kernel, HpToolError for a query that cannot be predicted.
     """
     line = timeline(ranks)
     if not line.ranks:
         raise InputError(
-            "the traces hold no kernel, operator or collective: nothing ran while they were recorded", field="trace"
+            "the traces hold no kernel, operator or collective: nothing ran while they were "
+            "recorded",
+            field="trace",
         )
     row, step = line.critical, line.typical
-    shown = tuple(_rank_step(events.rank, own[step]) for events, own in zip(line.ranks, line.splits, strict=True))
+    shown = tuple(
+        _rank_step(events.rank, own[step])
+        for events, own in zip(line.ranks, line.splits, strict=True)
+    )
     rate = matmul_flops_per_second(line, row=row)
     known: dict[str, Any] = {}
     if query is not None:
@@ -173,7 +191,9 @@ def explain(ranks: Sequence[RankEvents], *, query: Query | None = None, tool: st
 
 
 def _unknown_kernels(events: RankEvents) -> tuple[UnknownKernel, ...]:
-    longest = sorted(events.signs.unknown_s.items(), key=lambda each: -each[1])[:MAX_UNKNOWN_KERNELS]
+    longest = sorted(events.signs.unknown_s.items(), key=lambda each: -each[1])[
+        :MAX_UNKNOWN_KERNELS
+    ]
     return tuple(UnknownKernel(name=name, seconds=seconds) for name, seconds in longest)
 
 
@@ -182,7 +202,9 @@ def _with_findings(explanation: Explanation, *, exposed: Mapping[str, float]) ->
         explanation,
         findings=findings(
             faults=explanation.faults,
-            differences=[(each.part, each.measured_s, each.predicted_s) for each in explanation.differences],
+            differences=[
+                (each.part, each.measured_s, each.predicted_s) for each in explanation.differences
+            ],
             suggestions=explanation.suggestions,
             step_s=explanation.step_s,
             exposed_s=exposed,
@@ -207,24 +229,43 @@ def _rank_step(rank: int, step: StepSplit) -> RankStep:
     )
 
 
-def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | None) -> dict[str, Any]:
+def _beside(
+    line: Timeline, query: Query, *, tool: str | None, rate: float | None
+) -> dict[str, Any]:
     """Prediction, differences and suggestions."""
     if query.kind != "training":
-        raise UnsupportedError("traces of serving are not explained; give a training query", field="query")
+        raise UnsupportedError(
+            "traces of serving are not explained; give a training query", field="query"
+        )
     resolved = resolve_configuration(query)
     estimate = resolved.estimate(with_fixes=False)
     if estimate.time is None:
         reason = estimate.reasons[0]
-        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
+        raise InputError(
+            f"this configuration cannot have run: {reason.message}",
+            field="parallel",
+            code=reason.code,
+        )
     measured = line.splits[line.critical][line.typical].parts_s
     rows = [
-        Difference(part=part, measured_s=measured[part], predicted_s=seconds, seconds=measured[part] - seconds)
-        for part, seconds in ((part, estimate.time.parts_s.get(part, 0.0)) for part in MEASURED_PARTS)
+        Difference(
+            part=part,
+            measured_s=measured[part],
+            predicted_s=seconds,
+            seconds=measured[part] - seconds,
+        )
+        for part, seconds in (
+            (part, estimate.time.parts_s.get(part, 0.0)) for part in MEASURED_PARTS
+        )
     ]
     problem = resolved.problem
     peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
     trains = workload_of(line.ranks) in ("training", "unknown")
-    chosen = changes(query, estimate=estimate, measured_s=measured) if estimate.feasible and trains else ()
+    chosen = (
+        changes(query, estimate=estimate, measured_s=measured)
+        if estimate.feasible and trains
+        else ()
+    )
     made = checks(line, problem=problem, config=resolved.config, sizes=_said_by_trace(line))
     return {
         "estimate": estimate,
@@ -233,13 +274,17 @@ def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | Non
         "checks": made,
         "teaches": teaching(made),
         "differences": tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
-        "suggestions": tuple(_suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen),
+        "suggestions": tuple(
+            _suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen
+        ),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
     }
 
 
 def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
-    """Return the step as a measurement. A few unknown kernels count as computing; beyond that no part is known."""
+    """Return the step as a measurement. A few unknown kernels count as computing; beyond that no
+    part is known.
+    """
     mapping = schema.query_mapping(query)
     parallel = mapping.pop("parallel", {})
     step_s, unknown_s = sum(measured_s.values()), measured_s[UNKNOWN]
@@ -250,7 +295,9 @@ def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
     return {"query": mapping, "parallel": parallel, "measurement": measurement}
 
 
-def _suggestion(change: Change, *, query: Query, estimate: Estimate, tool: str | None) -> Suggestion:
+def _suggestion(
+    change: Change, *, query: Query, estimate: Estimate, tool: str | None
+) -> Suggestion:
     """The change with its flags."""
     assert estimate.parallel is not None
     before = Configuration(query=query, parallel=estimate.parallel)
@@ -259,29 +306,41 @@ def _suggestion(change: Change, *, query: Query, estimate: Estimate, tool: str |
     return Suggestion(**values, flags=_flags(before, after, tool))
 
 
-def _flags(before: Configuration, after: Configuration, tool: str | None) -> tuple[dict[str, str | None], ...]:
-    """{flag, from, to} of what two configurations write otherwise, in the tool's words or the query's paths."""
+def _flags(
+    before: Configuration, after: Configuration, tool: str | None
+) -> tuple[dict[str, str | None], ...]:
+    """{flag, from, to} of what two configurations write otherwise, in the tool's words or the
+    query's paths.
+    """
     one: Mapping[str, str] = {}
     other: Mapping[str, str] = {}
     if tool is not None:
         with contextlib.suppress(UnsupportedError):
             one, other = options(before, tool), options(after, tool)
     if one == other:
-        one, other = ({path: str(value) for path, value in _paths(each).items()} for each in (before, after))
+        one, other = (
+            {path: str(value) for path, value in _paths(each).items()} for each in (before, after)
+        )
     return written_otherwise(one, other)
 
 
 def _paths(configuration: Configuration) -> dict[str, Any]:
     """Values of `parallel` and of training.overlap by path of the query."""
     training = configuration.query.training
-    overlap = {} if training is None or training.overlap is None else schema.to_dict(training.overlap)
-    values = {f"parallel.{name}": value for name, value in schema.to_dict(configuration.parallel).items()}
+    overlap = (
+        {} if training is None or training.overlap is None else schema.to_dict(training.overlap)
+    )
+    values = {
+        f"parallel.{name}": value for name, value in schema.to_dict(configuration.parallel).items()
+    }
     values |= {f"training.overlap.{name}": value for name, value in overlap.items()}
     return {path: value for path, value in values.items() if value is not None}
 
 
 UNNAMED_GROUPS = ("default_pg", "undefined")
-"""torch's descriptions of its group of all ranks, and of groups that were made without one: they tell no size of the layout."""
+"""torch's descriptions of its group of all ranks, and of groups that were made without one: they
+tell no size of the layout.
+"""
 _SIZES = {
     "tensor_parallel": "tensor_parallel_size",
     "pipeline_p2p": "pipeline_parallel_size",

@@ -25,7 +25,14 @@ from hp_tool.units import LEAST_CHANGE
 Said = TypeVar("Said")
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
-OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
+OF_MEGATRON = (
+    "cross_entropy",
+    "cuda_graphs",
+    "fp8_recipe",
+    "optimizer_precision",
+    "exp_avg_sq_precision",
+    "master_precision",
+)
 """Those that only Megatron Core has of what is ranked here."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
@@ -38,7 +45,9 @@ class Exported:
     format: str
     text: str
     framework: str | None = None
-    """This and what follows where it was ranked again: what the tool runs, and the step time is predicted for."""
+    """This and what follows where it was ranked again: what the tool runs, and the step time is
+    predicted for.
+    """
     parallel: dict[str, Any] | None = None
     step_s: float | None = None
     best_step_s: float | None = None
@@ -59,25 +68,40 @@ class Exported:
             same = abs(self.cost_fraction) < LEAST_CHANGE
             cost = ", as fast as" if same else f", {self.cost_fraction:+.1%} against"
             cost += " the query's own best"
-        out = f"; left out, as it has no setting for them: {', '.join(self.left_out)}" if self.left_out else ""
-        return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
+        out = (
+            f"; left out, as it has no setting for them: {', '.join(self.left_out)}"
+            if self.left_out
+            else ""
+        )
+        return (
+            f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
+        )
 
 
 def export(
-    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
     """Return the text of `exported`. Raises InputError, UnsupportedError."""
     return exported(result=result, format=format, rank=rank, read=read).text
 
 
 def exported(
-    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
     """Return one configuration in another tool's words, with what has to be done beside it.
 
-    `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
-    query, which is answered first: estimated if it allows one layout alone, else ranked. `rank` picks a recommendation, `read`
-    parses the query. What asks for pools (inference.disaggregated) is written as pools. Raises InputError, UnsupportedError.
+    `result` is what estimate, recommend or tune answered with --json (its `query` says the model
+    and the workload), or a query, which is answered first: estimated if it allows one layout alone,
+    else ranked. `rank` picks a recommendation, `read` parses the query. What asks for pools
+    (inference.disaggregated) is written as pools. Raises InputError, UnsupportedError.
     """
     tool = _writer(format)
     if (asking := _asks_pools(result)) is not None:
@@ -99,17 +123,26 @@ def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
     """Return the pools of this rank: of an answer's rows, or of the query's answer."""
     if tool.write_pools is None:
-        known = ", ".join(each.name for each in formats("inference") if each.write_pools is not None)
+        known = ", ".join(
+            each.name for each in formats("inference") if each.write_pools is not None
+        )
         raise UnsupportedError(
-            f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated out of the query",
+            f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated "
+            "out of the query",
             field="inference.disaggregated",
         )
     if rows is None:
         pairs = [(row.prefill, row.decode) for row in disaggregated(query=query, top=rank)]
     else:
-        pairs = [tuple(schema.parse(PoolConfig, row[pool]) for pool in ("prefill", "decode")) for row in rows]
+        pairs = [
+            tuple(schema.parse(PoolConfig, row[pool]) for pool in ("prefill", "decode"))
+            for row in rows
+        ]
     if len(pairs) < rank:
-        raise InputError(f"the query has {len(pairs)} acceptable pairs of pools; rank {rank} is not among them", field="rank")
+        raise InputError(
+            f"the query has {len(pairs)} acceptable pairs of pools; rank {rank} is not among them",
+            field="rank",
+        )
     prefill, decode = pairs[rank - 1]
     return tool.write_pools(*pool_setups(query, prefill=prefill, decode=decode))
 
@@ -120,22 +153,33 @@ def _configuration(query: Query, rank: int) -> Configuration:
         return Configuration.of(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
     if (count := len(ranking.recommendations)) < rank:
-        raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
+        raise InputError(
+            f"the query has {count} acceptable configurations; rank {rank} is not among them",
+            field="rank",
+        )
     return Configuration.of(ranking.recommendations[rank - 1], query=query)
 
 
 def written(configuration: Configuration, format: str) -> Exported:
-    """Return a configuration in the words of a format, with what has to be done beside it. Raises UnsupportedError, InputError.
+    """Return a configuration in the words of a format, with what has to be done beside it. Raises
+    UnsupportedError, InputError.
 
-    Knobs that change nothing trained, which a ranking took and the tool has no setting for, are left out; a note says so.
+    Knobs that change nothing trained, which a ranking took and the tool has no setting for, are
+    left out; a note says so.
     """
     text, expressed = _expressed(configuration, partial(write, format=format))
-    return Exported(format=format, text=text, notes=(*_left_to_the_script(configuration, expressed), *get(format).notes(text)))
+    return Exported(
+        format=format,
+        text=text,
+        notes=(*_left_to_the_script(configuration, expressed), *get(format).notes(text)),
+    )
 
 
-def _expressed(configuration: Configuration, say: Callable[[Configuration], Said]) -> tuple[Said, Configuration]:
-    """Return what a tool says of a configuration, and the configuration without the free knobs and the layout that a ranking
-    chose and it had no setting for.
+def _expressed(
+    configuration: Configuration, say: Callable[[Configuration], Said]
+) -> tuple[Said, Configuration]:
+    """Return what a tool says of a configuration, and the configuration without the free knobs and
+    the layout that a ranking chose and it had no setting for.
     """
     while True:
         try:
@@ -155,7 +199,10 @@ def _left_to_the_script(configuration: Configuration, expressed: Configuration) 
     if not names:
         return ()
     times = (f"{_step_s(each):.4g} s" for each in (configuration, expressed))
-    return (f"the ranking took {names}, for which there is no setting here: a step takes {' with it, '.join(times)} without",)
+    return (
+        f"the ranking took {names}, for which there is no setting here: a step takes "
+        f"{' with it, '.join(times)} without",
+    )
 
 
 def _step_s(configuration: Configuration) -> float:
@@ -165,18 +212,28 @@ def _step_s(configuration: Configuration) -> float:
 
 
 def export_for(
-    *, result: Mapping[str, Any], format: str, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
-    """Rank again among what the tool of this format runs, and write the best. Raises InputError, UnsupportedError."""
+    """Rank again among what the tool of this format runs, and write the best. Raises InputError,
+    UnsupportedError.
+    """
     tool = _writer(format, field="for")
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
-        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(writable('inference'))}", field="for")
+        raise InputError(
+            f"{format} trains; a serving configuration becomes {', '.join(writable('inference'))}",
+            field="for",
+        )
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
     workload, left_out = _workload_for(tool, query.training)
     same = workload.framework == query.training.framework
     ranked = replace(query, training=workload, objective=None)
-    parallel, beyond = _within(query.parallel, runs(format, ranked), without=() if same else OF_THE_FRAMEWORK)
+    parallel, beyond = _within(
+        query.parallel, runs(format, ranked), without=() if same else OF_THE_FRAMEWORK
+    )
     ranked, left_out = replace(ranked, parallel=parallel), (*left_out, *beyond)
     answer = training.recommend(query=ranked, top=MAX_TRIED)
     refusal: UnsupportedError | None = None
@@ -187,7 +244,9 @@ def export_for(
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        best = own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+        best = (
+            own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+        )
         step_s = _step_s(expressed)
         return Exported(
             format=format,
@@ -206,16 +265,25 @@ def export_for(
     else_ = "; the query's own best offloads to the host" if offloads else ""
     else_ += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
     raise refusal or InputError(
-        f"nothing that {format} runs fits this query (rejected: {why}){else_}", field="for", code="infeasible"
+        f"nothing that {format} runs fits this query (rejected: {why}){else_}",
+        field="for",
+        code="infeasible",
     )
 
 
-def _workload_for(tool: Format[Any], workload: TrainingWorkload) -> tuple[TrainingWorkload, tuple[str, ...]]:
-    """Return the workload under the tool's framework, and the keys that mean nothing there and were left out."""
+def _workload_for(
+    tool: Format[Any], workload: TrainingWorkload
+) -> tuple[TrainingWorkload, tuple[str, ...]]:
+    """Return the workload under the tool's framework, and the keys that mean nothing there and were
+    left out.
+    """
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
     if adapted.framework != workload.framework:
-        for name in (*OF_ONE_FRAMEWORK, *(() if wrapped(adapted.framework) == "megatron-core" else OF_MEGATRON)):
+        for name in (
+            *OF_ONE_FRAMEWORK,
+            *(() if wrapped(adapted.framework) == "megatron-core" else OF_MEGATRON),
+        ):
             default = next(f.default for f in fields(workload) if f.name == name)
             if getattr(workload, name) != default:
                 open_again: dict[str, Any] = {name: default}
@@ -229,19 +297,26 @@ def _workload_for(tool: Format[Any], workload: TrainingWorkload) -> tuple[Traini
 def _within(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes as far as a tool can be told about them, and the keys whose values it cannot be told.
+    """Return the query's axes as far as a tool can be told about them, and the keys whose values it
+    cannot be told.
 
-    `axes` are the tool's own values by name, `without` the names of those that mean nothing under its framework.
+    `axes` are the tool's own values by name, `without` the names of those that mean nothing under
+    its framework.
     """
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
     for name, can in axes.items():
-        own, known = axis_values(getattr(parallel, name)), [_whole(each) for each in axis_values(can)]
+        own, known = (
+            axis_values(getattr(parallel, name)),
+            [_whole(each) for each in axis_values(can)],
+        )
         both = tuple(each for each in own if _whole(each) in known)
         values[name] = both or can
         if own and not both:
             left_out.append(name)
-    return replace(parallel, **values), tuple(f"parallel.{name}" for name in dict.fromkeys(left_out))
+    return replace(parallel, **values), tuple(
+        f"parallel.{name}" for name in dict.fromkeys(left_out)
+    )
 
 
 def _whole(value: Any) -> Any:
@@ -255,7 +330,9 @@ def _writer(name: str, *, field: str = "format") -> Format[Any]:
     known = {each.name: each for kind in kinds for each in formats(kind) if each.write is not None}
     if name not in known:
         to_rank = " to rank for" if field == "for" else ""
-        raise InputError(f"no format {name}{to_rank}; choose one of {', '.join(known)}", field=field)
+        raise InputError(
+            f"no format {name}{to_rank}; choose one of {', '.join(known)}", field=field
+        )
     return known[name]
 
 
@@ -266,16 +343,30 @@ def runs(tool: str, query: Query) -> dict[str, Any]:
 
 
 def write(configuration: Configuration, format: str) -> str:
-    """Return the configuration in the words of a format. Raises UnsupportedError for what they cannot say, InputError."""
-    known = {each.name: each.write for each in formats(configuration.query.kind) if each.write is not None}
+    """Return the configuration in the words of a format. Raises UnsupportedError for what they
+    cannot say, InputError.
+    """
+    known = {
+        each.name: each.write
+        for each in formats(configuration.query.kind)
+        if each.write is not None
+    }
     if format not in known:
-        verb, kind = ("trains", "serving") if configuration.query.kind == "inference" else ("serves", "training")
-        raise InputError(f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format")
+        verb, kind = (
+            ("trains", "serving")
+            if configuration.query.kind == "inference"
+            else ("serves", "training")
+        )
+        raise InputError(
+            f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format"
+        )
     return known[format](problem_of(configuration.query).setup(configuration))
 
 
 def options(configuration: Configuration, format: str) -> dict[str, str]:
-    """Return a configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
+    """Return a configuration as the tool's flags or keys, each with its value. Raises
+    UnsupportedError.
+    """
     tool = get(format)
     if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
@@ -283,8 +374,12 @@ def options(configuration: Configuration, format: str) -> dict[str, str]:
     return _expressed(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
 
 
-def written_otherwise(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[dict[str, str | None], ...]:
-    """Return {flag, from, to} of every option that differs between two configurations' `options`; None where one lacks it."""
+def written_otherwise(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[dict[str, str | None], ...]:
+    """Return {flag, from, to} of every option that differs between two configurations' `options`;
+    None where one lacks it.
+    """
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}
         for name in {**before, **after}

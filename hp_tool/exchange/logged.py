@@ -1,4 +1,6 @@
-"""A step as Megatron's timers split it, beside its prediction: coarser than a trace, and without a profiler."""
+"""A step as Megatron's timers split it, beside its prediction: coarser than a trace, and without a
+profiler.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,18 @@ GRADIENTS = (
     "non-tensor-parallel-grads-all-reduce",
 )
 LONGEST = 1.05
-"""Of the step: a timer's share, of rounding and of the moments at which ranks print; one that is longer is not of this step."""
-_LAYERS = ("compute", "attention", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "offload")
+"""Of the step: a timer's share, of rounding and of the moments at which ranks print; one that is
+longer is not of this step.
+"""
+_LAYERS = (
+    "compute",
+    "attention",
+    "recompute",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "offload",
+)
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
 GROUPS: dict[str, tuple[str, ...]] = {
     "passes": _LAYERS,
@@ -37,8 +49,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer",),
     "rest": ("overhead",),
 }
-"""What timers tell apart, and the parts of a prediction that each holds; those of timers that were not printed are in `rest`.
-`passes`: forward and backward, with what is exchanged within a layer; with timers of level 1 alone, `passes_and_pipeline`."""
+"""What timers tell apart, and the parts of a prediction that each holds; those of timers that were
+not printed are in `rest`. `passes`: forward and backward, with what is exchanged within a layer;
+with timers of level 1 alone, `passes_and_pipeline`.
+"""
 WORDS = {
     "passes": "forward and backward passes",
     "pipeline": "the pipeline: bubble and transfers",
@@ -91,25 +105,31 @@ class LoggedExplanation:
 
 
 def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> LoggedExplanation:
-    """Explain the step of median length. Raises HpToolError for a query that cannot be predicted, InputError for timers that
-    are longer than the step.
+    """Explain the step of median length. Raises HpToolError for a query that cannot be predicted,
+    InputError for timers that are longer than the step.
     """
     step = sorted(steps, key=lambda each: each.step_s)[(len(steps) - 1) // 2]
     _check(step)
     measured_s = parts(step)
     estimate = None if query is None else _estimate(query)
-    predicted_s: Mapping[str, float] = {} if estimate is None or estimate.time is None else estimate.time.parts_s
+    predicted_s: Mapping[str, float] = (
+        {} if estimate is None or estimate.time is None else estimate.time.parts_s
+    )
     timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
     of_part = GROUPS | {"rest": tuple(part for part in TIME_PARTS if part not in timed)}
     rows = tuple(
         LoggedPart(
             part=name,
             measured_s=seconds,
-            predicted_s=sum(predicted_s.get(part, 0.0) for part in of_part[name]) if predicted_s else None,
+            predicted_s=sum(predicted_s.get(part, 0.0) for part in of_part[name])
+            if predicted_s
+            else None,
         )
         for name, seconds in measured_s.items()
     )
-    sentences = sorted([*_slow(step), *_differences(rows, step.step_s)], key=lambda each: -each.seconds)
+    sentences = sorted(
+        [*_slow(step), *_differences(rows, step.step_s)], key=lambda each: -each.seconds
+    )
     return LoggedExplanation(
         id=None if query is None else query.id,
         steps=len(steps),
@@ -123,12 +143,16 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
 
 
 def parts(step: TimedStep) -> dict[str, float]:
-    """Seconds by GROUPS, each of the rank where its timers are longest; the sum is the step. What no timer told is in `rest`.
+    """Seconds by GROUPS, each of the rank where its timers are longest; the sum is the step. What
+    no timer told is in `rest`.
 
     Gradients are exchanged within the timer forward-backward, parameters within optimizer.
     """
     longest = step.longest_s
-    both_s = min(longest.get("forward-backward", sum(longest.get(name, 0.0) for name in COMPUTING)), step.step_s)
+    both_s = min(
+        longest.get("forward-backward", sum(longest.get(name, 0.0) for name in COMPUTING)),
+        step.step_s,
+    )
     optimizer_s = min(longest.get("optimizer", 0.0), step.step_s - both_s)
     gradients_s = min(sum(longest.get(name, 0.0) for name in GRADIENTS), both_s)
     gathered_s = min(longest.get("params-all-gather", 0.0), optimizer_s)
@@ -151,14 +175,17 @@ def _check(step: TimedStep) -> None:
     name = max(step.longest_s, key=lambda each: step.longest_s[each])
     if step.longest_s[name] > LONGEST * step.step_s:
         raise InputError(
-            f"the timer {name} tells {duration(step.longest_s[name])} of a step of {duration(step.step_s)}: it is not of this "
+            f"the timer {name} tells {duration(step.longest_s[name])} of a step of "
+            f"{duration(step.step_s)}: it is not of this "
             "step; give the log as Megatron printed it",
             field="trace",
         )
 
 
 def _computing(step: TimedStep) -> float:
-    """Seconds of both passes on the rank where they are longest; where no rank is known, at most that."""
+    """Seconds of both passes on the rank where they are longest; where no rank is known, at most
+    that.
+    """
     by_rank = _by_rank(step)
     return max(by_rank.values()) if by_rank else sum(step.longest_s[name] for name in COMPUTING)
 
@@ -180,14 +207,23 @@ def _spread(step: TimedStep, name: str) -> TimerSpread:
 
 
 def _slow(step: TimedStep) -> Iterator[Finding]:
-    """The rank whose passes take longer than the median rank's; without ranks, how far the longest is from the shortest."""
+    """The rank whose passes take longer than the median rank's; without ranks, how far the longest
+    is from the shortest.
+    """
     stages = "it is slow, or its stage has more to do"
     if by_rank := _by_rank(step):
         rank = max(by_rank, key=lambda each: by_rank[each])
         more = by_rank[rank] - statistics.median(by_rank.values())
-        words = f"rank {rank} takes {duration(more)} longer for its passes than the median rank: {stages}"
+        words = (
+            f"rank {rank} takes {duration(more)} longer for its passes than the median rank: "
+            f"{stages}"
+        )
     else:
-        more = sum(step.longest_s[name] - step.shortest_s[name] for name in COMPUTING if name in step.shortest_s)
+        more = sum(
+            step.longest_s[name] - step.shortest_s[name]
+            for name in COMPUTING
+            if name in step.shortest_s
+        )
         words = (
             f"a rank takes up to {duration(more)} longer for its passes than another: {stages}; "
             "--timing-log-option all names it"
@@ -198,16 +234,28 @@ def _slow(step: TimedStep) -> Iterator[Finding]:
 
 def _differences(rows: Sequence[LoggedPart], step_s: float) -> Iterator[Finding]:
     for row in rows:
-        if row.predicted_s is not None and (more := row.measured_s - row.predicted_s) >= LEAST_SHARE * step_s:
+        if (
+            row.predicted_s is not None
+            and (more := row.measured_s - row.predicted_s) >= LEAST_SHARE * step_s
+        ):
             against = f"({duration(row.measured_s)} against {duration(row.predicted_s)})"
-            yield Finding(seconds=more, words=f"{WORDS[row.part]}: {duration(more)} longer than predicted {against}")
+            yield Finding(
+                seconds=more,
+                words=f"{WORDS[row.part]}: {duration(more)} longer than predicted {against}",
+            )
 
 
 def _estimate(query: Query) -> Estimate:
     if query.kind != "training":
-        raise UnsupportedError("logs of serving are not explained; give a training query", field="query")
+        raise UnsupportedError(
+            "logs of serving are not explained; give a training query", field="query"
+        )
     estimate = resolve_configuration(query).estimate(with_fixes=False)
     if estimate.time is None:
         reason = estimate.reasons[0]
-        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
+        raise InputError(
+            f"this configuration cannot have run: {reason.message}",
+            field="parallel",
+            code=reason.code,
+        )
     return estimate

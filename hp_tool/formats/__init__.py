@@ -1,1 +1,3 @@
-"""Other tools' configurations, both ways; the only room that knows foreign names. One module or folder per tool in `tools`."""
+"""Other tools' configurations, both ways; the only room that knows foreign names. One module or
+folder per tool in `tools`.
+"""

@@ -1,4 +1,6 @@
-"""Whose configuration a text is: by the signs of registered formats, and of tools that are not read."""
+"""Whose configuration a text is: by the signs of registered formats, and of tools that are not
+read.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,16 +25,28 @@ _UNREAD = (
     Sign(of="keys", rank=90, holds=key_within("openrlhf"), refused="OpenRLHF"),
     Sign(of="keys", rank=94, holds=key_within("_component_"), refused="torchtune"),
     Sign(of="keys", rank=95, holds=key_within("max_duration"), refused="LLM Foundry (Composer)"),
-    Sign(of="keys", rank=96, holds=key_within("auto_map", "architectures"), refused="a model's config.json"),
+    Sign(
+        of="keys",
+        rank=96,
+        holds=key_within("auto_map", "architectures"),
+        refused="a model's config.json",
+    ),
     Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
     Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
     Sign(of="script", rank=15, holds=words(r"\bcolossalai\s+run\b"), refused="ColossalAI"),
-    Sign(of="script", rank=16, holds=words(r"--rollout-function-path|--actor-num-gpus-per-node"), refused="slime"),
     Sign(
-        of="script", rank=19, holds=words(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
+        of="script",
+        rank=16,
+        holds=words(r"--rollout-function-path|--actor-num-gpus-per-node"),
+        refused="slime",
+    ),
+    Sign(
+        of="script",
+        rank=19,
+        holds=words(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
         refused="a program in Python (import its launch script or configuration)",
     ),
-)  # fmt: skip
+)
 """Signs of what is neither read nor written."""
 
 
@@ -47,17 +61,27 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
     if content is not None:
         return _of_mapping(content, text)
     beside = "\n".join(each for name, each in (files or {}).items() if not name.endswith(_KEYS))
-    if tool := next(filter(None, (_tool_of("script", Evidence(text=each, files=bool(files))) for each in (text, beside))), ""):
+    if tool := next(
+        filter(
+            None,
+            (_tool_of("script", Evidence(text=each, files=bool(files))) for each in (text, beside)),
+        ),
+        "",
+    ):
         return tool
     if re.search(r"(?<!\S)--[A-Za-z]", text):
         return "megatron-lm"
-    if others := re.findall(r"(?m)^[ \t]*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text):
+    if others := re.findall(
+        r"(?m)^[ \t]*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text
+    ):
         raise InputError(
-            f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give them with --file",
+            f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give "
+            "them with --file",
             field="command",
         )
     raise InputError(
-        f"nothing that is read: {', '.join(readable())} are, as launch scripts, configuration files or logs; say which with "
+        f"nothing that is read: {', '.join(readable())} are, as launch scripts, configuration "
+        "files or logs; say which with "
         "--format",
         field="format",
     )
@@ -68,10 +92,15 @@ def _of_mapping(content: Mapping[str, Any], text: str) -> str:
     if tool := _tool_of("keys", Evidence(text=text, content=content, keys=keys)):
         return tool
     if "kind" in keys and keys & {"training", "inference"}:
-        raise InputError("this is a query already: give it to estimate, recommend or tune", field="format")
+        raise InputError(
+            "this is a query already: give it to estimate, recommend or tune", field="format"
+        )
     if text.lstrip().startswith("{"):
         return "deepspeed"
-    raise InputError(f"a file of keys that none of {', '.join(readable())} has; say which with --format", field="format")
+    raise InputError(
+        f"a file of keys that none of {', '.join(readable())} has; say which with --format",
+        field="format",
+    )
 
 
 def _signs() -> Iterator[tuple[Sign, str]]:
@@ -81,9 +110,16 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _tool_of(place: Place, evidence: Evidence) -> str:
-    """Return the format whose sign the text has; an empty text where it has none. Raises UnsupportedError."""
-    candidates = sorted((pair for pair in _signs() if pair[0].of == place), key=lambda pair: pair[0].rank)
+    """Return the format whose sign the text has; an empty text where it has none. Raises
+    UnsupportedError.
+    """
+    candidates = sorted(
+        (pair for pair in _signs() if pair[0].of == place), key=lambda pair: pair[0].rank
+    )
     sign, name = next((pair for pair in candidates if pair[0].holds(evidence)), (None, ""))
     if sign is not None and sign.refused:
-        raise UnsupportedError(f"this is {sign.refused}, which is not read; {', '.join(readable())} are", field="format")
+        raise UnsupportedError(
+            f"this is {sign.refused}, which is not read; {', '.join(readable())} are",
+            field="format",
+        )
     return name

@@ -1,4 +1,6 @@
-"""A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines' own short names."""
+"""A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines'
+own short names.
+"""
 
 import json
 import re
@@ -7,7 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, settings_of, sort, table, untold, whole_number
+from hp_tool.formats.reading import (
+    Read,
+    Reading,
+    Setting,
+    fraction,
+    look_up,
+    settings_of,
+    sort,
+    table,
+    untold,
+    whole_number,
+)
 from hp_tool.formats.renamed import recipe
 from hp_tool.formats.setup import DTYPES
 from hp_tool.formats.shell import Script
@@ -35,7 +48,14 @@ _SIZES = {
     "num-redundant-experts": "redundant_experts",
 }
 _PRECISIONS = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "float": "fp32"}
-_QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
+_QUANTIZED = {
+    "fp8": "fp8",
+    "mxfp4": "mxfp4",
+    "modelopt_fp4": "nvfp4",
+    "awq": "int4",
+    "gptq": "int4",
+    "w8a8_int8": "int8",
+}
 _CHECKPOINTS = (
     ("fp8", "fp8"),
     ("mxfp4", "mxfp4"),
@@ -43,7 +63,9 @@ _CHECKPOINTS = (
     ("awq|gptq|int4|w4a16", "int4"),
     ("int8|w8a8", "int8"),
 )
-"""Parts of a checkpoint's name, and the precision of its weights, which the engine reads in the checkpoint."""
+"""Parts of a checkpoint's name, and the precision of its weights, which the engine reads in the
+checkpoint.
+"""
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
@@ -73,8 +95,12 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
     return follow
 
 
-def _of_file(words: list[Setting], script: Script, reading: Reading, *, engine: str) -> list[Setting]:
-    """Return the options in the file behind a server's --config: switches stand without a value, or are off."""
+def _of_file(
+    words: list[Setting], script: Script, reading: Reading, *, engine: str
+) -> list[Setting]:
+    """Return the options in the file behind a server's --config: switches stand without a value, or
+    are off.
+    """
     options = []
     for each in recipe(words, script, reading):
         argument = look_up(each.name, table(engine))
@@ -85,17 +111,29 @@ def _of_file(words: list[Setting], script: Script, reading: Reading, *, engine: 
     return options
 
 
-def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source) -> None:
-    """Fill the reading with the query of a command; `model` stands before the options of `vllm serve`.
+def read(
+    settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source
+) -> None:
+    """Fill the reading with the query of a command; `model` stands before the options of `vllm
+    serve`.
 
     The GPUs are those of one deployment as it is started.
     """
     by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
-    flags = {_NAMES.get(name, name): list(each.values) for name, each in by_name.items() if not each.unknown}
+    flags = {
+        _NAMES.get(name, name): list(each.values)
+        for name, each in by_name.items()
+        if not each.unknown
+    }
     sizes_known = not any(each.field.startswith("parallel.") for each in reading.missing)
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
-    model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
-    groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
+    model = model or next(
+        (flags[name][0] for name in ("model", "model-path") if flags.get(name)), None
+    )
+    groups, t = (
+        parallel.get("attention_data_parallel_size", 1),
+        parallel.get("tensor_parallel_size", 1),
+    )
     replicas = 1
     if engine == "sglang" and groups > 1:
         if "enable-dp-attention" in flags:  # all ranks are TP's, and limits are those of all groups
@@ -109,18 +147,29 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         replicas = parallel.pop("attention_data_parallel_size")
     if "enable-expert-parallel" in flags:
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
-    deepep = flags.get("moe-a2a-backend") == ["deepep"] or "enable-deepep-moe" in flags or "enable-ep-moe" in flags
+    deepep = (
+        flags.get("moe-a2a-backend") == ["deepep"]
+        or "enable-deepep-moe" in flags
+        or "enable-ep-moe" in flags
+    )
     if engine == "sglang" and deepep:  # the server takes all ranks
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
         parallel["redundant_experts"] = copies
-    devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
+    devices = (
+        t
+        * parallel.get("pipeline_parallel_size", 1)
+        * parallel.get("attention_data_parallel_size", 1)
+        * replicas
+    )
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
     published = "bf16" if model is None else source.precision_of(model)
     narrow = _quantized(model) if model is not None and published == "bf16" else published
     if "quantization" not in flags and narrow not in (None, "bf16"):
         inference["precision"] = narrow
-        reading.read.append(Read(flag="checkpoint", value=str(model), line=None, field="inference.precision"))
+        reading.read.append(
+            Read(flag="checkpoint", value=str(model), line=None, field="inference.precision")
+        )
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
@@ -129,10 +178,14 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     reading.num_gpus = reading.num_gpus or (devices if sizes_known else None)
     if model is not None:
         for name in _LONGEST & by_name.keys():
-            _check_longest(name, list(by_name[name].values), model=model, positions=source.positions_of(model))
+            _check_longest(
+                name, list(by_name[name].values), model=model, positions=source.positions_of(model)
+            )
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
-        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
+        reading.lack(
+            f"inference.{name}", f"a command does not say its load{bound}; add", example=example
+        )
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
         inference["memory_fraction"] = fraction(used[0], "memory fraction")
@@ -143,18 +196,34 @@ _LONGEST = {"max-model-len", "context-length"}
 
 
 def _check_longest(name: str, words: list[str], *, model: str, positions: int | None) -> None:
-    """Raise InputError for a longest request beyond the model's positions: the server refuses to start with it."""
-    if positions is not None and len(words) == 1 and words[0].isdecimal() and int(words[0]) > positions:
+    """Raise InputError for a longest request beyond the model's positions: the server refuses to
+    start with it.
+    """
+    if (
+        positions is not None
+        and len(words) == 1
+        and words[0].isdecimal()
+        and int(words[0]) > positions
+    ):
         raise InputError(
-            f"--{name} {words[0]} exceeds the {positions:,} positions of {model} (max_position_embeddings), so the server "
-            "refuses to start; lower it, or give the config.json with the RoPE scaling that the checkpoint is served with",
+            f"--{name} {words[0]} exceeds the {positions:,} positions of {model} "
+            "(max_position_embeddings), so the server "
+            "refuses to start; lower it, or give the config.json with the RoPE scaling that the "
+            "checkpoint is served with",
             field=f"--{name}",
         )
 
 
 def _quantized(checkpoint: str) -> str | None:
     name = checkpoint.rstrip("/").rpartition("/")[2].lower()
-    return next((kind for words, kind in _CHECKPOINTS if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", name)), None)
+    return next(
+        (
+            kind
+            for words, kind in _CHECKPOINTS
+            if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", name)
+        ),
+        None,
+    )
 
 
 def _number(flags: Mapping[str, list[str]], name: str) -> int:
@@ -173,14 +242,21 @@ def _redundant(words: list[str]) -> int:
 
 
 def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
-    """Precision and the cache's, where the command says them: a quantised checkpoint says by itself what it is."""
+    """Precision and the cache's, where the command says them: a quantised checkpoint says by itself
+    what it is.
+    """
 
     def known(name: str, values: Mapping[str, str]) -> str | None:
         word = (flags.get(name) or ["auto"])[0]
         if word != "auto" and word not in values:
-            raise UnsupportedError(f"--{name} {word} is not modelled; choose {', '.join(values)}", field=f"--{name}")
+            raise UnsupportedError(
+                f"--{name} {word} is not modelled; choose {', '.join(values)}", field=f"--{name}"
+            )
         return values.get(word)
 
     precision = known("quantization", _QUANTIZED) or known("dtype", _PRECISIONS)
-    number_formats = {"precision": precision, "kv_cache_precision": known("kv-cache-dtype", _CACHES)}
+    number_formats = {
+        "precision": precision,
+        "kv_cache_precision": known("kv-cache-dtype", _CACHES),
+    }
     return {name: word for name, word in number_formats.items() if word is not None}

@@ -12,20 +12,27 @@ from hp_tool.formats.setup import DTYPES, ServingSetup, Values, headline, one_wo
 
 WIDE = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
-"""The word of --quantization for weights of 16 bits that are narrowed while loading; narrow checkpoints say themselves what
-they are."""
+"""The word of --quantization for weights of 16 bits that are narrowed while loading; narrow
+checkpoints say themselves what they are.
+"""
 
 
 def travels_by_deepep(setup: ServingSetup) -> bool:
-    """Return whether the estimate sends tokens to experts by DeepEP: out of an NVLink domain, or in two-batch overlap."""
+    """Return whether the estimate sends tokens to experts by DeepEP: out of an NVLink domain, or in
+    two-batch overlap.
+    """
     c = setup.parallel
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
     several = c.attention_data_parallel_size > 1 and c.expert_parallel_size > 1
-    return several and (ranks > setup.cluster.nvlink_domain_size or setup.workload.two_batch_overlap is True)
+    return several and (
+        ranks > setup.cluster.nvlink_domain_size or setup.workload.two_batch_overlap is True
+    )
 
 
 def model_word(setup: ServingSetup) -> str:
-    """Return the word after the command; one that nobody knows is asked for before anything starts."""
+    """Return the word after the command; one that nobody knows is asked for before anything
+    starts.
+    """
     return '"$MODEL"' if setup.model_path is None else shlex.quote(one_word(setup.model_path))
 
 
@@ -38,7 +45,8 @@ def refuse_unsaid(setup: ServingSetup) -> None:
     """Raise UnsupportedError for pools, which a command of one replica cannot say."""
     if setup.workload.disaggregated is not None:
         raise UnsupportedError(
-            "the command of one replica does not say inference.disaggregated; leave it out of the query that is exported",
+            "the command of one replica does not say inference.disaggregated; leave it out of the "
+            "query that is exported",
             field="inference.disaggregated",
         )
 
@@ -47,14 +55,15 @@ def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
     """Raise UnsupportedError for speculation."""
     if setup.workload.speculative is not None:
         raise UnsupportedError(
-            f"speculation is not written for {tool}; choose vllm, sglang or llm-d, or leave it out of what is exported",
+            f"speculation is not written for {tool}; choose vllm, sglang or llm-d, or leave it out "
+            "of what is exported",
             field="inference.speculative",
         )
 
 
 def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
-    """Return what drafts, with its numbers: `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`, `eagle`
-    or `model`; None without speculation.
+    """Return what drafts, with its numbers: `ngram`, `mtp` (the model's own layers), or, by the
+    draft's name, `eagle3`, `eagle` or `model`; None without speculation.
 
     Raises UnsupportedError where drafts cost time and nothing is known that would draft.
     """
@@ -63,13 +72,17 @@ def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
         return None
     if speculative.draft_model is not None:
         name = re.sub("[^a-z0-9]", "", speculative.draft_model.lower())
-        return "eagle3" if "eagle3" in name else "eagle" if "eagle" in name else "model", speculative
+        return (
+            "eagle3" if "eagle3" in name else "eagle" if "eagle" in name else "model",
+            speculative,
+        )
     if speculative.draft_cost_fraction == 0.0:
         return "ngram", speculative
     if setup.model.num_nextn_predict_layers:
         return "mtp", speculative
     raise UnsupportedError(
-        f"{setup.model.name} has no layers that draft; name a checkpoint that does, or leave draft_cost_fraction out (n-grams)",
+        f"{setup.model.name} has no layers that draft; name a checkpoint that does, or leave "
+        "draft_cost_fraction out (n-grams)",
         field="inference.speculative.draft_model",
     )
 
@@ -82,8 +95,9 @@ def command(
     before: Sequence[str] = (),
     last: Sequence[str] = (),
 ) -> str:
-    """Return a shell script that starts one replica: the program and options of `start`, then `last`, with the lines `before`
-    them. Raises UnsupportedError for what the engine's command cannot say.
+    """Return a shell script that starts one replica: the program and options of `start`, then
+    `last`, with the lines `before` them. Raises UnsupportedError for what the engine's command
+    cannot say.
     """
     refuse_unsaid(setup)
     program, options = start(setup)
@@ -98,7 +112,9 @@ def command(
 
 
 def _unnamed(setup: ServingSetup) -> list[str]:
-    meaning = f"set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder"
+    meaning = (
+        f"set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder"
+    )
     return [f': "{required("MODEL", meaning)}"'] if setup.model_path is None else []
 
 
@@ -112,14 +128,26 @@ class Role:
 
 
 def pools_command(
-    *, tool: str, prefill: ServingSetup, decode: ServingSetup, roles: Sequence[Role], before: Sequence[str] = ()
+    *,
+    tool: str,
+    prefill: ServingSetup,
+    decode: ServingSetup,
+    roles: Sequence[Role],
+    before: Sequence[str] = (),
 ) -> str:
-    """Return a shell script that starts the process its first word names, one of `roles`; `before` stand before all of them."""
+    """Return a shell script that starts the process its first word names, one of `roles`; `before`
+    stand before all of them.
+    """
     names = ", ".join(role.name for role in roles)
-    cases = [line for role in roles for line in (f"{role.name})", f"    exec {invocation(*role.command)}", "    ;;")]
+    cases = [
+        line
+        for role in roles
+        for line in (f"{role.name})", f"    exec {invocation(*role.command)}", "    ;;")
+    ]
     return bash(
         (
-            f"# {tool}: {headline(prefill)} for prefill, {decode.cluster.num_gpus} x {decode.cluster.gpu.name} for decoding.",
+            f"# {tool}: {headline(prefill)} for prefill, {decode.cluster.num_gpus} x "
+            f"{decode.cluster.gpu.name} for decoding.",
             *(f"#   {role.name}: {role.meaning}" for role in roles),
             *_unnamed(decode),
             *before,
@@ -143,10 +171,12 @@ def option_values(values: Values) -> dict[str, str]:
     return {name: " ".join(words) for name, words in option_words(values).items()}
 
 
-def number_formats(setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]) -> Values:
-    """Return options for weights and activations as the estimate took them, and for the cache where the query asks for one.
-    `auto`, a cache in the model's own type, is vLLM's only word for 16 and 32 bits: `bfloat16` is for models that cache in fp8
-    by themselves (vllm/config/cache.py).
+def number_formats(
+    setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]
+) -> Values:
+    """Return options for weights and activations as the estimate took them, and for the cache where
+    the query asks for one. `auto`, a cache in the model's own type, is vLLM's only word for 16 and
+    32 bits: `bfloat16` is for models that cache in fp8 by themselves (vllm/config/cache.py).
     """
     weights, kept = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
     dtype, narrowed = DTYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
@@ -163,9 +193,11 @@ def number_formats(setup: ServingSetup, *, engine: str, version: str, cache: Map
 
 
 def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> str | None:
-    """Return the one of `words` for weights that are narrowed while loading; None where the checkpoint's own are as predicted.
+    """Return the one of `words` for weights that are narrowed while loading; None where the
+    checkpoint's own are as predicted.
 
-    Raises UnsupportedError where the engine would serve weights of another precision than the query's.
+    Raises UnsupportedError where the engine would serve weights of another precision than the
+    query's.
     """
     wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
     if stored is None:  # one's own checkpoint
@@ -175,7 +207,9 @@ def narrowing(setup: ServingSetup, *, engine: str, words: Mapping[str, str]) -> 
     if stored in WIDE and wanted in words:
         return words[wanted]
     raise UnsupportedError(
-        f"no checkpoint of {setup.model.name} in {wanted} is known, and {engine} would serve {setup.model_path} in {stored}; "
-        f"set inference.precision to {stored}, or name your own checkpoint, a folder or its id, as the model",
+        f"no checkpoint of {setup.model.name} in {wanted} is known, and {engine} would serve "
+        f"{setup.model_path} in {stored}; "
+        f"set inference.precision to {stored}, or name your own checkpoint, a folder or its id, as "
+        "the model",
         field="inference.precision",
     )

@@ -1,4 +1,6 @@
-"""Fine-tuning over torch FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl share."""
+"""Fine-tuning over torch FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl
+share.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +13,20 @@ from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, headline, one_wo
 from hp_tool.formats.tools import accelerate
 
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
-    "zero_stage", "data_parallel_shard_size", "task", "lora", "frozen_precision", "cross_entropy",
-}  # fmt: skip
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "attention",
+    "optimizer",
+    "micro_batch_size",
+    "recompute",
+    "zero_stage",
+    "data_parallel_shard_size",
+    "task",
+    "lora",
+    "frozen_precision",
+    "cross_entropy",
+}
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "per_layer"),
@@ -27,43 +40,58 @@ CONFIG = "fsdp2.yaml"
 
 
 def check(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
-    """Raise UnsupportedError for what the tool has no word for, or would run otherwise than predicted.
+    """Raise UnsupportedError for what the tool has no word for, or would run otherwise than
+    predicted.
 
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
     """
     w = setup.workload
-    width = {"parameter_precision"} if w.parameter_precision in ((w.precision, "fp32") if chooses_width else ()) else set()
+    width = (
+        {"parameter_precision"}
+        if w.parameter_precision in ((w.precision, "fp32") if chooses_width else ())
+        else set()
+    )
     refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE | width, runs="torch-fsdp")
     if w.loss != loss:
         raise UnsupportedError(
-            f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}", field="training.cross_entropy"
+            f"{tool} computes the loss {loss}; set training.cross_entropy: {loss}",
+            field="training.cross_entropy",
         )
     if setup.recomputes_by_layer is None:
-        raise UnsupportedError(f"{tool} checkpoints whole layers: none or per_layer", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{tool} checkpoints whole layers: none or per_layer", field="parallel.recompute"
+        )
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
-        raise UnsupportedError(f"{tool} trains in bf16, fp16 or fp32, with adam or sgd", field="training.precision")
+        raise UnsupportedError(
+            f"{tool} trains in bf16, fp16 or fp32, with adam or sgd", field="training.precision"
+        )
     if w.frozen_precision not in (None, "nf4", w.precision):
         raise UnsupportedError(
-            f"{tool} keeps frozen weights in {w.precision} or nf4, not {w.frozen_precision}", field="training.frozen_precision"
+            f"{tool} keeps frozen weights in {w.precision} or nf4, not {w.frozen_precision}",
+            field="training.frozen_precision",
         )
     if w.lora is not None:
         targets(setup, tool=tool)
 
 
 def targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
-    """Return the matrices with adapters in Hugging Face's names. Raises UnsupportedError for fused ones, and for experts."""
+    """Return the matrices with adapters in Hugging Face's names. Raises UnsupportedError for fused
+    ones, and for experts.
+    """
     assert setup.workload.lora is not None  # asked for by the caller
     names = setup.workload.lora.target_modules or ()
     fused = [name for name in names if name.startswith("linear_")]
     if fused or not names:
         raise UnsupportedError(
-            f"{tool} names matrices as Hugging Face does, and has no adapter on {', '.join(fused) or 'fused matrices'}; set "
+            f"{tool} names matrices as Hugging Face does, and has no adapter on "
+            f"{', '.join(fused) or 'fused matrices'}; set "
             "training.lora.target_modules, such as [q_proj, v_proj]",
             field="training.lora.target_modules",
         )
     if setup.model.num_experts:
         raise UnsupportedError(
-            f"{tool} gives experts adapters of their own, where one for each rank's was predicted; choose nemo",
+            f"{tool} gives experts adapters of their own, where one for each rank's was predicted; "
+            "choose nemo",
             field="training.lora",
         )
     return names
@@ -95,13 +123,22 @@ def script(
     options: Mapping[str, list[str]] | None = None,
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """Return a script that writes Accelerate's file, and `files` beside it, and launches the program."""
+    """Return a script that writes Accelerate's file, and `files` beside it, and launches the
+    program.
+    """
     launch = f"accelerate launch --config_file {CONFIG}"
     if setup.cluster.num_nodes > 1:
-        rank, address = required("NODE_RANK", "set it to 0, 1, ..."), required("MASTER_ADDR", "set it to the first node")
+        rank, address = (
+            required("NODE_RANK", "set it to 0, 1, ..."),
+            required("MASTER_ADDR", "set it to the first node"),
+        )
         launch += f' --machine_rank "{rank}" --main_process_ip "{address}"'
     written = {CONFIG: accelerate.content(setup), **(files or {})}
-    yours = "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out" if options else "output_dir=out"
+    yours = (
+        "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out"
+        if options
+        else "output_dir=out"
+    )
     here = [line for name, each in written.items() for line in _heredoc(name, each)]
     return bash(
         (
@@ -118,4 +155,8 @@ def script(
 
 
 def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
-    return (f"cat > {name} <<'END'", *yaml.safe_dump(dict(content), sort_keys=False).splitlines(), "END")
+    return (
+        f"cat > {name} <<'END'",
+        *yaml.safe_dump(dict(content), sort_keys=False).splitlines(),
+        "END",
+    )

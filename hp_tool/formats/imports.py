@@ -10,7 +10,9 @@ from hp_tool.formats.stated_release import read_release
 
 
 def read(source: Source, *, format: str | None = None) -> Reading:
-    """Return the query of a configuration, with what became of each of its words. Raises InputError, UnsupportedError."""
+    """Return the query of a configuration, with what became of each of its words. Raises
+    InputError, UnsupportedError.
+    """
     tool = format or detect(source.text, files=source.files)
     reader = next((each.read for each in formats() if each.name == tool), None)
     if reader is None:
@@ -19,7 +21,9 @@ def read(source: Source, *, format: str | None = None) -> Reading:
     _, facts = printed(source.log)
     if source.num_gpus is None and facts.get("world_size", "").isdecimal():
         reading.num_gpus = whole_number(facts["world_size"], "world_size")
-        reading.read.append(Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus"))
+        reading.read.append(
+            Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus")
+        )
     reading.num_gpus = source.num_gpus or reading.num_gpus
     reader(source, reading)
     read_release(source.text, reading)

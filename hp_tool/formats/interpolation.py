@@ -1,5 +1,5 @@
-"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above}, ${multiply:2, 3},
-${oc.select:key, default}, ${oc.env:NAME, default}.
+"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above},
+${multiply:2, 3}, ${oc.select:key, default}, ${oc.env:NAME, default}.
 """
 
 import math
@@ -13,8 +13,8 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The file with its references filled in; `variables` stand for what it leaves to others. One that nothing tells stays
-    as it is written.
+    """The file with its references filled in; `variables` stand for what it leaves to others. One
+    that nothing tells stays as it is written.
     """
 
     def filled(value: Any, path: tuple[str, ...]) -> Any:
@@ -22,27 +22,41 @@ def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) ->
             return {key: filled(each, (*path, str(key))) for key, each in value.items()}
         if isinstance(value, list):
             return [filled(each, (*path, "")) for each in value]
-        return _filled(value, path, content, variables) if isinstance(value, str) and "${" in value else value
+        return (
+            _filled(value, path, content, variables)
+            if isinstance(value, str) and "${" in value
+            else value
+        )
 
     result: dict[str, Any] = filled(content, ())
     return result
 
 
-def _filled(text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
-    """`text`, which stands at `path`, with what its references tell; a text that is one reference takes the value's type."""
+def _filled(
+    text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
+) -> Any:
+    """`text`, which stands at `path`, with what its references tell; a text that is one reference
+    takes the value's type.
+    """
     value: Any = text
     for _ in range(MAX_ROUNDS):
-        match = _INNERMOST.search(value) if isinstance(value, str) and len(value) < MAX_TEXT else None
+        match = (
+            _INNERMOST.search(value) if isinstance(value, str) and len(value) < MAX_TEXT else None
+        )
         if match is None:
             return value
         part = _referenced(match[1].strip(), path, content, variables)
         if part is None or isinstance(part, Mapping | list):
             return value
-        value = part if match[0] == value else value[: match.start()] + str(part) + value[match.end() :]
+        value = (
+            part if match[0] == value else value[: match.start()] + str(part) + value[match.end() :]
+        )
     return text
 
 
-def _referenced(name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
+def _referenced(
+    name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
+) -> Any:
     """What one reference says; None where nothing tells it."""
     resolver, separator, rest = name.partition(":")
     if separator:

@@ -1,4 +1,6 @@
-"""Which command of a script trains or serves, how many processes it starts, and what its own words are."""
+"""Which command of a script trains or serves, how many processes it starts, and what its own words
+are.
+"""
 
 import itertools
 import re
@@ -11,27 +13,82 @@ from hp_tool.formats.reading import Ignored, Read, Reading, untold
 from hp_tool.formats.shell import Command, Script, Word
 
 _COUNTS = {
-    "nproc-per-node": "per_node", "gpus-per-node": "per_node", "ntasks-per-node": "tasks", "gres": "per_node",
-    "nnodes": "nodes", "nodes": "nodes", "N": "nodes", "n": "all", "np": "all", "ntasks": "all",
-    "num-gpus": "per_node", "num-nodes": "nodes", "num-processes": "all", "num-machines": "machines",
-    "gpus-per-task": "per_task", "hostfile": "hostfile", "H": "hostfile",
-}  # fmt: skip
-"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
+    "nproc-per-node": "per_node",
+    "gpus-per-node": "per_node",
+    "ntasks-per-node": "tasks",
+    "gres": "per_node",
+    "nnodes": "nodes",
+    "nodes": "nodes",
+    "N": "nodes",
+    "n": "all",
+    "np": "all",
+    "ntasks": "all",
+    "num-gpus": "per_node",
+    "num-nodes": "nodes",
+    "num-processes": "all",
+    "num-machines": "machines",
+    "gpus-per-task": "per_task",
+    "hostfile": "hostfile",
+    "H": "hostfile",
+}
+"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes
+there are.
+"""
 SWITCHES = {
-    "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu",
-    "debug", "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
-    "allow-run-as-root", "unbuffered", "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u",
-    "v", "use-hostfile", "oversubscribe",
-}  # fmt: skip
+    "standalone",
+    "no-python",
+    "run-path",
+    "use-env",
+    "multi-gpu",
+    "use-deepspeed",
+    "use-fsdp",
+    "use-megatron-lm",
+    "cpu",
+    "debug",
+    "quiet",
+    "same-network",
+    "no-local-rank",
+    "no-ssh",
+    "force-multi",
+    "exclusive",
+    "overlap",
+    "verbose",
+    "allow-run-as-root",
+    "unbuffered",
+    "label",
+    "no-container-mount-home",
+    "container-writable",
+    "kill-on-bad-exit",
+    "l",
+    "u",
+    "v",
+    "use-hostfile",
+    "oversubscribe",
+}
 """Options of launchers that no value follows."""
 _TORCH = {"torch.distributed.run", "torch.distributed.launch"}
 _AGENTS = {"torchrun", "accelerate"} | _TORCH
 """Launchers with one agent for each node, which starts the node's processes."""
 LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENTS
 _OTHERS = {
-    "cat", "tee", "echo", "mkdir", "cd", "export", "printf", "rm", "cp", "ls", "wait", "sleep", "module", "conda", "pip",
-    "grep", "sed",
-}  # fmt: skip
+    "cat",
+    "tee",
+    "echo",
+    "mkdir",
+    "cd",
+    "export",
+    "printf",
+    "rm",
+    "cp",
+    "ls",
+    "wait",
+    "sleep",
+    "module",
+    "conda",
+    "pip",
+    "grep",
+    "sed",
+}
 """Commands that train nothing, whatever follows them."""
 
 
@@ -58,7 +115,9 @@ class Launch:
 
 
 def find(script: Script, *, reading: Reading) -> Launch | None:
-    """The command that trains or serves: the one with most flags; every other command is noted as ignored."""
+    """The command that trains or serves: the one with most flags; every other command is noted as
+    ignored.
+    """
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
     if flags_alone and len(flags_alone) == len(script.commands):
         words = tuple(word for command in flags_alone for word in command.words)
@@ -71,7 +130,10 @@ def find(script: Script, *, reading: Reading) -> Launch | None:
             text = " ".join(word.text for word in command.words)
             reason = "does not train"
             if command.words[0].text.startswith("--"):
-                reason = "bash takes this as a command of its own: the line before it does not end in a backslash"
+                reason = (
+                    "bash takes this as a command of its own: the line before it does not end "
+                    "in a backslash"
+                )
             elif launch is not None:
                 reason = "another command; the one with most flags is read"
             reading.ignored.append(Ignored(flag=text[:200], reason=reason, line=command.line))
@@ -92,28 +154,52 @@ def _launch(command: Command) -> Launch | None:
     names = [PurePosixPath(text).name for text in texts]
     if names[0] in _OTHERS:
         return None
-    if names[0] == "trl" and len(words) > 1:  # Accelerate's launcher and a script of TRL's in one command
+    if (
+        names[0] == "trl" and len(words) > 1
+    ):  # Accelerate's launcher and a script of TRL's in one command
         counts, program = _counts(words), f"trl.scripts.{texts[1]}"
-        return Launch(program=program, words=tuple(words[2:]), launchers=("accelerate",), counts=counts, line=command.line)
+        return Launch(
+            program=program,
+            words=tuple(words[2:]),
+            launchers=("accelerate",),
+            counts=counts,
+            line=command.line,
+        )
     if names[0] in ("swift", "megatron") and texts[1:2] and texts[1] in ("sft", "pt", "rlhf"):
-        return Launch(program=" ".join(texts[:2]), words=tuple(words[2:]), launchers=(), counts={}, line=command.line)
+        return Launch(
+            program=" ".join(texts[:2]),
+            words=tuple(words[2:]),
+            launchers=(),
+            counts={},
+            line=command.line,
+        )
     start = _program(texts, names)
     if start is None:
         return None
     program = names[start] if texts[start].endswith((".py", ".sh")) else texts[start]
-    launchers = tuple(name for name in (*names[: start + 1], *texts[: start + 1]) if name in LAUNCHERS)
+    launchers = tuple(
+        name for name in (*names[: start + 1], *texts[: start + 1]) if name in LAUNCHERS
+    )
     after = start + 1
     if program in ("vllm", "sglang"):
         after += 1
     return Launch(
-        program=program, words=tuple(words[after:]), launchers=launchers, counts=_counts(words[:start]), line=command.line
+        program=program,
+        words=tuple(words[after:]),
+        launchers=launchers,
+        counts=_counts(words[:start]),
+        line=command.line,
     )
 
 
 def _program(texts: list[str], names: list[str]) -> int | None:
-    """Where the program stands among a command's words: vllm, a file of Python, or the module behind -m."""
+    """Where the program stands among a command's words: vllm, a file of Python, or the module
+    behind -m.
+    """
     for number, text in enumerate(texts):
-        if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[number + 1 : number + 2] != ["-m"]:
+        if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[
+            number + 1 : number + 2
+        ] != ["-m"]:
             return number
         if names[0] in ("docker", "podman") and re.match(r"vllm-openai(:|@|$)", names[number]):
             return number
@@ -126,7 +212,9 @@ def _program(texts: list[str], names: list[str]) -> int | None:
         if name in ("torchrun", "deepspeed") or texts[number] in _TORCH:
             place = number + 1
             while place < len(texts) and texts[place].startswith("-"):
-                alone = "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in SWITCHES
+                alone = (
+                    "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in SWITCHES
+                )
                 place += 1 if alone else 2
             return place if place < len(texts) else None
     return None
@@ -141,8 +229,13 @@ def _counts(words: list[Word]) -> dict[str, Count]:
         kind = _COUNTS.get(name.replace("_", "-")) if word.text.startswith("-") else None
         if kind is None:
             continue
-        value_word = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
-        counts[kind] = Count(word.text[: len(word.text) - len(value)].rstrip("=") if separator else word.text, value_word)
+        value_word = (
+            word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
+        )
+        counts[kind] = Count(
+            word.text[: len(word.text) - len(value)].rstrip("=") if separator else word.text,
+            value_word,
+        )
     return counts | _included(words)
 
 
@@ -152,14 +245,21 @@ def _included(words: list[Word]) -> dict[str, Count]:
         if word.text in ("--include", "-i"):
             slots = [each.partition(":")[2] for each in after.text.split("@")]
             if all(slots):
-                return {"all": Count(word.text, after._replace(text=str(sum(len(each.split(",")) for each in slots))))}
+                return {
+                    "all": Count(
+                        word.text,
+                        after._replace(text=str(sum(len(each.split(",")) for each in slots))),
+                    )
+                }
     return {}
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
     """Processes, and so devices, that the launch starts; None where the script does not say."""
     header = {
-        _COUNTS[name]: Count(f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ()))
+        _COUNTS[name]: Count(
+            f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
+        )
         for name, value in script.header.items()  # in which Slurm fills in no variables
         if name in _COUNTS
     }
@@ -195,29 +295,43 @@ def _number(count: Count | None, reading: Reading) -> int | None:
     option, word = count
     text = word.text.rsplit(":", 1)[-1]
     if text.isdecimal() and len(text) < 8:
-        reading.read.append(Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus"))
+        reading.read.append(
+            Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus")
+        )
         return int(text)
-    if word.unknown:  # asked for, though another option may say a number: which of them is right is unknown
+    if (
+        word.unknown
+    ):  # asked for, though another option may say a number: which of them is right is unknown
         reading.lack("cluster.num_gpus", f"{option} is {untold(word.unknown)}; add", example="")
     elif text:
         reading.hints["cluster.num_gpus"] = f"{option} is {text}, which the machine decides"
     return None
 
 
-def launch_of(text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]) -> tuple[Launch | None, Script]:
-    """The launch of a script and the script; lines that words lost on the way are looked up in the text."""
+def launch_of(
+    text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]
+) -> tuple[Launch | None, Script]:
+    """The launch of a script and the script; lines that words lost on the way are looked up in the
+    text.
+    """
     script = shell.read(text, variables=variables, files=files)
     launch = find(script, reading=reading)
     if launch is None:
         return None, script
     lines = text.splitlines()
-    rows = {row.split()[0]: number for number, row in reversed(list(enumerate(lines, 1))) if row.split()}
+    rows = {
+        row.split()[0]: number for number, row in reversed(list(enumerate(lines, 1))) if row.split()
+    }
 
     def placed(word: Word) -> Word:
         name = word.text.partition("=")[0]
-        if not word.text.startswith("--") or (0 < word.line <= len(lines) and name in lines[word.line - 1]):
+        if not word.text.startswith("--") or (
+            0 < word.line <= len(lines) and name in lines[word.line - 1]
+        ):
             return word
-        inside = rows.get(name) or next((number for number, row in enumerate(lines, 1) if name in row.split()), word.line)
+        inside = rows.get(name) or next(
+            (number for number, row in enumerate(lines, 1) if name in row.split()), word.line
+        )
         return word._replace(line=inside)
 
     words = tuple(placed(word) for word in launch.words[:500]) + launch.words[500:]

@@ -12,7 +12,8 @@ from hp_tool.units import GB, GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory"
+    r"OutOfMemoryError|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: "
+    r"can't allocate memory"
 )
 MAX_STEPS = 100_000
 MAX_BATCH = 10**12
@@ -22,7 +23,9 @@ MAX_LINE = 20_000
 
 @dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """What a log says, in its order. A kind of figure that the trainer does not print stays empty."""
+    """What a log says, in its order. A kind of figure that the trainer does not print stays
+    empty.
+    """
 
     step_s: list[float] = field(default_factory=list)
     """Seconds of optimizer steps; of a mean over several steps once."""
@@ -30,8 +33,9 @@ class LogFacts:
     samples_per_second: list[float] = field(default_factory=list)
     """Sequences of all devices together."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
-    """By the name of a list above: number of the optimizer step that each of its figures ends with, growing; fewer of them
-    where the trainer does not count."""
+    """By the name of a list above: number of the optimizer step that each of its figures ends with,
+    growing; fewer of them where the trainer does not count.
+    """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
     """Global batch size that was printed last, in sequences."""
@@ -43,8 +47,9 @@ class LogFacts:
     """The first line that says so."""
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Keep a figure of the list called `kind`, once a step: some trainers print it on every rank. One that is not
-        positive is no measurement."""
+        """Keep a figure of the list called `kind`, once a step: some trainers print it on every
+        rank. One that is not positive is no measurement.
+        """
         figures: list[float] = getattr(self, kind)
         ends_at = self.ends_at.setdefault(kind, [])
         again = step is not None and bool(ends_at) and step <= ends_at[-1]
@@ -59,11 +64,13 @@ class LogFacts:
         if value is not None and 0.0 <= value * unit < math.inf:
             setattr(self, kind, max(getattr(self, kind) or 0.0, value * unit))
 
-    def step_times_s(self, workload: TrainingWorkload, *, num_gpus: int) -> tuple[list[float], list[int]]:
+    def step_times_s(
+        self, workload: TrainingWorkload, *, num_gpus: int
+    ) -> tuple[list[float], list[int]]:
         """The figures as seconds of a step, whatever the trainer prints, and their `ends_at`.
 
-        For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps) from tokens per second and
-        device, or B / sps from sequences per second.
+        For B sequences of s tokens on n devices the step time is the printed one, or B s / (n tps)
+        from tokens per second and device, or B / sps from sequences per second.
         """
         sequences = workload.global_batch_size
         tokens = sequences * workload.sequence_length / num_gpus
@@ -72,7 +79,10 @@ class LogFacts:
             "tokens_per_second_per_gpu": [tokens / rate for rate in self.tokens_per_second_per_gpu],
             "samples_per_second": [sequences / rate for rate in self.samples_per_second],
         }
-        return next(((times_s, self.ends_at.get(kind, [])) for kind, times_s in kinds.items() if times_s), ([], []))
+        return next(
+            ((times_s, self.ends_at.get(kind, [])) for kind, times_s in kinds.items() if times_s),
+            ([], []),
+        )
 
     def loss(self, value: float | None) -> None:
         """Keep a step's loss; JSON knows no NaN."""
@@ -84,27 +94,37 @@ _NUMBER = r"([-+]?[\d,]{0,30}\.?\d{1,30}(?:[eE][-+]?\d{1,3})?)"
 
 
 def _megatron(line: str, facts: LogFacts) -> None:
-    """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max allocated: 45678.2 |"""
+    """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max
+    allocated: 45678.2 |
+    """
     if (elapsed := _figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
         facts.loss(_figure(line, rf"lm loss:\s*{_NUMBER}"))
         batch = _count(line, r"global batch size:\s*(\d+)")
-        facts.samples_per_step = float(batch) if batch and batch <= MAX_BATCH else facts.samples_per_step
+        facts.samples_per_step = (
+            float(batch) if batch and batch <= MAX_BATCH else facts.samples_per_step
+        )
     if "memory (MB)" in line:
         facts.peak("allocated_bytes", _figure(line, rf"max allocated:\s*{_NUMBER}"), MIB)
         facts.peak("reserved_bytes", _figure(line, rf"max reserved:\s*{_NUMBER}"), MIB)
 
 
 def _bridge(line: str, facts: LogFacts) -> None:
-    """Steps as Megatron-LM prints them; (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ..."""
+    """Steps as Megatron-LM prints them; (after 2 iterations) memory (GB) |
+    mem-max-allocated-gigabytes: 153.4 | ...
+    """
     _megatron(line, facts)
     if "memory (GB)" in line:
-        facts.peak("allocated_bytes", _figure(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB)
+        facts.peak(
+            "allocated_bytes", _figure(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB
+        )
         facts.peak("reserved_bytes", _figure(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB)
 
 
 def _nemo_rl(line: str, facts: LogFacts) -> None:
-    """Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%), which is the part of it that trains."""
+    """Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%), which is the part of
+    it that trains.
+    """
     facts.loss(_figure(line, rf"\u2022 Loss:\s*{_NUMBER}"))
     if (total := _figure(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
         facts.add("step_s", total, step=None)
@@ -113,13 +133,17 @@ def _nemo_rl(line: str, facts: LogFacts) -> None:
 
 
 def _verl(line: str, facts: LogFacts) -> None:
-    """step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - timing_s/update_actor:8.4 - ..., numbers perhaps as
-    np.float64(20.7): the actor's update is what trains; of supervised tuning train/time(s)."""
+    """step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - timing_s/update_actor:8.4 -
+    ..., numbers perhaps as np.float64(20.7): the actor's update is what trains; of supervised
+    tuning train/time(s).
+    """
     step = _count(line, r"\bstep:(\d+) - ")
     if step is None:
         return
     number = rf"(?:np\.float\d+\()?{_NUMBER}"
-    if (seconds := _figure(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")) is not None:
+    if (
+        seconds := _figure(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")
+    ) is not None:
         facts.add("step_s", seconds, step=step)
         facts.loss(_figure(line, rf"(?:actor/pg_loss|train/loss):{number}"))
     for kind in ("allocated", "reserved"):
@@ -127,7 +151,9 @@ def _verl(line: str, facts: LogFacts) -> None:
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
-    """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps are one device's tokens."""
+    """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps
+    are one device's tokens.
+    """
     step = re.search(r"step:\s*(\d+)", line)
     if step and (rate := _figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
         facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
@@ -136,8 +162,9 @@ def _torchtitan(line: str, facts: LogFacts) -> None:
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
-    """global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB, MaxMemAllocated=20.5GB;
-    Megatron-DeepSpeed: steps: 10 loss: 2.3 iter time (s): 1.234 samples/sec: 103.7
+    """global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB,
+    MaxMemAllocated=20.5GB; Megatron-DeepSpeed: steps: 10 loss: 2.3 iter time (s): 1.234
+    samples/sec: 103.7
     """
     if (rate := _figure(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
         facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
@@ -148,7 +175,9 @@ def _deepspeed(line: str, facts: LogFacts) -> None:
 
 
 def _json(line: str, facts: LogFacts) -> None:
-    """{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}; other keys and other lines are passed over."""
+    """{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}; other keys and
+    other lines are passed over.
+    """
     start = line.find("{")
     if start < 0:
         return
@@ -161,14 +190,22 @@ def _json(line: str, facts: LogFacts) -> None:
     step = figures.get("step")
     for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
         if (value := _real(figures.get(kind))) is not None:
-            facts.add(kind, value, step=step if isinstance(step, int) and not isinstance(step, bool) else None)
+            facts.add(
+                kind,
+                value,
+                step=step if isinstance(step, int) and not isinstance(step, bool) else None,
+            )
     facts.loss(_real(figures.get("loss")))
     for kind in ("allocated_bytes", "reserved_bytes"):
         facts.peak(kind, _real(figures.get(f"peak_{kind}")))
 
 
 def _real(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        else None
+    )
 
 
 def _figure(line: str, pattern: str) -> float | None:

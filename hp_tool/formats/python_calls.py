@@ -1,4 +1,6 @@
-"""Functions that put a configuration together in Python, followed by their syntax: nothing is executed or imported."""
+"""Functions that put a configuration together in Python, followed by their syntax: nothing is
+executed or imported.
+"""
 
 import ast
 from dataclasses import dataclass, field
@@ -41,7 +43,9 @@ class Functions:
             module = ast.parse(text[:MAX_TEXT])
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InputError(f"not a Python file: {error}"[:200], code="syntax") from None
-        self._functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+        self._functions = {
+            each.name: each for each in module.body if isinstance(each, ast.FunctionDef)
+        }
         self._constants = {
             target.id: each.value
             for each in module.body
@@ -51,18 +55,25 @@ class Functions:
         }
         imports = [each for each in ast.walk(module) if isinstance(each, ast.ImportFrom)]
         origins = [(each, "." * each.level + (each.module or "")) for each in imports]
-        self.modules = {name.asname or name.name: origin for each, origin in origins for name in each.names}
-        """By imported name, the module that it comes from; one that begins with a dot lies beside the file."""
+        self.modules = {
+            name.asname or name.name: origin for each, origin in origins for name in each.names
+        }
+        """By imported name, the module that it comes from; one that begins with a dot lies beside
+        the file.
+        """
         self._left = MAX_EXPRESSIONS
 
     def returning(self, kind: str) -> tuple[str, ...]:
-        """Return the names of the functions whose annotation says that they return `kind`, or that call it."""
+        """Return the names of the functions whose annotation says that they return `kind`, or that
+        call it.
+        """
         return tuple(name for name, each in self._functions.items() if _returns(each, kind))
 
     def value(self, name: str) -> Any:
         """Return what a function returns: constants, lists, calls and what is not read.
 
-        Raises UnsupportedError for a statement that only running would tell, InputError for a function that is not here.
+        Raises UnsupportedError for a statement that only running would tell, InputError for a
+        function that is not here.
         """
         if name not in self._functions:
             raise InputError(f"no function {name} in the file", field="config")
@@ -73,11 +84,15 @@ class Functions:
                     return self._value(statement.value, values)
                 self._follow(statement, values)
         except RecursionError:
-            raise UnsupportedError(f"{name} calls itself, or is nested too deeply", field="config") from None
+            raise UnsupportedError(
+                f"{name} calls itself, or is nested too deeply", field="config"
+            ) from None
         return None
 
     def _follow(self, statement: ast.stmt, values: dict[str, Any]) -> None:
-        if isinstance(statement, _SKIPPED) or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+        if isinstance(statement, _SKIPPED) or (
+            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        ):
             return
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -92,10 +107,15 @@ class Functions:
                 holder.arguments[target.attr] = value  # type: ignore[attr-defined]
             else:
                 return
-        raise UnsupportedError(f"line {statement.lineno}: only running would tell what {_text(statement)} does", field="config")
+        raise UnsupportedError(
+            f"line {statement.lineno}: only running would tell what {_text(statement)} does",
+            field="config",
+        )
 
     def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call whose attribute a target is; a default that no call was written for becomes one."""
+        """Return the call whose attribute a target is; a default that no call was written for
+        becomes one.
+        """
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
@@ -145,20 +165,38 @@ class Functions:
         names = [each.arg for each in node.keywords]
         if name in self._functions or None in names or not name.replace(".", "").isidentifier():
             return Unread(text=_text(node), line=node.lineno)
-        arguments = {each.arg: self._value(each.value, values) for each in node.keywords if each.arg is not None}
-        return Call(name=name, words=[self._value(each, values) for each in node.args], arguments=arguments, line=node.lineno)
+        arguments = {
+            each.arg: self._value(each.value, values)
+            for each in node.keywords
+            if each.arg is not None
+        }
+        return Call(
+            name=name,
+            words=[self._value(each, values) for each in node.args],
+            arguments=arguments,
+            line=node.lineno,
+        )
 
 
 def _returns(function: ast.FunctionDef, kind: str) -> bool:
     if function.returns is not None:
         return ast.unparse(function.returns).strip("'\"") == kind
-    calls = [each for each in ast.walk(function) if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)]
+    calls = [
+        each
+        for each in ast.walk(function)
+        if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)
+    ]
     return any(ast.unparse(each.value.func) == kind for each in calls)  # type: ignore[union-attr]
 
 
 def _result(left: Any, op: ast.operator, right: Any) -> int | None:
-    """Return a sum, difference, product or quotient of whole numbers; None where it is none or too large."""
-    if not (isinstance(left, int) and isinstance(right, int)) or max(abs(left), abs(right)) > MAX_NUMBER:
+    """Return a sum, difference, product or quotient of whole numbers; None where it is none or too
+    large.
+    """
+    if (
+        not (isinstance(left, int) and isinstance(right, int))
+        or max(abs(left), abs(right)) > MAX_NUMBER
+    ):
         return None
     match op:
         case ast.Add():

@@ -37,7 +37,9 @@ class Ignored:
 
 
 def option(field: str, example: str) -> str:
-    """The option of `hp-tool import` that gives a field, such as `--set model.vocab_size=128256` or `--gpu h200`."""
+    """The option of `hp-tool import` that gives a field, such as `--set model.vocab_size=128256` or
+    `--gpu h200`.
+    """
     own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
     return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
 
@@ -54,7 +56,9 @@ class Missing:
 
     def with_example(self, example: str) -> Self:
         """Return it with another example, in its hint too."""
-        hint = self.hint.replace(option(self.field, self.example or ""), option(self.field, example))
+        hint = self.hint.replace(
+            option(self.field, self.example or ""), option(self.field, example)
+        )
         return replace(self, hint=hint, example=example)
 
 
@@ -78,21 +82,29 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings by name, with typed access: one that is absent, or is written as null, takes the default."""
+    """Settings by name, with typed access: one that is absent, or is written as null, takes the
+    default.
+    """
 
     by_name: Mapping[str, Setting]
 
     def text(self, name: str, default: str = "") -> str:
         """Return a setting's values as one text."""
         setting = self.by_name.get(plain(name))
-        return default if setting is None or not setting.values or setting.text.lower() in ("null", "none") else setting.text
+        return (
+            default
+            if setting is None or not setting.values or setting.text.lower() in ("null", "none")
+            else setting.text
+        )
 
     def size(self, name: str, default: int = 1) -> int:
         """Return a count. Raises InputError where it is none."""
         return whole_number(self.text(name, str(default)), name)
 
     def on(self, name: str, *, default: bool = False) -> bool:
-        """Return whether a switch is on. Raises InputError for a value that is neither true nor false."""
+        """Return whether a switch is on. Raises InputError for a value that is neither true nor
+        false.
+        """
         text = self.text(name, str(default))
         if text.lower() not in ("true", "false"):
             raise InputError(f"{name} takes true or false, got {text}", field=name)
@@ -100,10 +112,17 @@ class Settings:
 
 
 _SIZES = {
-    "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "parallel.context_parallel_size",
-    "parallel.expert_parallel_size", "parallel.expert_tensor_parallel_size", "parallel.micro_batch_size",
-    "model.num_hidden_layers", "model.hidden_size", "model.num_attention_heads", "model.num_experts",
-}  # fmt: skip
+    "parallel.tensor_parallel_size",
+    "parallel.pipeline_parallel_size",
+    "parallel.context_parallel_size",
+    "parallel.expert_parallel_size",
+    "parallel.expert_tensor_parallel_size",
+    "parallel.micro_batch_size",
+    "model.num_hidden_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.num_experts",
+}
 """Fields that take the value of one flag unchanged, and from which readers compute others."""
 
 
@@ -135,7 +154,9 @@ class Reading:
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
-        """Note that a field is missing, once. The hint is `why`, and with an example the field's option, and `after`."""
+        """Note that a field is missing, once. The hint is `why`, and with an example the field's
+        option, and `after`.
+        """
         if any(each.field == path for each in self.missing):
             return
         shown = None if example is None else str(example)
@@ -143,12 +164,16 @@ class Reading:
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def given_size(self, path: str) -> str:
-        """Return the size that the caller gives for the field at `path`; an empty text for other fields and lists of sizes."""
+        """Return the size that the caller gives for the field at `path`; an empty text for other
+        fields and lists of sizes.
+        """
         size = self.overrides.get(path) if path in _SIZES else None
         return str(size) if isinstance(size, int) else ""
 
     def lack_value(self, setting: Setting, path: str) -> None:
-        """Note that the value of a setting, which decides the field at `path`, is unknown; ignore it if the field is given."""
+        """Note that the value of a setting, which decides the field at `path`, is unknown; ignore
+        it if the field is given.
+        """
         if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
             self.ignore(setting, f"its value is unknown, and {path} is given")
             return
@@ -157,14 +182,18 @@ class Reading:
         self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
 
     def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
-        """Note the settings whose values are unknown, of those that decide one of `fields` (by the setting's name)."""
+        """Note the settings whose values are unknown, of those that decide one of `fields` (by the
+        setting's name).
+        """
         for setting in settings:
             if setting.unknown and setting.name in fields:
                 self.lack_value(setting, fields[setting.name])
 
 
 class ImportRefusedError(UnsupportedError):
-    """A configuration that holds what is not modelled or not known, all of it named at once, or lacks what a query needs."""
+    """A configuration that holds what is not modelled or not known, all of it named at once, or
+    lacks what a query needs.
+    """
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
@@ -206,12 +235,17 @@ class Table(dict[str, Argument]):
 
 @functools.cache
 def table(name: str) -> Table:
-    """The arguments that the table called `name` holds, by name: a YAML file of fates, reasons and names.
+    """The arguments that the table called `name` holds, by name: a YAML file of fates, reasons and
+    names.
 
-    A name alone is a switch, `name=` takes a value, `name=+` and `name=*` several, `name=?` perhaps one; `name=|a|b` is refused
-    unless its value is a or b.
+    A name alone is a switch, `name=` takes a value, `name=+` and `name=*` several, `name=?` perhaps
+    one; `name=|a|b` is refused unless its value is a or b.
     """
-    text = resources.files("hp_tool.formats").joinpath(f"tables/{name}.yaml").read_text(encoding="utf-8")
+    text = (
+        resources.files("hp_tool.formats")
+        .joinpath(f"tables/{name}.yaml")
+        .read_text(encoding="utf-8")
+    )
     content = yaml.safe_load(text)
     arguments = Table()
     for fate in ("read", "ignored", "refused"):
@@ -220,7 +254,9 @@ def table(name: str) -> Table:
                 flag, separator, rest = entry.partition("=")
                 kinds, *harmless = rest.split("|")
                 arity = (kinds or "1") if separator else "0"
-                arguments[flag] = Argument(name=flag, arity=arity, fate=fate, why=why, harmless=tuple(harmless))
+                arguments[flag] = Argument(
+                    name=flag, arity=arity, fate=fate, why=why, harmless=tuple(harmless)
+                )
     return arguments
 
 
@@ -239,7 +275,9 @@ _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
 def are_variables(parts: Iterable[str]) -> bool:
-    """Whether all parts that are not known are variables, which a file that is not at hand may set."""
+    """Whether all parts that are not known are variables, which a file that is not at hand may
+    set.
+    """
     return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
@@ -249,7 +287,8 @@ def untold(parts: Iterable[str]) -> str:
     if not are_variables(parts):
         return f"{', '.join(parts)}, which only running would tell"
     innermost = dict.fromkeys(
-        _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1] for part in parts
+        _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1]
+        for part in parts
     )
     options = " ".join(f"--var {name}=..." for name in innermost)
     return f"{', '.join(parts)}, which nothing sets here ({options})"
@@ -260,19 +299,27 @@ def plain(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()) -> dict[str, Setting]:
-    """Return the settings by name (the last of each), and note every one in `reading` as read, ignored or refused.
+def sort(
+    settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()
+) -> dict[str, Setting]:
+    """Return the settings by name (the last of each), and note every one in `reading` as read,
+    ignored or refused.
 
-    A setting that is read and whose value is unknown is noted as missing and left out of the result, so that no reader takes
-    a default for it unnoticed. A size among `reading.overrides` replaces the unknown value, because other fields are computed
-    from sizes. `spare` are names that the caller says to ignore.
+    A setting that is read and whose value is unknown is noted as missing and left out of the
+    result, so that no reader takes a default for it unnoticed. A size among `reading.overrides`
+    replaces the unknown value, because other fields are computed from sizes. `spare` are names that
+    the caller says to ignore.
     """
     spared = {plain(name) for name in spare}
     last: dict[str, Setting] = {}
     for setting in settings:
         if (before := last.pop(setting.name, None)) is not None:
             flag = " ".join((before.written, *before.values))
-            reading.ignored.append(Ignored(flag=flag, reason="it is given again, and the last one counts", line=before.line))
+            reading.ignored.append(
+                Ignored(
+                    flag=flag, reason="it is given again, and the last one counts", line=before.line
+                )
+            )
         last[setting.name] = setting
     for setting in tuple(last.values()):
         argument, value = look_up(setting.name, table), setting.text
@@ -281,34 +328,55 @@ def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: 
         elif any(part in setting.written for part in setting.unknown):
             why = "only running would tell which flags it passes; write them out"
             if reading.absent and are_variables(setting.unknown):
-                why = f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
+                why = (
+                    f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with "
+                    "--file"
+                )
             reading.refuse(f"{setting.written}: {why}")
         elif argument is None:
-            wanted = len(reading.refused) < MAX_NAMED  # looking for them takes a while, and no more are shown
+            wanted = (
+                len(reading.refused) < MAX_NAMED
+            )  # looking for them takes a while, and no more are shown
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
-            reading.refuse(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
-        elif argument.fate == "read" and setting.unknown and (size := reading.given_size(argument.why)):
+            reading.refuse(
+                f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}"
+            )
+        elif (
+            argument.fate == "read"
+            and setting.unknown
+            and (size := reading.given_size(argument.why))
+        ):
             last[setting.name] = replace(setting, values=(size,), unknown=())
-            reading.read.append(Read(flag=setting.written, value=size, line=setting.line, field=argument.why))
+            reading.read.append(
+                Read(flag=setting.written, value=size, line=setting.line, field=argument.why)
+            )
         elif argument.fate == "read" and setting.unknown:
             reading.lack_value(setting, argument.why)
             del last[setting.name]
         elif argument.fate == "read":
-            reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
+            reading.read.append(
+                Read(flag=setting.written, value=value, line=setting.line, field=argument.why)
+            )
         elif argument.fate == "ignored" or value in argument.harmless:
-            reading.ignore(setting, argument.why if argument.fate == "ignored" else "as if it were left out")
+            reading.ignore(
+                setting, argument.why if argument.fate == "ignored" else "as if it were left out"
+            )
         else:
             reading.refused.append(f"{setting.written}: {argument.why}")
     return last
 
 
 _UNKNOWN = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
-"""References in a file of keys that nothing has filled in: of OmegaConf, of a shell, of a template."""
+"""References in a file of keys that nothing has filled in: of OmegaConf, of a shell, of a
+template.
+"""
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
-    """The leaves of a file's mapping as settings named by dotted keys; `lines` is its text, for line numbers."""
+    """The leaves of a file's mapping as settings named by dotted keys; `lines` is its text, for
+    line numbers.
+    """
     return _leaves(mapping, rows=_rows(lines), prefix="")
 
 
@@ -327,7 +395,15 @@ def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str)
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_word(item) for item in items)
         unknown = tuple(part for each in texts for part in _UNKNOWN.findall(each))
-        settings.append(Setting(name=plain(dotted), written=dotted, values=texts, line=rows.get(str(key)), unknown=unknown))
+        settings.append(
+            Setting(
+                name=plain(dotted),
+                written=dotted,
+                values=texts,
+                line=rows.get(str(key)),
+                unknown=unknown,
+            )
+        )
     return settings
 
 
@@ -344,8 +420,12 @@ def _rows(text: str) -> dict[str, int]:
     return rows
 
 
-def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading) -> list[Setting]:
-    """Flags and the words behind them, as argparse would take them; a word that no flag takes is refused by name."""
+def settings_of(
+    words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
+) -> list[Setting]:
+    """Flags and the words behind them, as argparse would take them; a word that no flag takes is
+    refused by name.
+    """
     settings: list[Setting] = []
     current: list[Any] = []
     room = 0
@@ -357,9 +437,25 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             texts = ((value,) if separator else ()) + tuple(word.text for word in rest)
             unknown = tuple(part for word in current for part in word.unknown)
             argument = table.get(plain(name))
-            if argument is not None and argument.fate == "read" and argument.arity in ("1", "+") and not (texts or unknown):
-                reading.refuse(f"{name}: takes a value, and none follows it" + (f" (line {head.line})" if head.line else ""))
-            settings.append(Setting(name=plain(name), written=name, values=texts, line=head.line or None, unknown=unknown))
+            if (
+                argument is not None
+                and argument.fate == "read"
+                and argument.arity in ("1", "+")
+                and not (texts or unknown)
+            ):
+                reading.refuse(
+                    f"{name}: takes a value, and none follows it"
+                    + (f" (line {head.line})" if head.line else "")
+                )
+            settings.append(
+                Setting(
+                    name=plain(name),
+                    written=name,
+                    values=texts,
+                    line=head.line or None,
+                    unknown=unknown,
+                )
+            )
 
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text):
@@ -367,19 +463,37 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             current = [word]
             argument = table.get(plain(word.text.partition("=")[0]))
             arity = argument.arity if argument else "*"
-            room = 0 if "=" in word.text else {"0": 0, "?": 1, "1": 1}.get(arity, int(arity) if arity.isdecimal() else 1 << 20)
+            room = (
+                0
+                if "=" in word.text
+                else {"0": 0, "?": 1, "1": 1}.get(
+                    arity, int(arity) if arity.isdecimal() else 1 << 20
+                )
+            )
         elif room > 0:
             current.append(word)
             room -= 1
         elif word.unknown:
             if not reading.absent and are_variables(word.unknown):
-                reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
+                reading.ignored.append(
+                    Ignored(flag=word.text, reason="nothing sets it", line=word.line)
+                )
                 continue
             close()
             current = []
-            settings.append(Setting(name=plain(word.text), written=word.text, line=word.line or None, unknown=word.unknown))
+            settings.append(
+                Setting(
+                    name=plain(word.text),
+                    written=word.text,
+                    line=word.line or None,
+                    unknown=word.unknown,
+                )
+            )
         else:
-            reading.refused.append(f"{word.text!r}: no flag takes this word" + (f" (line {word.line})" if word.line else ""))
+            reading.refused.append(
+                f"{word.text!r}: no flag takes this word"
+                + (f" (line {word.line})" if word.line else "")
+            )
     close()
     return settings
 

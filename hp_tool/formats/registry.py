@@ -1,4 +1,6 @@
-"""The formats: one object for each kind of file or script that is read or written, registered by the tool's own module."""
+"""The formats: one object for each kind of file or script that is read or written, registered by
+the tool's own module.
+"""
 
 import functools
 import importlib
@@ -41,7 +43,9 @@ class Format(Generic[Setup]):
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()
     """Returns what a written text cannot make the tool do, each with what does."""
     usual_of: str | None = None
-    """The framework or engine whose configurations are written in this format where nobody names one."""
+    """The framework or engine whose configurations are written in this format where nobody names
+    one.
+    """
     framework: str | None = None
     """The one framework that the tool runs; None: it runs what it is given."""
     axes: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +57,9 @@ class Format(Generic[Setup]):
     log: str = "json"
     """The reader of its logs (formats.logs)."""
     file: str | None = None
-    """Its name in the folder of a trainer's run, where the text is a file that the trainer takes."""
+    """Its name in the folder of a trainer's run, where the text is a file that the trainer
+    takes.
+    """
     flags: Callable[[TrainingSetup], list[str]] | None = None
     """Returns a configuration as words of a trainer's command line."""
     flags_name: str = ""
@@ -61,7 +67,9 @@ class Format(Generic[Setup]):
     says_shape: bool = False
     """Whether the written text and the flags say the model's shape."""
     fewer_layers: Callable[[TrainingSetup], list[str]] | None = None
-    """Returns the words that give a reduced run its number of layers, where the flags do not say the shape."""
+    """Returns the words that give a reduced run its number of layers, where the flags do not say
+    the shape.
+    """
     reads: str = ""
     """What is read, for the documentation."""
     writes: str = ""
@@ -121,14 +129,19 @@ def get(name: str) -> Format[Any]:
     """Return the format of a name. Raises InputError."""
     _import_tools()
     if name not in _FORMATS:
-        raise InputError(f"no format {name}; choose one of {', '.join(each.name for each in formats())}", field="format")
+        raise InputError(
+            f"no format {name}; choose one of {', '.join(each.name for each in formats())}",
+            field="format",
+        )
     return _FORMATS[name]
 
 
 def usual(kind: Kind, runs: str | None = None) -> Format[Any]:
-    """Return the format that a framework's or an engine's configurations are written in where nobody names one.
+    """Return the format that a framework's or an engine's configurations are written in where
+    nobody names one.
 
-    `runs` is the framework or engine; None, or one without a format of its own, takes the first of the kind.
+    `runs` is the framework or engine; None, or one without a format of its own, takes the first of
+    the kind.
     """
     own = (each for each in formats(kind) if each.usual_of == runs)
     return next(own, formats(kind)[0])

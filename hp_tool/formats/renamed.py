@@ -1,5 +1,5 @@
-"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo, --yaml-cfg, and the list
-that Megatron prints at a log's start.
+"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo,
+--yaml-cfg, and the list that Megatron prints at a log's start.
 """
 
 import ast
@@ -13,7 +13,15 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import AS_YOU_SAID, Reading, Setting, as_settings, look_up, plain, table
+from hp_tool.formats.reading import (
+    AS_YOU_SAID,
+    Reading,
+    Setting,
+    as_settings,
+    look_up,
+    plain,
+    table,
+)
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import beside, parsed
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
@@ -31,16 +39,22 @@ MAX_PRINTED = 3_000
 @functools.cache
 def names(tool: str) -> Mapping[str, str]:
     """Arguments of Megatron by the tool's own keys; those that a key switches off end in `!`."""
-    text = resources.files("hp_tool.formats").joinpath(f"tables/{tool}.yaml").read_text(encoding="utf-8")
+    text = (
+        resources.files("hp_tool.formats")
+        .joinpath(f"tables/{tool}.yaml")
+        .read_text(encoding="utf-8")
+    )
     arguments: dict[str, str] = {}
     for argument, keys in (yaml.safe_load(text).get("as") or {}).items():
         arguments |= dict.fromkeys(keys.split(), argument)
     return arguments
 
 
-def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()) -> list[Setting]:
-    """The settings under Megatron's names; those of other parts of the tool are noted as its table says. `spare` are keys
-    that the caller says to ignore.
+def renamed(
+    settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
+) -> list[Setting]:
+    """The settings under Megatron's names; those of other parts of the tool are noted as its table
+    says. `spare` are keys that the caller says to ignore.
     """
     own, known, megatron = table(tool), names(tool), table(TABLE)
     spared = {plain(name) for name in spare}
@@ -50,7 +64,9 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
             reading.ignore(setting, AS_YOU_SAID)
             continue
         tail = setting.name.rpartition(".")[2]
-        name = known.get(setting.name, known.get(tail, setting.name if setting.name in megatron else ""))
+        name = known.get(
+            setting.name, known.get(tail, setting.name if setting.name in megatron else "")
+        )
         section = setting.name.rpartition(".")[0]
         if not name and section in _SECTIONS and tail in megatron and megatron[tail].fate == "read":
             name = tail
@@ -70,8 +86,9 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
 
 
 def _argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
-    """Return the setting as Megatron's argument `name`, none where it is off; a name that ends in `!` is what the key switches
-    off."""
+    """Return the setting as Megatron's argument `name`, none where it is off; a name that ends in
+    `!` is what the key switches off.
+    """
     argument, absent = table(TABLE).get(name.removesuffix("!")), _is_off(setting)
     if argument is not None and argument.arity == "0":
         if absent == name.endswith("!"):
@@ -89,7 +106,9 @@ def _is_off(setting: Setting) -> bool:
 
 
 def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
-    """The arguments that Megatron printed into a log, and facts of other lines: world_size, padded_vocab_size."""
+    """The arguments that Megatron printed into a log, and facts of other lines: world_size,
+    padded_vocab_size.
+    """
     listed: list[Setting] = []
     facts: dict[str, str] = {}
     inside = False
@@ -104,10 +123,16 @@ def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
         elif PRINTED_ARGUMENTS.search(text):
             inside = True
         elif inside and len(listed) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
-            listed.append(Setting(name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number))
+            listed.append(
+                Setting(
+                    name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number
+                )
+            )
         if number > 200_000 or ("iteration" in text and "elapsed time" in text and listed):
             break
-    world = next((each.values[0] for each in listed if each.name == "world-size" and each.values), None)
+    world = next(
+        (each.values[0] for each in listed if each.name == "world-size" and each.values), None
+    )
     return listed, ({"world_size": world} if world else {}) | facts
 
 
@@ -121,18 +146,28 @@ def _values(text: str) -> tuple[str, ...]:
 
 
 def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
-    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a default, and counts as
-    one."""
+    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a
+    default, and counts as one.
+    """
     known, megatron = names("printed"), table(TABLE)
     passed: list[Setting] = []
     for setting in listed:
         name = known.get(setting.name, setting.name)
         argument = megatron.get(name.removesuffix("!"))
-        off, decides = _is_off(setting), argument is not None and (argument.fate == "read" or setting.name in known)
-        if argument is not None and ((decides or not off) if argument.arity == "0" else (decides and not off)):
+        off, decides = (
+            _is_off(setting),
+            argument is not None and (argument.fate == "read" or setting.name in known),
+        )
+        if argument is not None and (
+            (decides or not off) if argument.arity == "0" else (decides and not off)
+        ):
             passed += _argument(setting, name, reading)
         else:
-            why = argument.why if argument is not None and argument.fate == "ignored" else "printed, and as if it were left out"
+            why = (
+                argument.why
+                if argument is not None and argument.fate == "ignored"
+                else "printed, and as if it were left out"
+            )
             reading.ignore(setting, why)
     again = {"encoder-num-layers", "encoder-seq-length"}
     if any(each.name == "num-virtual-stages-per-pipeline-rank" for each in passed):
@@ -141,20 +176,30 @@ def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 
 
 def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[Setting]:
-    """Return the arguments in the file behind --config, which TRL's scripts and servers read before those of the command."""
+    """Return the arguments in the file behind --config, which TRL's scripts and servers read before
+    those of the command.
+    """
     named = next((each for each in words if each.name == "config" and each.values), None)
     if named is None:
         return []
     text = beside(script, named.values[0])
     if text is None:
-        reading.refuse(f"{named.written} {named.values[0]}: the file is not at hand; give it with --file {named.values[0]}")
+        reading.refuse(
+            f"{named.written} {named.values[0]}: the file is not at hand; give it with --file "
+            f"{named.values[0]}"
+        )
         return []
     return file_settings(parsed(text), text=text)
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
-    """The leaves of a YAML file. Raises InputError where it holds more than any configuration does."""
+    """The leaves of a YAML file. Raises InputError where it holds more than any configuration
+    does.
+    """
     settings = as_settings(content, lines=text)
     if len(settings) > MAX_PRINTED:
-        raise InputError(f"the file holds {len(settings):,} settings; at most {MAX_PRINTED:,} are read", code="too_large")
+        raise InputError(
+            f"the file holds {len(settings):,} settings; at most {MAX_PRINTED:,} are read",
+            code="too_large",
+        )
     return settings

@@ -1,4 +1,6 @@
-"""What written scripts share: how a command and its options stand in them, and what is left to the user."""
+"""What written scripts share: how a command and its options stand in them, and what is left to the
+user.
+"""
 
 import re
 import shlex
@@ -14,9 +16,11 @@ def bash(lines: Iterable[str]) -> str:
 
 
 def required(name: str, meaning: str) -> str:
-    """Return a variable, to stand between double quotes, without which the script stops and prints `meaning`.
+    """Return a variable, to stand between double quotes, without which the script stops and prints
+    `meaning`.
 
-    Raises ValueError for a meaning with characters that bash reads there: a lone quote does not even end.
+    Raises ValueError for a meaning with characters that bash reads there: a lone quote does not
+    even end.
     """
     if re.search(r"['\"`$\\}]", meaning):
         raise ValueError(f"no quote, $, }} or backslash may stand in {meaning!r}")
@@ -34,10 +38,15 @@ def assignments(options: Mapping[str, str]) -> list[str]:
 
 
 def invocation(*lines: str) -> str:
-    """Return a command over several lines; whatever follows the script's name is passed on to it."""
+    """Return a command over several lines; whatever follows the script's name is passed on to
+    it.
+    """
     return " \\\n    ".join((*lines, '"$@"'))
 
 
 def fill_in(parts: Iterable[str]) -> list[str]:
     """Return the comment that lists what is the user's."""
-    return [f"# Fill in, each marked {FILL} below:", *(f"#   {number}. {what}" for number, what in enumerate(parts, 1))]
+    return [
+        f"# Fill in, each marked {FILL} below:",
+        *(f"#   {number}. {what}" for number, what in enumerate(parts, 1)),
+    ]

@@ -36,11 +36,15 @@ class TrainingSetup:
 
     @property
     def recomputes_by_layer(self) -> bool | None:
-        """Whether each layer is recomputed on its own (True) or none is (False); None for any other recomputation."""
+        """Whether each layer is recomputed on its own (True) or none is (False); None for any other
+        recomputation.
+        """
         recompute = self.recompute
         if recompute.granularity == "none":
             return False
-        each = recompute.num_layers is None or (recompute.num_layers == 1 and recompute.method != "block")
+        each = recompute.num_layers is None or (
+            recompute.num_layers == 1 and recompute.method != "block"
+        )
         return True if recompute.granularity in ("full", "per_layer") and each else None
 
     @property
@@ -56,16 +60,25 @@ class TrainingSetup:
 
     @property
     def missing_layers(self) -> tuple[int, int]:
-        """Layers that the first and the last pipeline stage hold fewer than the others, unless there is a layout."""
+        """Layers that the first and the last pipeline stage hold fewer than the others, unless
+        there is a layout.
+        """
         c = self.parallel
         stages, chunks = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
         model = self.model
-        return missing_layers(num_layers=model.num_hidden_layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense)
+        return missing_layers(
+            num_layers=model.num_hidden_layers,
+            stages=stages,
+            chunks=chunks,
+            begins_dense=model.begins_dense,
+        )
 
     @property
     def accumulation_steps(self) -> int:
         """Micro-batches each replica runs in one optimizer step."""
-        return self.workload.global_batch_size // (self.parallel.data_parallel_size * self.parallel.micro_batch_size)
+        return self.workload.global_batch_size // (
+            self.parallel.data_parallel_size * self.parallel.micro_batch_size
+        )
 
     @property
     def processes_per_node(self) -> int:
@@ -90,7 +103,9 @@ class ServingSetup:
     memory_fraction: float
     """Share of device memory that the engine may take."""
     leaves_headroom: bool = False
-    """Whether the query states a headroom, and no memory_fraction, that is larger than the engine's default leaves."""
+    """Whether the query states a headroom, and no memory_fraction, that is larger than the engine's
+    default leaves.
+    """
 
     @property
     def gpus_per_replica(self) -> int:
@@ -118,48 +133,76 @@ def option_words(values: Values) -> dict[str, list[str]]:
             return value
         return [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
 
-    return {name: words(value) for name, value in values.items() if value is not None and value is not False}
+    return {
+        name: words(value)
+        for name, value in values.items()
+        if value is not None and value is not False
+    }
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb, megatron-core 0.18`, on one line
-    whatever the names hold: it stands in comments of scripts.
+    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb,
+    megatron-core 0.18`, on one line whatever the names hold: it stands in comments of scripts.
     """
-    name = setup.model.name + (f" without {setup.model.left_out[:100]}" if setup.model.left_out else "")
+    name = setup.model.name + (
+        f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
+    )
     release = release_in_words(setup.workload)
-    text = f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}{release and f', {release}'}"
+    text = (
+        f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}{release and f', {release}'}"
+    )
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 
 def one_word(name: str) -> str:
-    """A model's name as an argument of a command. Raises InputError for what a program would read as an option or two lines."""
+    """A model's name as an argument of a command. Raises InputError for what a program would read
+    as an option or two lines.
+    """
     if name.startswith("-") or not name.isprintable():
         raise InputError(
-            f"the model's name {name[:80]!r} begins with a dash, or holds a line break or control character; rename it",
+            f"the model's name {name[:80]!r} begins with a dash, or holds a line break or control "
+            "character; rename it",
             field="model.name",
         )
     return name
 
 
 SHAPE = {f.name for f in fields(ModelSpec)}
-"""Fields that a tool expresses as a whole: by a model's name, or in the code of a training script."""
+"""Fields that a tool expresses as a whole: by a model's name, or in the code of a training
+script.
+"""
 ACCOUNTING = {
-    "name", "framework", "framework_version", "total_tokens", "reliability", "attention_mask_flops", "expert_imbalance",
-    "max_position_embeddings", "data_parallel_size", "left_out",
+    "name",
+    "framework",
+    "framework_version",
+    "total_tokens",
+    "reliability",
+    "attention_mask_flops",
+    "expert_imbalance",
+    "max_position_embeddings",
+    "data_parallel_size",
+    "left_out",
     "tower_parameters",
-}  # fmt: skip
-"""Fields that no training command needs: they name, predict or follow from others; the headline names what is left out."""
+}
+"""Fields that no training command needs: they name, predict or follow from others; the headline
+names what is left out.
+"""
 
 
-def refuse_unsaid(setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None) -> None:
-    """Raise UnsupportedError for the first setting that is not at its default and that the tool has no word for.
+def refuse_unsaid(
+    setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None
+) -> None:
+    """Raise UnsupportedError for the first setting that is not at its default and that the tool has
+    no word for.
 
-    `expressed` are the names of the fields that the export has words for, `runs` is the one framework that the tool runs.
-    Nothing is dropped silently, and a field that a later version adds is refused until an export learns it.
+    `expressed` are the names of the fields that the export has words for, `runs` is the one
+    framework that the tool runs. Nothing is dropped silently, and a field that a later version adds
+    is refused until an export learns it.
     """
     if runs is not None and setup.workload.framework != runs:
         raise UnsupportedError(
-            f"{tool} runs {runs}, but this configuration was chosen for {setup.workload.framework}; "
+            f"{tool} runs {runs}, but this configuration was chosen for "
+            f"{setup.workload.framework}; "
             f"ask again with training.framework: {runs}",
             field="training.framework",
         )
@@ -175,6 +218,7 @@ def refuse_unsaid(setup: TrainingSetup, *, tool: str, expressed: Collection[str]
             if f.name in expressed or f.name in ACCOUNTING or value is None or value == f.default:
                 continue
             raise UnsupportedError(
-                f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or leave it out",
+                f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or "
+                "leave it out",
                 field=f"{section}.{f.name}",
             )

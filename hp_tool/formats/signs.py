@@ -23,7 +23,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What gives a tool's configuration away. Of the signs that hold, the one of the lowest rank decides."""
+    """What gives a tool's configuration away. Of the signs that hold, the one of the lowest rank
+    decides.
+    """
 
     of: Place
     """Where it stands: in any text, which is tried first, in a file of keys, or in a script."""
@@ -46,4 +48,6 @@ def any_key(*names: str) -> Callable[[Evidence], bool]:
 
 def key_within(*names: str) -> Callable[[Evidence], bool]:
     """Return a test for one of the keys anywhere near the beginning."""
-    return lambda evidence: any(name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names)
+    return lambda evidence: any(
+        name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names
+    )

@@ -48,35 +48,60 @@ class Source:
         return parsed(self.text) if self.text.lstrip().startswith("{") else mapping_of(self.text)
 
     def launch(self, reading: Reading) -> tuple[Launch, Script]:
-        """Return the command of a script that trains or serves, and the script. Raises InputError where there is none."""
-        launch, script = launch_of(self.text, reading=reading, variables=dict(self.variables), files=dict(self.files))
+        """Return the command of a script that trains or serves, and the script. Raises InputError
+        where there is none.
+        """
+        launch, script = launch_of(
+            self.text, reading=reading, variables=dict(self.variables), files=dict(self.files)
+        )
         if launch is None:
-            ends = next((f" (line {note.line}: {note.reason})" for note in script.notes if "would end" in note.reason), "")
+            ends = next(
+                (
+                    f" (line {note.line}: {note.reason})"
+                    for note in script.notes
+                    if "would end" in note.reason
+                ),
+                "",
+            )
             raise InputError(
-                f"the script starts no command that trains or serves{ends}: python, torchrun, srun, deepspeed, accelerate, "
-                "vllm and sglang lines are looked for; give what it sources with --file and its arguments with --var 1=...",
+                f"the script starts no command that trains or serves{ends}: python, torchrun, "
+                "srun, deepspeed, accelerate, "
+                "vllm and sglang lines are looked for; give what it sources with --file and its "
+                "arguments with --var 1=...",
                 field="command",
             )
         reading.num_gpus = reading.num_gpus or world_size(launch, script, reading=reading)
         for word in launch.launchers[:1]:
-            reading.ignored.append(Ignored(flag=word, reason="starts the processes", line=launch.line))
+            reading.ignored.append(
+                Ignored(flag=word, reason="starts the processes", line=launch.line)
+            )
         return launch, script
 
     def keys(self, reading: Reading) -> dict[str, Any]:
-        """Return a file of keys with its references filled in, or the files that a script's command names, the later laid over
-        the earlier. Raises InputError."""
+        """Return a file of keys with its references filled in, or the files that a script's command
+        names, the later laid over the earlier. Raises InputError.
+        """
         content = self.mapping
         if content is None:
             content = {}
             launch, script = self.launch(reading)
-            for name in (word.text for word in launch.words if word.text.endswith((".yml", ".yaml", ".json"))):
+            for name in (
+                word.text for word in launch.words if word.text.endswith((".yml", ".yaml", ".json"))
+            ):
                 text = beside(script, name)
                 if text is None:
-                    raise InputError(f"{name} is not at hand; give it with --file", field="command", code="missing_field")
+                    raise InputError(
+                        f"{name} is not at hand; give it with --file",
+                        field="command",
+                        code="missing_field",
+                    )
                 content |= parsed(text)
         content = interpolated(content, variables=self.variables)
         names = {plain(str(key)): (str(key), str(value)) for key, value in content.items()}
-        settings = {name: Setting(name=name, written=key, values=(value,)) for name, (key, value) in names.items()}
+        settings = {
+            name: Setting(name=name, written=key, values=(value,))
+            for name, (key, value) in names.items()
+        }
         if known := self.vocabulary(settings):
             reading.hints["model.vocab_size"] = known
         return content
@@ -88,15 +113,23 @@ def beside(script: Script, name: str) -> str | None:
 
 
 def file_of(files: Mapping[str, str], name: str) -> str | None:
-    """Return the text of a file, by the name that a configuration gives it or the last part of that; None: not at hand."""
+    """Return the text of a file, by the name that a configuration gives it or the last part of
+    that; None: not at hand.
+    """
     path = PurePosixPath(name)
     return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
 
 def mapping_of(text: str) -> dict[str, Any] | None:
     """Return what a YAML text holds; None where it is none, as a shell script."""
-    first = next((row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), "")
-    if len(text) > MAX_YAML or text.startswith("#!") or not re.match(r"(---|[\w\"'.-]+[ \t]*:([ \t]|$))", first):
+    first = next(
+        (row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), ""
+    )
+    if (
+        len(text) > MAX_YAML
+        or text.startswith("#!")
+        or not re.match(r"(---|[\w\"'.-]+[ \t]*:([ \t]|$))", first)
+    ):
         return None
     try:
         return documents.parse(text, origin=Path("configuration.yaml"))

@@ -1,4 +1,6 @@
-"""The release that a configuration was chosen for: no tool has an option for it, so it is written and read as a comment."""
+"""The release that a configuration was chosen for: no tool has an option for it, so it is written
+and read as a comment.
+"""
 
 import re
 
@@ -10,7 +12,9 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return `megatron-core 0.18` of a workload that names a release in one word; else an empty text."""
+    """Return `megatron-core 0.18` of a workload that names a release in one word; else an empty
+    text.
+    """
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
     else:
@@ -19,7 +23,9 @@ def release_in_words(workload: TrainingWorkload | InferenceWorkload) -> str:
 
 
 def read_release(text: str, reading: Reading) -> None:
-    """Take the release of the query's own framework or engine from the headline of a text that was written here."""
+    """Take the release of the query's own framework or engine from the headline of a text that was
+    written here.
+    """
     section, program, release = (
         ("training", "framework", "framework_version")
         if reading.query.get("kind") == "training"
@@ -32,5 +38,12 @@ def read_release(text: str, reading: Reading) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if stated := named.match(line):
             workload[release] = stated[1]
-            reading.read.append(Read(flag="comment", value=f"{name} {stated[1]}", line=number, field=f"{section}.{release}"))
+            reading.read.append(
+                Read(
+                    flag="comment",
+                    value=f"{name} {stated[1]}",
+                    line=number,
+                    field=f"{section}.{release}",
+                )
+            )
             return

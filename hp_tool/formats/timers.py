@@ -1,7 +1,9 @@
-"""Timers that Megatron-LM prints into its log with --timing-log-level 1 or 2, over ranks as --timing-log-option says.
+"""Timers that Megatron-LM prints into its log with --timing-log-level 1 or 2, over ranks as
+--timing-log-option says.
 
-Their form: `Timers` of megatron/core/timers.py, and what `training_log` of megatron/training/training.py lists, of Megatron
-Core 0.17.1 to 0.19.2. Each timer waits for its device; those of level 1 begin together on all ranks, unless a flag says not to.
+Their form: `Timers` of megatron/core/timers.py, and what `training_log` of
+megatron/training/training.py lists, of Megatron Core 0.17.1 to 0.19.2. Each timer waits for its
+device; those of level 1 begin together on all ranks, unless a flag says not to.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from hp_tool.formats.logs import MAX_LINE, MAX_STEPS, LogFacts, read_line
 
 NAMES = frozenset(
     {
-        *("forward-backward", "all-grads-sync", "layernorm-grads-all-reduce", "embedding-grads-all-reduce"),
+        *(
+            "forward-backward",
+            "all-grads-sync",
+            "layernorm-grads-all-reduce",
+            "embedding-grads-all-reduce",
+        ),
         *("non-tensor-parallel-grads-all-reduce", "params-all-gather", "optimizer"),
         *("batch-generator", "forward-compute", "backward-compute"),
     }
@@ -36,7 +43,9 @@ _RANK = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """What one print of the timers says of a step, in seconds; a mean over the iterations since the print before."""
+    """What one print of the timers says of a step, in seconds; a mean over the iterations since the
+    print before.
+    """
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
@@ -58,8 +67,8 @@ def is_log(path: Path) -> bool:
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
-    """The steps of a log. The first print is left out where there are more: it counts one iteration as many. `name`: what
-    errors call the file, None: its path.
+    """The steps of a log. The first print is left out where there are more: it counts one iteration
+    as many. `name`: what errors call the file, None: its path.
 
     Raises InputError where no step has a timer.
     """
@@ -67,7 +76,8 @@ def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
         steps = [step for step in _steps(_lines(stream)) if step.longest_s]
     if not steps:
         message = (
-            f"{path if name is None else name} has no timers of steps: run with --timing-log-level 2 --timing-log-option all; "
+            f"{path if name is None else name} has no timers of steps: run with --timing-log-level "
+            "2 --timing-log-option all; "
             "hp-tool watch and import --log read step times alone"
         )
         raise InputError(message, field="trace", code="no_trace")
@@ -97,9 +107,14 @@ def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 
 def _timer(line: str, step: TimedStep, name: str) -> str:
-    """Read one line after a step's, of ranks that of the timer `name`; return the timer that the next line may be of."""
+    """Read one line after a step's, of ranks that of the timer `name`; return the timer that the
+    next line may be of.
+    """
     if (both := _BOTH.search(line)) and both[1] in NAMES:
-        step.shortest_s[both[1]], step.longest_s[both[1]] = float(both[2]) / 1e3, float(both[3]) / 1e3
+        step.shortest_s[both[1]], step.longest_s[both[1]] = (
+            float(both[2]) / 1e3,
+            float(both[3]) / 1e3,
+        )
     elif (most := _MOST.search(line)) and most[1] in NAMES:
         step.longest_s[most[1]] = float(most[2]) / 1e3
     elif (of_rank := _RANK.search(line)) and name and int(of_rank[1]) < MAX_RANKS:

@@ -1,4 +1,6 @@
-"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is created."""
+"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is
+created.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -24,12 +26,16 @@ def names() -> tuple[str, ...]:
 def check_known(name: str) -> None:
     """Raise InputError for a launcher that this version does not have."""
     if name not in _ADAPTERS:
-        raise InputError(f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}", field="search.launcher")
+        raise InputError(
+            f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}",
+            field="search.launcher",
+        )
 
 
 def create(name: str, **options: Any) -> Launcher:
-    """The launcher called `name`, with the options of its constructor. Raises InputError for an unknown name,
-    MissingExtraError and UnsupportedError as `extras.require`."""
+    """The launcher called `name`, with the options of its constructor. Raises InputError for an
+    unknown name, MissingExtraError and UnsupportedError as `extras.require`.
+    """
     check_known(name)
     require("search", by=f"launcher {name}")
     module, adapter = _ADAPTERS[name]

@@ -1,4 +1,6 @@
-"""Runs against a server that serves already: jobs on this host that send it requests, and time its answers."""
+"""Runs against a server that serves already: jobs on this host that send it requests, and time its
+answers.
+"""
 
 import json
 import os
@@ -23,11 +25,18 @@ KEY = "HP_ENDPOINT_API_KEY"
 
 
 class EndpointLauncher(LocalLauncher):
-    """Jobs as on one host, of which one at a time asks the endpoint. The devices behind it are those its entry declares."""
+    """Jobs as on one host, of which one at a time asks the endpoint. The devices behind it are
+    those its entry declares.
+    """
 
     name = "endpoint"
 
-    def __init__(self, *, options: EndpointOptions | Mapping[str, Any] | None = None, root: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        options: EndpointOptions | Mapping[str, Any] | None = None,
+        root: Path | str | None = None,
+    ) -> None:
         super().__init__(root=root)
         self._options = EndpointOptions.of(options)
         self.lock = f"~endpoint-{self._options.name}"
@@ -54,7 +63,8 @@ class EndpointLauncher(LocalLauncher):
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         if not isinstance(request, InferenceRequest) or request.runner != "endpoint":
             raise InputError(
-                "an endpoint only serves; ask a query of kind inference, or choose another launcher",
+                "an endpoint only serves; ask a query of kind inference, or choose another "
+                "launcher",
                 code="launcher_mismatch",
                 field="search.launcher",
             )
@@ -71,14 +81,21 @@ class EndpointLauncher(LocalLauncher):
 
 
 def _key(options: EndpointOptions) -> str | None:
-    """The bearer token of the entry, or of the variable that it names. Raises InputError where that is not set."""
+    """The bearer token of the entry, or of the variable that it names. Raises InputError where that
+    is not set.
+    """
     variable = options.api_key_variable
     if variable is not None and variable not in os.environ:
         raise InputError(
-            f"the endpoint's key is to be in {variable}, which is not set in this process; set it where the search runs",
+            f"the endpoint's key is to be in {variable}, which is not set in this process; set it "
+            "where the search runs",
             field="endpoint.api_key_variable",
         )
     key = options.api_key if variable is None else os.environ[variable].strip()
-    if key is not None and not (key.isascii() and key.isprintable()):  # an error about its header would show it
-        raise InputError("the endpoint's key has characters that no header may have", field="endpoint.api_key")
+    if key is not None and not (
+        key.isascii() and key.isprintable()
+    ):  # an error about its header would show it
+        raise InputError(
+            "the endpoint's key has characters that no header may have", field="endpoint.api_key"
+        )
     return key

@@ -1,4 +1,6 @@
-"""Folders of jobs that have ended: which lie under a root, how large they are, and their removal."""
+"""Folders of jobs that have ended: which lie under a root, how large they are, and their
+removal.
+"""
 
 import contextlib
 import fcntl
@@ -9,13 +11,21 @@ from pathlib import Path
 
 LOCK = "lock"
 GONE = "~gone-"
-"""Before the name of a folder that is being removed; whoever comes next removes what a killed process left of it."""
+"""Before the name of a folder that is being removed; whoever comes next removes what a killed
+process left of it.
+"""
 
 
 def job_folders(root: Path) -> list[str]:
-    """Names of all jobs' folders under `root`, and of links in their place; empty where there is no such folder."""
+    """Names of all jobs' folders under `root`, and of links in their place; empty where there is no
+    such folder.
+    """
     with contextlib.suppress(OSError), os.scandir(root) as entries:
-        return sorted(each.name for each in entries if not each.name.startswith("~") and (each.is_symlink() or each.is_dir()))
+        return sorted(
+            each.name
+            for each in entries
+            if not each.name.startswith("~") and (each.is_symlink() or each.is_dir())
+        )
     return []
 
 
@@ -27,8 +37,8 @@ def size_bytes(folder: Path) -> int:
 
 
 def remove(folder: Path) -> bool:
-    """Remove a job's folder for good, and never anything that a link in it leads to; False where it stays, as its job is
-    alive or this user may not remove it.
+    """Remove a job's folder for good, and never anything that a link in it leads to; False where it
+    stays, as its job is alive or this user may not remove it.
     """
     if _is_alive(folder):
         return False
@@ -36,7 +46,9 @@ def remove(folder: Path) -> bool:
         if folder.is_symlink():
             folder.unlink()
             return True
-        gone = folder.rename(folder.with_name(GONE + folder.name))  # at once: nobody sees a part of it
+        gone = folder.rename(
+            folder.with_name(GONE + folder.name)
+        )  # at once: nobody sees a part of it
     except OSError:
         return False
     shutil.rmtree(gone, ignore_errors=True)

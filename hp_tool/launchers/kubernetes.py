@@ -1,9 +1,9 @@
 """Jobs on a Kubernetes cluster through kubectl: no shared folder, no state of our own.
 
-A job is an indexed Job with a pod per node (alone, or as a JobSet's only one), which find the first one by the name that a
-headless Service gives it; a ConfigMap holds the job's files. The supervisor runs a job's part in each pod and prints its
-results, which are read from the pods' logs. What is cancelled is deleted; a ConfigMap of its own then keeps the name
-taken, and the log.
+A job is an indexed Job with a pod per node (alone, or as a JobSet's only one), which find the first
+one by the name that a headless Service gives it; a ConfigMap holds the job's files. The supervisor
+runs a job's part in each pod and prints its results, which are read from the pods' logs. What is
+cancelled is deleted; a ConfigMap of its own then keeps the name taken, and the log.
 """
 
 import contextlib
@@ -32,14 +32,24 @@ from hp_tool.launchers.kubernetes_manifest import (
     object_name,
     workload_object,
 )
-from hp_tool.launchers.kubernetes_pods import Object, never_starts, pod_ending, ran_for_s, why_waiting
+from hp_tool.launchers.kubernetes_pods import (
+    Object,
+    never_starts,
+    pod_ending,
+    ran_for_s,
+    why_waiting,
+)
 from hp_tool.launchers.options import KubernetesOptions
 from hp_tool.launchers.streamed import StreamedLauncher
 
-_PASSING = re.compile(r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again")
+_PASSING = re.compile(
+    r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again"
+)
 """Answers of an API server that is away, restarts or has too much to do."""
 _NODE_GONE = re.compile(r"containerLogs|no answer within")
-"""What reading a log says of the pod's node rather than of the API server, which answered before."""
+"""What reading a log says of the pod's node rather than of the API server, which answered
+before.
+"""
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
 WALL_S = "hp-tool/wall-s"
@@ -67,19 +77,31 @@ class KubernetesLauncher(StreamedLauncher):
     def answers(self) -> str:
         namespace = self._options.namespace
         kinds = "jobs.batch" if self._kind == "job" else "jobsets.jobset.x-k8s.io"
-        for verb, kind in (*(("create", each) for each in (kinds, "configmaps", "services")), ("delete", kinds)):
+        for verb, kind in (
+            *(("create", each) for each in (kinds, "configmaps", "services")),
+            ("delete", kinds),
+        ):
             if self._kubectl("auth", "can-i", verb, kind, negative="no").strip() != "yes":
                 raise LauncherError(f"this user may not {verb} {kind} in the namespace {namespace}")
-        workload = workload_object(self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor"))
+        workload = workload_object(
+            self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor")
+        )
         self._kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(workload))
-        return f"Kubernetes answers: {workload['kind']}s may be created in the namespace {namespace}"
+        return (
+            f"Kubernetes answers: {workload['kind']}s may be created in the namespace {namespace}"
+        )
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         plan = torchrun.cluster_plan(request, job_name=job_name, options=self._options)
         if "PYTHONPATH" in self._options.environment:
             return plan
         # This host's checkout does not exist in the image, which has its own hp_tool.
-        return replace(plan, environment={name: value for name, value in plan.environment.items() if name != "PYTHONPATH"})
+        return replace(
+            plan,
+            environment={
+                name: value for name, value in plan.environment.items() if name != "PYTHONPATH"
+            },
+        )
 
     def describe(self, plan: LaunchPlan) -> str:
         return json.dumps(manifest(self._options, plan=plan), indent=2)
@@ -87,19 +109,25 @@ class KubernetesLauncher(StreamedLauncher):
     def submit(self, plan: LaunchPlan) -> str:
         """The Job comes first: what belongs to it carries its uid, and its pods wait for that."""
         handle = object_name(plan.job_name)
-        belongings(self._options, plan=plan)  # refuses files that are too large before anything is created
+        belongings(
+            self._options, plan=plan
+        )  # refuses files that are too large before anything is created
         if self._ended(handle) is not None:
             return handle
         job = self._running(handle) or self._create(workload_object(self._options, plan=plan))
         if job_state(job).is_open:
             for each in belongings(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
                 self._kubectl("apply", "-f", "-", stdin=json.dumps(each))
-        if self._ended(handle) is not None:  # perhaps by a process that looked before the Job was there
+        if (
+            self._ended(handle) is not None
+        ):  # perhaps by a process that looked before the Job was there
             self._delete(handle)
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Take the name, keep the log as far as it was written, and delete the Job with its pods."""
+        """Take the name, keep the log as far as it was written, and delete the Job with its
+        pods.
+        """
         handle = object_name(job_name)
         tombstone = ended_object(self._options, handle=handle)
         if self._ended(handle) is None:
@@ -109,26 +137,48 @@ class KubernetesLauncher(StreamedLauncher):
             return
         pods = self._pods(handle)
         ran_s = ran_for_s(pods, until=datetime.now(UTC))
-        known = {name: text for name, text in _annotations(job).items() if name in (NUM_GPUS, TIMEOUT_S)}
+        known = {
+            name: text for name, text in _annotations(job).items() if name in (NUM_GPUS, TIMEOUT_S)
+        }
         known[WALL_S] = f"{_running_s(job) if ran_s is None else ran_s:g}"
         log = "\n".join(self._texts(handle))[-_LARGEST_LOG_CHARACTERS:]
         kept = {"metadata": {"annotations": known}, "data": {_LOG: log}}
-        self._kubectl("patch", "configmap", tombstone["metadata"]["name"], "--type=merge", "--patch", json.dumps(kept))
+        self._kubectl(
+            "patch",
+            "configmap",
+            tombstone["metadata"]["name"],
+            "--type=merge",
+            "--patch",
+            json.dumps(kept),
+        )
         self._delete(handle)
         self._forget_old()
 
     def _delete(self, handle: str) -> None:
         """The Job stays listed until its pods are gone."""
-        self._kubectl("delete", self._kind, handle, "--cascade=foreground", "--wait=false", "--ignore-not-found")
+        self._kubectl(
+            "delete",
+            self._kind,
+            handle,
+            "--cascade=foreground",
+            "--wait=false",
+            "--ignore-not-found",
+        )
 
     def _forget_old(self) -> None:
         """Delete what jobs that were cancelled long ago left."""
         with contextlib.suppress(LauncherError):
             for each in self._items("configmaps", CANCELLED):
                 made = each["metadata"].get("creationTimestamp")
-                age_s = (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds() if made else 0.0
+                age_s = (
+                    (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds()
+                    if made
+                    else 0.0
+                )
                 if age_s > max(self._options.keep_s, _LEAST_KEPT_S):
-                    self._kubectl("delete", "configmap", each["metadata"]["name"], "--ignore-not-found")
+                    self._kubectl(
+                        "delete", "configmap", each["metadata"]["name"], "--ignore-not-found"
+                    )
 
     def open_jobs(self) -> list[str]:
         """Names of Job objects; those of searches are their job names."""
@@ -138,7 +188,11 @@ class KubernetesLauncher(StreamedLauncher):
         return object_name(job_name)
 
     def waiting(self, handle: str) -> Waiting | None:
-        reasons = [reason for pod in self._queued.get(handle, ()) if (reason := why_waiting(pod)) is not None]
+        reasons = [
+            reason
+            for pod in self._queued.get(handle, ())
+            if (reason := why_waiting(pod)) is not None
+        ]
         if not reasons and ((self._jobs.get(handle) or {}).get("spec") or {}).get("suspend"):
             reasons = ["suspended: its queue has not admitted it"]
         return Waiting(reason=reasons[0]) if reasons else None
@@ -146,16 +200,24 @@ class KubernetesLauncher(StreamedLauncher):
     def lasted_s(self, handle: str) -> float | None:
         job = self._running(handle) or {"metadata": {}}
         made, ended = job["metadata"].get("creationTimestamp"), _ended_at(job)
-        return max((ended - datetime.fromisoformat(made)).total_seconds(), 0.0) if made and ended else None
+        return (
+            max((ended - datetime.fromisoformat(made)).total_seconds(), 0.0)
+            if made and ended
+            else None
+        )
 
     def _list_jobs(self) -> dict[str, Object]:
         """And the pods of those that wait for some of them, which say why."""
-        jobs_by_name = {job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)}
+        jobs_by_name = {
+            job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)
+        }
         self._queued = {}
         if any(map(_is_short_of_pods, jobs_by_name.values())):
             with contextlib.suppress(LauncherError):
                 for pod in self._items("pods", LABEL):
-                    self._queued.setdefault(pod["metadata"].get("labels", {}).get(LABEL, ""), []).append(pod)
+                    self._queued.setdefault(
+                        pod["metadata"].get("labels", {}).get(LABEL, ""), []
+                    ).append(pod)
         return jobs_by_name
 
     def _job(self, handle: str) -> dict[str, Any] | None:
@@ -204,9 +266,13 @@ class KubernetesLauncher(StreamedLauncher):
                     raise  # a log that cannot be read now may hold the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The new object, or the existing one if another process created it first or an earlier answer was lost."""
+        """The new object, or the existing one if another process created it first or an earlier
+        answer was lost.
+        """
         try:
-            created: dict[str, Any] = json.loads(self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job)))
+            created: dict[str, Any] = json.loads(
+                self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
+            )
         except LauncherError:
             existing = self._get(job["kind"].lower(), job["metadata"]["name"])
             if existing is None:
@@ -216,19 +282,32 @@ class KubernetesLauncher(StreamedLauncher):
 
     def _items(self, kind: str, selector: str) -> list[Object]:
         """All objects of a kind in the namespace that a label selects."""
-        items: list[Object] = json.loads(self._kubectl("get", kind, f"--selector={selector}", "-o", "json"))["items"]
+        items: list[Object] = json.loads(
+            self._kubectl("get", kind, f"--selector={selector}", "-o", "json")
+        )["items"]
         return items
 
     def _kubectl(self, *arguments: str, stdin: str = "", negative: str | None = None) -> str:
-        """The output of kubectl. `negative`: an answer for which it exits with a failure although it succeeded."""
+        """The output of kubectl. `negative`: an answer for which it exits with a failure although
+        it succeeded.
+        """
         options = self._options
         context = [] if options.context is None else [f"--context={options.context}"]
         command = [options.kubectl, *context, f"--namespace={options.namespace}", *arguments]
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False)
+            done = subprocess.run(
+                command,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_LIMIT_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             self._set_away(True)
-            raise EngineAwayError(f"kubectl {arguments[0]}: no answer within {_COMMAND_LIMIT_S:g} s") from error
+            raise EngineAwayError(
+                f"kubectl {arguments[0]}: no answer within {_COMMAND_LIMIT_S:g} s"
+            ) from error
         except OSError as error:
             self._set_away(True)
             raise LauncherError(f"{options.kubectl} cannot be run: {error}") from error
@@ -243,18 +322,27 @@ class KubernetesLauncher(StreamedLauncher):
 
 
 def job_state(job: Object) -> JobState:
-    """The state of a Job or JobSet: by its conditions, else by its running pods; CANCELLED of what one of ours left."""
+    """The state of a Job or JobSet: by its conditions, else by its running pods; CANCELLED of what
+    one of ours left.
+    """
     status = job.get("status") or {}
     if job.get("kind") == "ConfigMap":
         return JobState.CANCELLED
     if _conditions(job).keys() & {"Complete", "Completed", "Failed"}:
         return JobState.FINISHED
-    return JobState.RUNNING if _ready(status) or job["metadata"].get("deletionTimestamp") else JobState.QUEUED
+    return (
+        JobState.RUNNING
+        if _ready(status) or job["metadata"].get("deletionTimestamp")
+        else JobState.QUEUED
+    )
 
 
 def _ready(status: Object) -> int:
     """Pods of a Job that are ready; of a JobSet its Jobs all of whose pods are."""
-    return int(status.get("ready") or sum(each.get("ready") or 0 for each in status.get("replicatedJobsStatus") or []))
+    return int(
+        status.get("ready")
+        or sum(each.get("ready") or 0 for each in status.get("replicatedJobsStatus") or [])
+    )
 
 
 def _is_short_of_pods(job: Object) -> bool:
@@ -264,21 +352,27 @@ def _is_short_of_pods(job: Object) -> bool:
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """How a job ended that left no record itself: evicted, out of time or memory, or never started."""
+    """How a job ended that left no record itself: evicted, out of time or memory, or never
+    started.
+    """
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))
     start, end = status.get("startTime"), _ended_at(job)
     wall_s = (end - datetime.fromisoformat(start)).total_seconds() if start and end else None
     ran_s = ran_for_s(pods, until=end)
-    wall_s = wall_s if ran_s is None else ran_s  # the Job's own times count waiting for nodes and images
+    wall_s = (
+        wall_s if ran_s is None else ran_s
+    )  # the Job's own times count waiting for nodes and images
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
     endings = [each for pod in pods if (each := pod_ending(pod)) is not None]
     if endings:
         return replace(endings[0], wall_s=wall_s)
     if not failed:
-        return Ending(reason="lost", wall_s=wall_s, error="the job's pods are gone, and so is their output")
+        return Ending(
+            reason="lost", wall_s=wall_s, error="the job's pods are gone, and so is their output"
+        )
     message = ": ".join(filter(None, (failed.get("reason"), failed.get("message"))))[:500]
     return Ending(reason="terminated", wall_s=wall_s, error=f"Kubernetes ended the job: {message}")
 
@@ -286,7 +380,9 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
 def _ended_at(job: Object) -> datetime | None:
     """When a Job ended, by its status."""
     status = job.get("status") or {}
-    text = status.get("completionTime") or _conditions(job).get("Failed", {}).get("lastTransitionTime")
+    text = status.get("completionTime") or _conditions(job).get("Failed", {}).get(
+        "lastTransitionTime"
+    )
     return datetime.fromisoformat(text) if text else None
 
 

@@ -1,10 +1,15 @@
-"""A strategic merge patch, as kubectl applies one to a pod template: maps merge, lists of named things merge by their key."""
+"""A strategic merge patch, as kubectl applies one to a pod template: maps merge, lists of named
+things merge by their key.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _KEYS = {
-    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"), "name"),
+    **dict.fromkeys(
+        ("containers", "initContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"),
+        "name",
+    ),
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
     "ports": "containerPort",
@@ -16,8 +21,8 @@ _DIRECTIVE = "$patch"
 
 
 def merged(base: Any, patch: Any, *, name: str = "") -> Any:
-    """`base` with `patch`: null removes a key, `$patch: delete` an entry of a list; `$patch: replace` in a map, or in an entry
-    of a list, starts it anew.
+    """`base` with `patch`: null removes a key, `$patch: delete` an entry of a list; `$patch:
+    replace` in a map, or in an entry of a list, starts it anew.
 
     `name`: the key that both stand under.
     """
@@ -26,13 +31,19 @@ def merged(base: Any, patch: Any, *, name: str = "") -> Any:
         if patch.get(_DIRECTIVE) == "replace":
             return changes
         kept = {key: value for key, value in base.items() if key not in changes}
-        return kept | {key: merged(base.get(key), value, name=key) for key, value in changes.items() if value is not None}
+        return kept | {
+            key: merged(base.get(key), value, name=key)
+            for key, value in changes.items()
+            if value is not None
+        }
     if name in _KEYS and isinstance(base, Sequence) and isinstance(patch, Sequence):
         return _merged_lists(base, patch, key=_KEYS[name])
     return patch
 
 
-def _merged_lists(base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], *, key: str) -> list[Any]:
+def _merged_lists(
+    base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], *, key: str
+) -> list[Any]:
     if any(each.get(_DIRECTIVE) == "replace" for each in patch):
         return [each for each in patch if _DIRECTIVE not in each]
     entries = {each.get(key): each for each in base}

@@ -1,5 +1,6 @@
-"""Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory; and the devices that it can give
-them, detected without importing torch."""
+"""Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory; and the
+devices that it can give them, detected without importing torch.
+"""
 
 import contextlib
 import fcntl
@@ -28,14 +29,17 @@ from hp_tool.launchers.jobs import measure, recorded
 from hp_tool.launchers.readback import DamagedError
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}
-_MARK = "HP_JOB_FOLDER"  # in the environment of every job process, to find those whose supervisor was killed
+# in the environment of every job process, to find those whose supervisor was killed
+_MARK = "HP_JOB_FOLDER"
 _STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
 _END_LIMIT_S = 10.0
 """How long the supervisor of a damaged folder may take to end its job."""
 _START_LIMIT_S = 30.0
 _CANCEL_LIMIT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
-"""CPU processes per logical core: enough to try a 2 x 2 configuration on one core; the measurement records it."""
+"""CPU processes per logical core: enough to try a 2 x 2 configuration on one core; the measurement
+records it.
+"""
 
 
 class LocalLauncher:
@@ -46,7 +50,9 @@ class LocalLauncher:
     """File under the root that a job locks while it runs: one job at a time."""
 
     def __init__(self, *, root: Path | str | None = None, cpu_only: bool = False) -> None:
-        """root: folder of the jobs' folders, on a local disk (default: HP_RUNS_DIR, else the user's data folder)."""
+        """root: folder of the jobs' folders, on a local disk (default: HP_RUNS_DIR, else the user's
+        data folder).
+        """
         self._root = Path(root).absolute() if root is not None else jobs.default_root().absolute()
         self._cpu_only = cpu_only
 
@@ -63,7 +69,10 @@ class LocalLauncher:
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         host = self.hardware()
         if request.gpu != host.gpu or request.num_gpus > host.num_gpus:
-            message = f"this host has {host.num_gpus} x {host.gpu}, not {request.num_gpus} x {request.gpu}"
+            message = (
+                f"this host has {host.num_gpus} x {host.gpu}, not {request.num_gpus} x "
+                f"{request.gpu}"
+            )
             raise InputError(message, code="launcher_mismatch", field="cluster")
         return torchrun.job_plan(request, job_name=job_name)
 
@@ -92,7 +101,8 @@ class LocalLauncher:
         return {handle: self._state(self._folder(handle)) for handle in handles}
 
     def cancel(self, job_name: str) -> None:
-        """Write the mark, then check for a started job; a supervisor does the reverse, so one of them sees the other.
+        """Write the mark, then check for a started job; a supervisor does the reverse, so one of
+        them sees the other.
 
         A job that damaged its folder so that no mark can be laid there is ended by its processes.
         """
@@ -116,7 +126,9 @@ class LocalLauncher:
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
         if folder.is_symlink():
-            return jobs.spoilt("a link is in its place", ending=jobs.Ending(reason="damaged"), log_tail="")
+            return jobs.spoilt(
+                "a link is in its place", ending=jobs.Ending(reason="damaged"), log_tail=""
+            )
         if not readback.is_there(folder / jobs.JOB):
             raise LauncherError(f"no job {handle} under {self._root}")
         job, state = jobs.submitted(folder), self._state(folder)
@@ -126,8 +138,17 @@ class LocalLauncher:
         if damage is not None and ending.reason in ("lost", "terminated"):
             ending = replace(ending, reason="damaged", error=damage)
         if job is None:
-            return jobs.spoilt(f"{jobs.JOB} is not what was submitted", ending=ending, log_tail=jobs.output(folder)[-4096:])
-        return measure(folder, ending=ending, timeout_s=job.timeout_s, hardware=self.part(num_gpus=job.num_gpus))
+            return jobs.spoilt(
+                f"{jobs.JOB} is not what was submitted",
+                ending=ending,
+                log_tail=jobs.output(folder)[-4096:],
+            )
+        return measure(
+            folder,
+            ending=ending,
+            timeout_s=job.timeout_s,
+            hardware=self.part(num_gpus=job.num_gpus),
+        )
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return jobs.output(self._folder(handle), name=name)
@@ -159,13 +180,18 @@ class LocalLauncher:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                raise LauncherError(f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s") from None
+                raise LauncherError(
+                    f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s"
+                ) from None
         if done.returncode == 0:  # it has the job, whatever that has done to the folder since
             return
         deadline = time.monotonic() + _START_LIMIT_S
         while not readback.is_there(folder / _STARTED):  # immediate, unless two callers raced
             if done.returncode != supervisor.HELD or time.monotonic() > deadline:
-                raise LauncherError(f"the supervisor of {folder.name} did not start; see {folder / 'supervisor.log'}")
+                raise LauncherError(
+                    f"the supervisor of {folder.name} did not start; see "
+                    f"{folder / 'supervisor.log'}"
+                )
             time.sleep(0.02)
 
     def _state(self, folder: Path) -> JobState:
@@ -175,7 +201,9 @@ class LocalLauncher:
         if not readback.is_there(folder / _STARTED):
             return JobState.CANCELLED if readback.is_there(folder / _CANCEL) else JobState.LOST
         if _is_locked(folder / "lock"):  # what else the folder says is not its supervisor's word
-            return JobState.RUNNING if readback.is_there(folder / "running.json") else JobState.QUEUED
+            return (
+                JobState.RUNNING if readback.is_there(folder / "running.json") else JobState.QUEUED
+            )
         damage = _damage_to(folder)
         if damage is not None or readback.read_json(folder / _ENDED) is None:
             _end_processes(folder)
@@ -197,7 +225,9 @@ def _damage_to(folder: Path) -> str | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a supervisor holds the lock; the kernel releases it when the process ends, in whatever way."""
+    """Whether a supervisor holds the lock; the kernel releases it when the process ends, in
+    whatever way.
+    """
     try:
         with readback.opened(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -213,14 +243,17 @@ def _processes(folder: Path) -> list[psutil.Process]:
     marked = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == str(folder):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == str(
+                folder
+            ):
                 marked.append(process)
     return marked
 
 
 def _end_processes(folder: Path) -> None:
-    """End the supervisor, which ends all below it, and kill what is left. psutil checks the start time, so a recycled pid is
-    never hit."""
+    """End the supervisor, which ends all below it, and kill what is left. psutil checks the start
+    time, so a recycled pid is never hit.
+    """
     limit_s = 0.0
     for process in _processes(folder):
         with contextlib.suppress(psutil.Error):
@@ -243,11 +276,18 @@ def _await_processes(folder: Path, *, limit_s: float = _END_LIMIT_S) -> None:
 
 
 def detect(*, cpu_only: bool = False) -> Hardware:
-    """The host's NVIDIA GPUs; if it has none (or with cpu_only), its CPU cores up to the oversubscription limit."""
+    """The host's NVIDIA GPUs; if it has none (or with cpu_only), its CPU cores up to the
+    oversubscription limit.
+    """
     gpus = [] if cpu_only else _gpu_names()
     host = (socket.gethostname(),)
     if gpus:
-        return Hardware(gpu=catalogue_name(gpus[0]), device_name=gpus[0], num_gpus=gpus.count(gpus[0]), hosts=host)
+        return Hardware(
+            gpu=catalogue_name(gpus[0]),
+            device_name=gpus[0],
+            num_gpus=gpus.count(gpus[0]),
+            hosts=host,
+        )
     processes = OVERSUBSCRIPTION_LIMIT * (os.cpu_count() or 1)
     return share(Hardware(gpu="cpu", hosts=host), num_gpus=processes)
 
@@ -260,7 +300,9 @@ def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
 
 
 def catalogue_name(device_name: str) -> str:
-    """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device that is not in the catalogue keeps its name, in lower case."""
+    """`h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; a device that is not in the catalogue keeps its
+    name, in lower case.
+    """
     return known_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
@@ -273,6 +315,14 @@ def _gpu_names() -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    names = [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    names = (
+        [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode == 0
+        else []
+    )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names if visible is None else names[: len([entry for entry in visible.split(",") if entry.strip()])]
+    return (
+        names
+        if visible is None
+        else names[: len([entry for entry in visible.split(",") if entry.strip()])]
+    )

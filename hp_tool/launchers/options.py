@@ -1,7 +1,9 @@
-"""The options of the launchers that reach a cluster: its devices, what jobs request, and where they run.
+"""The options of the launchers that reach a cluster: its devices, what jobs request, and where they
+run.
 
-They are the operator's: a registered cluster's entry or a YAML file holds them, and nothing in them comes from a query. Values
-that reach a shell may have only characters that mean nothing to one; only Slurm's `setup` is shell code.
+They are the operator's: a registered cluster's entry or a YAML file holds them, and nothing in them
+comes from a query. Values that reach a shell may have only characters that mean nothing to one;
+only Slurm's `setup` is shell code.
 """
 
 import json
@@ -21,7 +23,9 @@ from hp_tool.errors import InputError
 
 
 def _matching(pattern: str, expectation: str) -> AfterValidator:
-    """A check that the whole of a string matches `pattern`; the error says that it "must be {expectation}"."""
+    """A check that the whole of a string matches `pattern`; the error says that it "must be
+    {expectation}".
+    """
     compiled = re.compile(pattern, re.ASCII)
 
     def check(value: str) -> str:
@@ -42,11 +46,19 @@ _WORD = r"[\w.,:@%+/-]"
 _WORD_RULE = "letters, digits and _ . , : @ % + / -"
 Word = Annotated[str, _matching(_WORD + "{1,256}", _WORD_RULE)]
 WordOrEmpty = Annotated[str, _matching(_WORD + "{0,256}", _WORD_RULE)]
-Name = Annotated[str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters, digits and -, at most 63")]
-Image = Annotated[
-    str, _matching(r"(?! )[\w.,:@%+/# -]{1,256}(?<! )", "letters, digits, _ . , : @ % + / # - and spaces between them")
+Name = Annotated[
+    str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters, digits and -, at most 63")
 ]
-Mount = Annotated[str, _matching(r"(?! )[\w.,:@%+/ -]{1,256}(?<! )", f"{_WORD_RULE} and spaces between them")]
+Image = Annotated[
+    str,
+    _matching(
+        r"(?! )[\w.,:@%+/# -]{1,256}(?<! )",
+        "letters, digits, _ . , : @ % + / # - and spaces between them",
+    ),
+]
+Mount = Annotated[
+    str, _matching(r"(?! )[\w.,:@%+/ -]{1,256}(?<! )", f"{_WORD_RULE} and spaces between them")
+]
 Template = Annotated[
     str,
     _matching(
@@ -54,18 +66,30 @@ Template = Annotated[
         f"{_WORD_RULE}, spaces between them, {{search}} and {{owner}}",
     ),
 ]
-Host = Annotated[str, _matching(r"(?!-)[\w.@-]{1,253}", "a host as ssh knows it, such as user@login1")]
-Variable = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")]
-Url = Annotated[str, _matching(r"https?://[\w.\[\]:-]{1,256}(/[\w./-]{0,256})?", "a URL such as http://head:8265")]
+Host = Annotated[
+    str, _matching(r"(?!-)[\w.@-]{1,253}", "a host as ssh knows it, such as user@login1")
+]
+Variable = Annotated[
+    str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")
+]
+Url = Annotated[
+    str,
+    _matching(r"https?://[\w.\[\]:-]{1,256}(/[\w./-]{0,256})?", "a URL such as http://head:8265"),
+]
 LogsPath = Annotated[
     str,
-    _matching(r"/[\w.,:@+/-]{0,256}", "an absolute path of letters, digits and _ . , : @ + / -"),  # % has a meaning to Slurm
+    _matching(
+        r"/[\w.,:@+/-]{0,256}", "an absolute path of letters, digits and _ . , : @ + / -"
+    ),  # % has a meaning to Slurm
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
 Line = Annotated[str, _matching(r"[^\0\r\n]*", "a single line")]
 SbatchArgument = Annotated[
     str,
-    _matching(r"--[a-z][a-z0-9-]*(=(?! )[\w.,:;@%+&|*()\[\]/= -]{1,512}(?<! ))?", "written as --name or --name=value"),
+    _matching(
+        r"--[a-z][a-z0-9-]*(=(?! )[\w.,:;@%+&|*()\[\]/= -]{1,512}(?<! ))?",
+        "written as --name or --name=value",
+    ),
 ]
 """An option of sbatch or srun; spaces in it are quoted."""
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
@@ -90,15 +114,21 @@ class ClusterOptions(Strict):
     environment: Environment = field(default_factory=dict)
     """Additional environment variables of jobs."""
     python: Word | None = "python3"
-    """The nodes' (or the image's) interpreter, with hp_tool, torch and megatron-core (Ray, several nodes: and ray)."""
+    """The nodes' (or the image's) interpreter, with hp_tool, torch and megatron-core (Ray, several
+    nodes: and ray).
+    """
     bind_rendezvous: bool = False
-    """Jobs on several nodes: let the first node listen only on the address that its peers are given (Slurm: its host's name;
-    Kubernetes: its pod's; Ray: its node's), which must be its address in the job's own network. By default PyTorch listens on
-    every interface. On one node jobs always meet on the loopback device."""
+    """Jobs on several nodes: let the first node listen only on the address that its peers are given
+    (Slurm: its host's name; Kubernetes: its pod's; Ray: its node's), which must be its address in
+    the job's own network. By default PyTorch listens on every interface. On one node jobs always
+    meet on the loopback device.
+    """
     poll_s: Seconds = 5.0
     """Minimum interval between queries for the states of all jobs."""
     patience_s: Seconds = 900.0
-    """How long the cluster may be unreachable before a search gets an error; jobs go on without it."""
+    """How long the cluster may be unreachable before a search gets an error; jobs go on without
+    it.
+    """
 
     @property
     def num_gpus(self) -> int:
@@ -115,13 +145,16 @@ class ClusterOptions(Strict):
         return Hardware(gpu=self.gpu, num_gpus=num_gpus, hosts=(self.name,))
 
     def num_nodes(self, *, num_gpus: int) -> int:
-        """Nodes for this many devices, all with equally many. Raises InputError if one job may not have them."""
+        """Nodes for this many devices, all with equally many. Raises InputError if one job may not
+        have them.
+        """
         if num_gpus <= self.gpus_per_node:
             return 1
         nodes, remainder = divmod(num_gpus, self.gpus_per_node)
         if remainder or nodes > self.max_nodes:
             raise InputError(
-                f"a job of {num_gpus} devices does not fit: it may have {self.max_nodes} nodes of {self.gpus_per_node}, and "
+                f"a job of {num_gpus} devices does not fit: it may have {self.max_nodes} nodes of "
+                f"{self.gpus_per_node}, and "
                 "several nodes are only used whole",
                 code="launcher_mismatch",
                 field="cluster.num_gpus",
@@ -132,31 +165,47 @@ class ClusterOptions(Strict):
     def of(cls, options: Self | Mapping[str, Any] | None) -> Self:
         """The options themselves, those of a mapping, or for None those of the launcher's file."""
         if isinstance(options, Mapping):
-            return cls.parse(options, origin=f"the options of the {_launcher(cls).capitalize()} launcher")
+            return cls.parse(
+                options, origin=f"the options of the {_launcher(cls).capitalize()} launcher"
+            )
         return cls.load() if options is None else options
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
-        """Options from a mapping. Raises InputError with `origin` and the field for an unknown key or an invalid value."""
+        """Options from a mapping. Raises InputError with `origin` and the field for an unknown key
+        or an invalid value.
+        """
         try:
             with building(described=False):
                 adapter = TypeAdapter(cls)
             return adapter.validate_json(json.dumps(dict(fields)), strict=True)
         except (ValidationError, TypeError, ValueError) as error:
-            first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-            name = ".".join(part for part in first["loc"] if isinstance(part, str) and part.isidentifier())
+            first = (
+                error.errors(include_url=False)[0]
+                if isinstance(error, ValidationError)
+                else {"loc": (), "msg": str(error)}
+            )
+            name = ".".join(
+                part for part in first["loc"] if isinstance(part, str) and part.isidentifier()
+            )
             reason = str(first["msg"]).removeprefix("Value error, ")
-            raise InputError(f"{origin}: {name or 'the file'}: {reason}", field=f"{_launcher(cls)}.{name}") from None
+            raise InputError(
+                f"{origin}: {name or 'the file'}: {reason}", field=f"{_launcher(cls)}.{name}"
+            ) from None
 
     @classmethod
     def load(cls) -> Self:
-        """Options from the file at `config_path`. Raises InputError if it does not exist or contains a mistake."""
+        """Options from the file at `config_path`. Raises InputError if it does not exist or
+        contains a mistake.
+        """
         launcher = _launcher(cls)
         path = config_path(launcher)
         if not path.is_file():
             raise InputError(
-                f"no {launcher.capitalize()} cluster is described: {path} does not exist; write gpu, gpus_per_node, max_nodes "
-                f"and other options of docs/clusters.md there, name another file by {_variable(launcher)}, or register the "
+                f"no {launcher.capitalize()} cluster is described: {path} does not exist; write "
+                "gpu, gpus_per_node, max_nodes "
+                "and other options of docs/clusters.md there, name another file by "
+                f"{_variable(launcher)}, or register the "
                 "cluster and name it in the query",
                 field="search.launcher",
             )
@@ -172,26 +221,34 @@ class RayOptions(ClusterOptions):
     """Address of the Jobs API, which is the dashboard's."""
     resources: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = field(default_factory=dict)
     """Other resources that a job takes per node, such as `{"accelerator_type:H100": 0.001}`."""
-    job_prefix: Annotated[str, _matching(r"[a-zA-Z0-9._-]{0,40}", "letters, digits, . _ and -, at most 40")] = ""
+    job_prefix: Annotated[
+        str, _matching(r"[a-zA-Z0-9._-]{0,40}", "letters, digits, . _ and -, at most 40")
+    ] = ""
     """Prefix of job names, to tell apart several databases that share a cluster."""
     poll_s: Seconds = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions(ClusterOptions):
-    """A running server with OpenAI's completions API. What it runs on is what the entry declares."""
+    """A running server with OpenAI's completions API. What it runs on is what the entry
+    declares.
+    """
 
     name: str = "endpoint"
     url: Url
     """Base URL, such as `http://host:8000/v1`."""
     api_key: Line | None = field(default=None, repr=False)
-    """The bearer token. It reaches the process that sends the requests, and no file, log or database."""
+    """The bearer token. It reaches the process that sends the requests, and no file, log or
+    database.
+    """
     api_key_variable: Variable | None = None
     """Instead: the environment variable that holds it, of the process that runs the search."""
     model: Line | None = None
     """The name it is served by; None: the first that the server lists."""
     prompts: Literal["tokens", "text"] = "tokens"
-    """Token ids, exactly as many as asked; or words, for servers that take only text: a first answer tells tokens per word."""
+    """Token ids, exactly as many as asked; or words, for servers that take only text: a first
+    answer tells tokens per word.
+    """
     body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
     """Further fields of a request; by default an answer does not end before its length."""
 
@@ -206,9 +263,16 @@ class KubernetesOptions(ClusterOptions):
 
     name: str = "kubernetes"
     image: Word
-    """The container image, with hp_tool, torch and megatron-core; a trainer's own image needs python3 alone."""
+    """The container image, with hp_tool, torch and megatron-core; a trainer's own image needs
+    python3 alone.
+    """
     namespace: Name = "default"
-    context: Annotated[str, _matching("(?!-)" + _WORD + "{1,256}", _WORD_RULE + ", and must not begin with -")] | None = None
+    context: (
+        Annotated[
+            str, _matching("(?!-)" + _WORD + "{1,256}", _WORD_RULE + ", and must not begin with -")
+        ]
+        | None
+    ) = None
     """A context of kubectl's configuration; None means the current one."""
     kubectl: Word = "kubectl"
     """The kubectl program."""
@@ -223,14 +287,19 @@ class KubernetesOptions(ClusterOptions):
     """As in a pod's specification; /dev/shm is always mounted."""
     volume_mounts: tuple[dict[str, Any], ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and `{owner}` as on Slurm."""
+    """Of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and
+    `{owner}` as on Slurm.
+    """
     annotations: dict[str, str] = field(default_factory=dict)
     """Likewise."""
     pod_template: dict[str, Any] = field(default_factory=dict)
-    """A strategic merge patch to the pods' template, `{metadata, spec}`: security context, pull secrets, priority, affinity,
-    sidecars, runtime class. Our container is called `run`."""
+    """A strategic merge patch to the pods' template, `{metadata, spec}`: security context, pull
+    secrets, priority, affinity, sidecars, runtime class. Our container is called `run`.
+    """
     workload: Literal["job", "jobset"] = "job"
-    """An indexed Job, or a JobSet of one such Job, for sites whose queues and dashboards know these."""
+    """An indexed Job, or a JobSet of one such Job, for sites whose queues and dashboards know
+    these.
+    """
     service_account: Name | None = None
     host_network: bool = False
     """Use the nodes' network, which some fabrics need."""
@@ -243,8 +312,9 @@ class Container(Strict):
     """The image in which each node's processes run."""
 
     image: Image
-    """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of a squashfs file; of
-    Apptainer the path of a SIF file or a `docker://` reference."""
+    """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of
+    a squashfs file; of Apptainer the path of a SIF file or a `docker://` reference.
+    """
     mounts: tuple[Mount, ...] = ()
     """`source:destination[:flags]` each; a shared job folder is always mounted at its own path."""
     env: tuple[Variable, ...] = ()
@@ -264,7 +334,9 @@ class Container(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs(Strict):
-    """The one folder that jobs write and this host reads, where the jobs' own folders are not shared."""
+    """The one folder that jobs write and this host reads, where the jobs' own folders are not
+    shared.
+    """
 
     folder: LogsPath
     """Path on the nodes. The folder must exist; each job writes a few files there."""
@@ -291,17 +363,25 @@ class SlurmOptions(ClusterOptions):
     time_s: Annotated[float, Field(ge=1, le=1e7)] | None = None
     """Wall time requested from Slurm; by default the run's own limit plus two minutes."""
     gres: WordOrEmpty | None = None
-    """The generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`. By default `gpu`; an empty
-    string requests none, for clusters that allocate whole nodes. Not used for `cpu`."""
+    """The generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`.
+    By default `gpu`; an empty string requests none, for clusters that allocate whole nodes. Not
+    used for `cpu`.
+    """
     exclusive: bool | None = None
-    """Share no node with other jobs, so that they cannot disturb measurements, and have all its memory. None: so it is on GPU
-    nodes, unless cpus_per_gpu or memory_per_gpu is given."""
+    """Share no node with other jobs, so that they cannot disturb measurements, and have all its
+    memory. None: so it is on GPU nodes, unless cpus_per_gpu or memory_per_gpu is given.
+    """
     cpus_per_gpu: Devices | None = None
     """Cores for each GPU, on nodes that jobs share."""
-    memory_per_gpu: Annotated[str, _matching(r"[0-9]{1,9}[KMGT]?", "a size as Slurm writes it, such as 120G")] | None = None
+    memory_per_gpu: (
+        Annotated[str, _matching(r"[0-9]{1,9}[KMGT]?", "a size as Slurm writes it, such as 120G")]
+        | None
+    ) = None
     """Host memory for each GPU, likewise."""
     requeue: bool = False
-    """Let Slurm restart a job that was preempted or lost its node. By default such a job ends, and the search decides."""
+    """Let Slurm restart a job that was preempted or lost its node. By default such a job ends, and
+    the search decides.
+    """
     container: Container | None = None
     modules: tuple[Word, ...] = ()
     """Environment modules to load."""
@@ -310,25 +390,38 @@ class SlurmOptions(ClusterOptions):
     sbatch_arguments: tuple[SbatchArgument, ...] = ()
     """Other options of sbatch, such as `--constraint=nvlink`."""
     srun_arguments: tuple[SbatchArgument, ...] = ()
-    """Other options of the srun that starts each node's processes, such as `--mpi=pmix`; they come last and win."""
+    """Other options of the srun that starts each node's processes, such as `--mpi=pmix`; they come
+    last and win.
+    """
     clusters: tuple[Word, ...] = ()
-    """Clusters of a federation that may run the job (`--clusters`); by default the one of this host."""
+    """Clusters of a federation that may run the job (`--clusters`); by default the one of this
+    host.
+    """
     ssh: Host | None = None
-    """The login node where Slurm's programs are run, for hosts that have none. It takes no password."""
+    """The login node where Slurm's programs are run, for hosts that have none. It takes no
+    password.
+    """
     python: AbsolutePath | None = None
     """The nodes' (or the container's) interpreter; by default the one of this process."""
     folder: AbsolutePath | None = None
-    """Where the jobs' folders live, on a file system that the nodes see under the same path. By default HP_RUNS_DIR, else
-    the user's data folder."""
+    """Where the jobs' folders live, on a file system that the nodes see under the same path. By
+    default HP_RUNS_DIR, else the user's data folder.
+    """
     inherit: tuple[Word, ...] = ()
-    """Variables of the process that submits which jobs take over, such as LD_LIBRARY_PATH. None of them otherwise, but HOME,
-    LANG, PATH and USER: what is right on that host may be wrong on the nodes."""
+    """Variables of the process that submits which jobs take over, such as LD_LIBRARY_PATH. None of
+    them otherwise, but HOME, LANG, PATH and USER: what is right on that host may be wrong on the
+    nodes.
+    """
     logs: Logs | None = None
-    """For nodes that do not see `folder`: a job's files travel in its script, and its results come back in its logs."""
+    """For nodes that do not see `folder`: a job's files travel in its script, and its results come
+    back in its logs.
+    """
 
 
 def config_path(launcher: str) -> Path:
-    """HP_<LAUNCHER>_CONFIG, else <launcher>.yaml in the user's configuration folder; the file need not exist."""
+    """HP_<LAUNCHER>_CONFIG, else <launcher>.yaml in the user's configuration folder; the file need
+    not exist.
+    """
     from platformdirs import user_config_path
 
     configured = os.environ.get(_variable(launcher))

@@ -1,5 +1,6 @@
-"""Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies; over several nodes a driver
-(`ray_nodes`) reserves the devices first and runs a supervisor on each."""
+"""Jobs on a Ray cluster through its Jobs API: their files are a working directory that Ray copies;
+over several nodes a driver (`ray_nodes`) reserves the devices first and runs a supervisor on each.
+"""
 
 import logging
 import re
@@ -32,7 +33,10 @@ _STATES = {
 _OWN_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
 """Error types of a job that ran: its own output says how it went."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
-_PASSING = re.compile(r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable", re.IGNORECASE)
+_PASSING = re.compile(
+    r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable",
+    re.IGNORECASE,
+)
 """Answers of a head that has no agent yet, restarts, or stands behind a proxy that says so."""
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
@@ -42,7 +46,9 @@ _CANCELLED = "cancelled"
 
 
 class RayLauncher(streamed.StreamedLauncher):
-    """The Launcher port on a Ray cluster. A handle is the job's submission id, made from its name."""
+    """The Launcher port on a Ray cluster. A handle is the job's submission id, made from its
+    name.
+    """
 
     name = "ray"
 
@@ -55,10 +61,14 @@ class RayLauncher(streamed.StreamedLauncher):
         address = urlsplit(self._options.address)
         port = address.port or (443 if address.scheme == "https" else 80)
         try:  # Ray's own client would wait for minutes
-            socket.create_connection((address.hostname or "", port), timeout=_CONNECT_LIMIT_S).close()
+            socket.create_connection(
+                (address.hostname or "", port), timeout=_CONNECT_LIMIT_S
+            ).close()
         except OSError as error:
             raise LauncherError(f"Ray at {self._options.address}: {error}") from error
-        return f"Ray at {self._options.address} answers: {len(self._list_jobs())} jobs in its memory"
+        return (
+            f"Ray at {self._options.address} answers: {len(self._list_jobs())} jobs in its memory"
+        )
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
@@ -91,18 +101,28 @@ class RayLauncher(streamed.StreamedLauncher):
         handle, deadline = self._handle(job_name), time.monotonic() + _STOP_LIMIT_S
         if self._job(handle) is None:
             self._submit(handle, entrypoint="true", metadata={_CANCELLED: "true"})
-        while self._is_open(self._job(handle)) and not self._ask(lambda client: client.stop_job(handle)):
-            if time.monotonic() > deadline:  # Ray ignores the order for a job that is about to start
+        while self._is_open(self._job(handle)) and not self._ask(
+            lambda client: client.stop_job(handle)
+        ):
+            if (
+                time.monotonic() > deadline
+            ):  # Ray ignores the order for a job that is about to start
                 raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s")
             time.sleep(0.1)
 
     def waiting(self, handle: str) -> Waiting | None:
         job = self._jobs.get(handle)
-        return Waiting(reason=_message(job)) if job is not None and self._state(job) is JobState.QUEUED else None
+        return (
+            Waiting(reason=_message(job))
+            if job is not None and self._state(job) is JobState.QUEUED
+            else None
+        )
 
     def lasted_s(self, handle: str) -> float | None:
         job = self._job(handle)
-        return None if job is None or not job.end_time else max(job.end_time - job.start_time, 0) / 1e3
+        return (
+            None if job is None or not job.end_time else max(job.end_time - job.start_time, 0) / 1e3
+        )
 
     def open_jobs(self) -> list[str]:
         prefix = self._options.job_prefix
@@ -121,7 +141,9 @@ class RayLauncher(streamed.StreamedLauncher):
         runtime_env: Mapping[str, str] | None = None,
         bundle: Mapping[str, float] | None = None,
     ) -> None:
-        """Have Ray start the job with the resources of `bundle`, unless it knows one of this name."""
+        """Have Ray start the job with the resources of `bundle`, unless it knows one of this
+        name.
+        """
         bundle = bundle or {}
         try:
             self._ask(
@@ -132,7 +154,10 @@ class RayLauncher(streamed.StreamedLauncher):
                     runtime_env=runtime_env,
                     entrypoint_num_cpus=bundle.get("CPU"),
                     entrypoint_num_gpus=bundle.get("GPU"),
-                    entrypoint_resources={k: v for k, v in bundle.items() if k not in ("CPU", "GPU")} or None,
+                    entrypoint_resources={
+                        k: v for k, v in bundle.items() if k not in ("CPU", "GPU")
+                    }
+                    or None,
                 )
             )
         except LauncherError:
@@ -140,7 +165,9 @@ class RayLauncher(streamed.StreamedLauncher):
                 raise
 
     def _list_jobs(self) -> dict[str, Any]:
-        return {job.submission_id or "": job for job in self._ask(lambda client: client.list_jobs())}
+        return {
+            job.submission_id or "": job for job in self._ask(lambda client: client.list_jobs())
+        }
 
     def _job(self, handle: str) -> Any:
         try:
@@ -163,14 +190,20 @@ class RayLauncher(streamed.StreamedLauncher):
     def _ending(self, handle: str, job: Any) -> Ending:
         state = self._state(job)
         began = self._printed(handle).began  # Ray's own start is the submission
-        wall_s = 0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
+        wall_s = (
+            0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
+        )
         message = _message(job)
         if state is JobState.CANCELLED:
             return Ending(reason="cancelled", wall_s=0.0 if _only_takes_the_name(job) else wall_s)
         if state is JobState.PREEMPTED:
             return Ending(reason="terminated", wall_s=wall_s, error=f"Ray ended the job: {message}")
         if job.error_type in _NEVER_STARTS:
-            return Ending(reason="failed_to_start", wall_s=wall_s, error=f"Ray could not start the job: {message}")
+            return Ending(
+                reason="failed_to_start",
+                wall_s=wall_s,
+                error=f"Ray could not start the job: {message}",
+            )
         return Ending(reason="exited", exit_code=job.driver_exit_code, wall_s=wall_s)
 
     def _request(self, job: Any) -> tuple[int, float]:
@@ -192,17 +225,21 @@ class RayLauncher(streamed.StreamedLauncher):
         from ray.job_submission import JobSubmissionClient
 
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # they would report every upload on the console
+            logging.getLogger(name).setLevel(
+                logging.WARNING
+            )  # they would report every upload on the console
         return JobSubmissionClient(self._options.address)
 
     def _ask(self, query: Callable[[Any], T]) -> T:
-        """The answer of Ray's client. Raises LauncherError with Ray's message, and EngineAwayError if it does not answer or
-        asks to try again."""
+        """The answer of Ray's client. Raises LauncherError with Ray's message, and EngineAwayError
+        if it does not answer or asks to try again.
+        """
         try:
             answer = query(self._client)
         except (RuntimeError, ValueError, OSError) as error:  # requests' errors are OSErrors
             words = " ".join(str(error).split())
-            # Ray's own messages end in their cause; a proxy's page begins with its status and goes on for long.
+            # Ray's own messages end in their cause; a proxy's page begins with its status and goes
+            # on for long.
             away = isinstance(error, OSError) or _PASSING.search(words) is not None
             message = f"Ray at {self._options.address}: {words[:500] if away else words[-500:]}"
             if away:

@@ -1,7 +1,9 @@
-"""The driver of a Ray job over several nodes: sent with the job and started by file name; needs Ray and the standard library.
+"""The driver of a Ray job over several nodes: sent with the job and started by file name; needs Ray
+and the standard library.
 
-It reserves the devices of all nodes in one placement group, so that no job holds half of what it needs, and runs the supervisor
-on each node. Each node's output is printed behind a mark once all are done.
+It reserves the devices of all nodes in one placement group, so that no job holds half of what it
+needs, and runs the supervisor on each node. Each node's output is printed behind a mark once all
+are done.
 """
 
 import json
@@ -30,7 +32,9 @@ def main() -> int:
     share: dict[str, Any] = {
         "num_cpus": bundle.get("CPU", 0),
         "num_gpus": bundle.get("GPU", 0),
-        "resources": {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
+        "resources": {
+            name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")
+        },
         "max_retries": 0,
     }
 
@@ -75,7 +79,11 @@ def _rendezvous() -> tuple[str, int]:
 
 def _run(node: int, address: str, port: int) -> tuple[str, int]:
     """Output and exit code of the node's part of the job."""
-    variables = {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port), "PET_NODE_RANK": str(node)}
+    variables = {
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(port),
+        "PET_NODE_RANK": str(node),
+    }
     command = [sys.executable, "supervisor.py", "--attached", "."]
     done = subprocess.run(
         command,

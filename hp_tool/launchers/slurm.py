@@ -1,4 +1,6 @@
-"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no state in memory."""
+"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no
+state in memory.
+"""
 
 import contextlib
 import fcntl
@@ -18,7 +20,15 @@ from hp_tool.launchers import jobs, readback, slurm_folder, slurm_script, torchr
 from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
 from hp_tool.launchers.readback import DamagedError, is_there
-from hp_tool.launchers.slurm_controller import NEVER_STARTS, NODE_FAULTS, ControllerAway, Job, Site, controller, job_state
+from hp_tool.launchers.slurm_controller import (
+    NEVER_STARTS,
+    NODE_FAULTS,
+    ControllerAway,
+    Job,
+    Site,
+    controller,
+    job_state,
+)
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
 _CANCEL_PATIENCE_S = 20.0
@@ -29,8 +39,15 @@ class SlurmLauncher:
 
     name = "slurm"
 
-    def __init__(self, *, options: SlurmOptions | Mapping[str, object] | None = None, root: Path | str | None = None) -> None:
-        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: replaces the options' folder."""
+    def __init__(
+        self,
+        *,
+        options: SlurmOptions | Mapping[str, object] | None = None,
+        root: Path | str | None = None,
+    ) -> None:
+        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: replaces the
+        options' folder.
+        """
         self._options = SlurmOptions.of(options)
         folder = root if root is not None else self._options.folder
         self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
@@ -46,7 +63,10 @@ class SlurmLauncher:
         plan = torchrun.smallest_plan(self._options, job_name="hp-doctor")
         rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
         forecast = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
-        return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {forecast}"
+        return (
+            f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node "
+            f"would be taken: {forecast}"
+        )
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
@@ -55,7 +75,8 @@ class SlurmLauncher:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Raises RefusedError if Slurm refuses the job. If the controller is unreachable, poll() submits the job later.
+        """Raises RefusedError if Slurm refuses the job. If the controller is unreachable, poll()
+        submits the job later.
 
         The first job is rehearsed: what the site refuses is known before anything is queued.
         """
@@ -67,7 +88,9 @@ class SlurmLauncher:
             "returns": list(plan.returns),
         }
         script = slurm_script.render(self._options, plan=plan)
-        jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
+        jobs.create_folder(
+            folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)}
+        )
         with contextlib.suppress(ControllerAway):
             if not self._rehearsed and not is_there(folder / ATTEMPTED):
                 self._controller.rehearse(script)
@@ -83,7 +106,9 @@ class SlurmLauncher:
 
     def waiting(self, handle: str) -> Waiting | None:
         folder = self._folder(handle)
-        job = next((each for each in self._controller.last_jobs if each.folder == str(folder)), None)
+        job = next(
+            (each for each in self._controller.last_jobs if each.folder == str(folder)), None
+        )
         if job is None or job.state != "PENDING":
             return None
         return Waiting(reason=job.reason, starts_at=job.starts_at)
@@ -91,15 +116,20 @@ class SlurmLauncher:
     def cancel(self, job_name: str) -> None:
         """Return once Slurm has accepted the order; it ends the processes within its KillWait.
 
-        The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and the job when it starts.
+        The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and
+        the job when it starts.
         """
         folder = self._folder(job_name)
-        with contextlib.suppress(DamagedError):  # it is ended by its id; what the job left there starts nothing
+        with contextlib.suppress(
+            DamagedError
+        ):  # it is ended by its id; what the job left there starts nothing
             jobs.mark(folder, CANCEL)
         deadline = time.monotonic() + _CANCEL_PATIENCE_S
         while True:
             try:
-                self._controller.cancel(job for job in self._controller.jobs(fresh=True) if job.folder == str(folder))
+                self._controller.cancel(
+                    job for job in self._controller.jobs(fresh=True) if job.folder == str(folder)
+                )
             except ControllerAway:
                 if time.monotonic() > deadline:
                     raise
@@ -109,7 +139,9 @@ class SlurmLauncher:
 
     def open_jobs(self) -> list[str]:
         queue = self._controller.jobs(fresh=True)
-        folders = {Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True).is_open}
+        folders = {
+            Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True).is_open
+        }
         return [folder.name for folder in folders if folder.parent == self._root]
 
     def fetch(self, handle: str) -> Measurement:
@@ -125,7 +157,11 @@ class SlurmLauncher:
         timeout_s = 0.0 if request is None else request.timeout_s
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         if request is None:
-            return jobs.spoilt(f"{JOB} is not what was submitted", ending=ending, log_tail=jobs.output(folder)[-4096:])
+            return jobs.spoilt(
+                f"{JOB} is not what was submitted",
+                ending=ending,
+                log_tail=jobs.output(folder)[-4096:],
+            )
         hardware = self._options.hardware(num_gpus=request.num_gpus)
         if job is not None and (hosts := self._controller.hosts(job.nodes)):
             hardware = replace(hardware, hosts=hosts)
@@ -156,7 +192,9 @@ class SlurmLauncher:
             if is_there(folder / REFUSED):
                 return JobState.FINISHED, None
             job = self._job(folder)
-            if job is None and self._controller.asked_at <= _handed_over(folder):  # the answer is older than the job
+            if job is None and self._controller.asked_at <= _handed_over(
+                folder
+            ):  # the answer is older than the job
                 return slurm_folder.state(folder), None
             job = job or self._accounted(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
@@ -175,16 +213,25 @@ class SlurmLauncher:
             state = JobState.FINISHED
         elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
-        if state is JobState.FINISHED and cancelled and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT)):
+        if (
+            state is JobState.FINISHED
+            and cancelled
+            and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT))
+        ):
             state = JobState.CANCELLED  # the script saw the mark when it started, and did nothing
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
-            state = JobState.FINISHED  # it was done, or had measured something, before Slurm ended it
+            state = (
+                JobState.FINISHED
+            )  # it was done, or had measured something, before Slurm ended it
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """Submit a job that the controller could not accept before; a refusal now ends the job. One that runs took its marks
-        away by itself, and starts no second one."""
-        if self._job(folder, fresh=True) is not None:  # an answer of before its start would not know it
+        """Submit a job that the controller could not accept before; a refusal now ends the job. One
+        that runs took its marks away by itself, and starts no second one.
+        """
+        if (
+            self._job(folder, fresh=True) is not None
+        ):  # an answer of before its start would not know it
             return
         try:
             self._submit(folder)
@@ -211,10 +258,14 @@ class SlurmLauncher:
             job_id = (
                 job.id
                 if job
-                else self._controller.submit(script, environment=_environment(folder, inherit=self._options.inherit))
+                else self._controller.submit(
+                    script, environment=_environment(folder, inherit=self._options.inherit)
+                )
             )
             readback.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
-            if is_there(folder / CANCEL):  # perhaps by a process that checked before Slurm knew the job
+            if is_there(
+                folder / CANCEL
+            ):  # perhaps by a process that checked before Slurm knew the job
                 self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
@@ -224,7 +275,9 @@ class SlurmLauncher:
         return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
 
     def _accounted(self, folder: Path) -> Job | None:
-        """The accounting's record of a job that left the queue; None if it believes the job to be open."""
+        """The accounting's record of a job that left the queue; None if it believes the job to be
+        open.
+        """
         handed_over = slurm_folder.handed_over(folder)
         job_id = slurm_folder.claimed_by(folder) or (handed_over.job_id if handed_over else None)
         job = self._controller.accounted(job_id) if job_id is not None else None
@@ -232,7 +285,9 @@ class SlurmLauncher:
 
 
 def _handed_over(folder: Path) -> float:
-    """When Slurm had the job at the latest, by its own record or its claim, in seconds since 1970."""
+    """When Slurm had the job at the latest, by its own record or its claim, in seconds since
+    1970.
+    """
     submission = slurm_folder.handed_over(folder)
     if submission is not None:
         return min(submission.time, time.time())
@@ -243,4 +298,6 @@ def _handed_over(folder: Path) -> float:
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
     """The job's variables: the few that it inherits from this process, then the plan's."""
-    return torchrun.environment_elsewhere(json.loads((folder / JOB).read_text())["environment"], inherit=inherit)
+    return torchrun.environment_elsewhere(
+        json.loads((folder / JOB).read_text())["environment"], inherit=inherit
+    )

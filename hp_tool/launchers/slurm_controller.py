@@ -1,5 +1,6 @@
-"""The user's jobs as Slurm's own programs report them: one squeue for all jobs of all searches, at most every `poll_s`, less
-often while the controller does not answer."""
+"""The user's jobs as Slurm's own programs report them: one squeue for all jobs of all searches, at
+most every `poll_s`, less often while the controller does not answer.
+"""
 
 import contextlib
 import fcntl
@@ -27,16 +28,41 @@ _SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10")
 _SSH_FAILED = 255
 _FORMAT = "%i|%T|%r|%M|%N|%S|%Z"
 _AWAY = re.compile(
-    r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try again|communication"
+    r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try "
+    r"again|communication"
     r"|authentication|busy|shutdown",
     re.IGNORECASE,
 )
 _STATES: dict[JobState, tuple[str, ...]] = {
-    JobState.QUEUED: ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+    JobState.QUEUED: (
+        "PENDING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+    ),
     # During COMPLETING the node may still have processes of the job.
-    JobState.RUNNING: ("CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
+    JobState.RUNNING: (
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "RESIZING",
+        "SIGNALING",
+        "STAGE_OUT",
+        "STOPPED",
+        "SUSPENDED",
+    ),
     JobState.FINISHED: ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"),
-    JobState.PREEMPTED: ("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED", "RECONFIG_FAIL", "REVOKED"),
+    JobState.PREEMPTED: (
+        "BOOT_FAIL",
+        "DEADLINE",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "RECONFIG_FAIL",
+        "REVOKED",
+    ),
     JobState.CANCELLED: ("CANCELLED",),
 }
 NODE_FAULTS = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL")
@@ -45,14 +71,27 @@ _BY_WORD = {word: state for state, words in _STATES.items() for word in words}
 
 NEVER_STARTS = frozenset(
     (
-        *("AccountNotAllowed", "AssocMaxWallDurationPerJobLimit", "BadConstraints", "DependencyNeverSatisfied"),
-        *("InvalidAccount", "InvalidQOS", "JobHoldMaxRequeue", "PartitionNodeLimit", "PartitionTimeLimit"),
+        *(
+            "AccountNotAllowed",
+            "AssocMaxWallDurationPerJobLimit",
+            "BadConstraints",
+            "DependencyNeverSatisfied",
+        ),
+        *(
+            "InvalidAccount",
+            "InvalidQOS",
+            "JobHoldMaxRequeue",
+            "PartitionNodeLimit",
+            "PartitionTimeLimit",
+        ),
         *("QOSMaxWallDurationPerJobLimit", "QOSNotAllowed"),
     )
 )
 """Reasons of a pending job that will never start."""
 _UNKNOWN = ("N/A", "Unknown", "")
-_CROWDED = re.compile(r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE)
+_CROWDED = re.compile(
+    r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE
+)
 """Refusals that end by waiting: too many jobs are queued already."""
 _OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
@@ -98,7 +137,9 @@ class Site:
 
 
 def controller(*, poll_s: float, site: Site, folder: Path) -> "Controller":
-    """The poller of a site, one in a process. Those of other processes on this host share its answers through `folder`."""
+    """The poller of a site, one in a process. Those of other processes on this host share its
+    answers through `folder`.
+    """
     return _controller(poll_s, site, folder, os.environ.get("SLURM_CONF"))
 
 
@@ -112,7 +153,9 @@ class Controller:
     """The queue of this user's jobs, and the orders that can be given to it."""
 
     def __init__(self, *, poll_s: float, site: Site = Site(), shared: Path | None = None) -> None:
-        """poll_s: how old an answer may be before the controller is queried again. `shared`: a file for its last answer."""
+        """poll_s: how old an answer may be before the controller is queried again. `shared`: a file
+        for its last answer.
+        """
         self._poll_s, self._site, self._shared = poll_s, site, shared
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
@@ -172,8 +215,17 @@ class Controller:
         self._jobs, self._asked_at = parse_queue(text), asked_at
 
     def _queue(self) -> tuple[float, str]:
-        """When the queue was asked for, and its text: another process's answer if that is recent enough."""
-        command = ["squeue", *self._site.option, "--me", "--states=all", "--noheader", f"--format={_FORMAT}"]
+        """When the queue was asked for, and its text: another process's answer if that is recent
+        enough.
+        """
+        command = [
+            "squeue",
+            *self._site.option,
+            "--me",
+            "--states=all",
+            "--noheader",
+            f"--format={_FORMAT}",
+        ]
         if self._shared is None:
             return time.time(), self._run(command)
         try:
@@ -190,32 +242,46 @@ class Controller:
                 asked_at, text = -float("inf"), ""
             if not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
-                with contextlib.suppress(OSError):  # a full disk; unbuffered, so that closing the file cannot fail either
+                with contextlib.suppress(
+                    OSError
+                ):  # a full disk; unbuffered, so that closing the file cannot fail either
                     os.truncate(file.fileno(), 0)
                     os.write(file.fileno(), json.dumps((asked_at, text)).encode())
             return asked_at, text
 
-    def _run(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str = "") -> str:
+    def _run(
+        self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str = ""
+    ) -> str:
         return _run(command, ssh=self._site.ssh, environment=environment, script=script)
 
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
-        """Submit a script with `environment`, to run in the script's folder, and return the job's id.
+        """Submit a script with `environment`, to run in the script's folder, and return the job's
+        id.
 
-        Raises ControllerAway if the job may or may not have been accepted or has to wait, RefusedError if it was refused.
+        Raises ControllerAway if the job may or may not have been accepted or has to wait,
+        RefusedError if it was refused.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}"]
         answer = self._order(command, environment=environment, script=script.read_text())
-        job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)  # a site may print a banner before it
+        job_id = re.search(
+            r"^(\d+)(;.*)?$", answer, re.MULTILINE
+        )  # a site may print a banner before it
         if job_id is None:
             raise ControllerAway(f"sbatch named no job: {answer[:200]!r}")
         return int(job_id[1])
 
     def rehearse(self, script: str) -> str:
-        """What Slurm says of a script that it is not to run: when and where it would start. Raises as `submit` does."""
+        """What Slurm says of a script that it is not to run: when and where it would start. Raises
+        as `submit` does.
+        """
         return self._order(["sbatch", "--test-only"], script=script)
 
-    def _order(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str) -> str:
-        """Run an order that the site may refuse, as `_run` does. Raises RefusedError where it refuses for good."""
+    def _order(
+        self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str
+    ) -> str:
+        """Run an order that the site may refuse, as `_run` does. Raises RefusedError where it
+        refuses for good.
+        """
         try:
             return self._run(command, environment=environment, script=script)
         except ControllerAway:
@@ -241,7 +307,13 @@ class Controller:
             ids[job.cluster].append(str(job.id))
         for cluster, those in ids.items():
             try:
-                self._run(["scancel", *([f"--clusters={cluster}"] if cluster else self._site.option), *those])
+                self._run(
+                    [
+                        "scancel",
+                        *([f"--clusters={cluster}"] if cluster else self._site.option),
+                        *those,
+                    ]
+                )
             except ControllerAway:
                 raise
             except LauncherError as error:
@@ -249,7 +321,9 @@ class Controller:
                     raise
 
     def accounted(self, job_id: int) -> Job | None:
-        """A job that left the queue, from the accounting; None if there is no accounting or it does not know the job."""
+        """A job that left the queue, from the accounting; None if there is no accounting or it does
+        not know the job.
+        """
         command = ["sacct", *self._site.option, "--noheader", "--parsable2", "--allocations"]
         try:
             text = self._run([*command, "--format=JobIDRaw,State,ElapsedRaw", f"--jobs={job_id}"])
@@ -259,8 +333,14 @@ class Controller:
 
 
 def client_environment() -> dict[str, str]:
-    """The environment of Slurm's programs, without SQUEUE_, SBATCH_ and SLURM_ variables that would change what they do."""
-    inherited = {name: os.environ[name] for name in ("HOME", "PATH", "SLURM_CONF", "USER") if name in os.environ}
+    """The environment of Slurm's programs, without SQUEUE_, SBATCH_ and SLURM_ variables that would
+    change what they do.
+    """
+    inherited = {
+        name: os.environ[name]
+        for name in ("HOME", "PATH", "SLURM_CONF", "USER")
+        if name in os.environ
+    }
     return inherited | {"LC_ALL": "C.UTF-8"}
 
 
@@ -303,10 +383,12 @@ def parse_accounting(text: str) -> tuple[Job, ...]:
 
 
 def job_state(word: str, *, cancelled_by_us: bool) -> JobState:
-    """Our state for Slurm's, such as `RUNNING` or sacct's `CANCELLED by 1000`; squeue and sacct use the same names.
+    """Our state for Slurm's, such as `RUNNING` or sacct's `CANCELLED by 1000`; squeue and sacct use
+    the same names.
 
-    A job that somebody else cancelled counts as preempted. A state of a newer Slurm that is not in the table counts as
-    running: the job's end then shows as a known state, or as the job leaving the queue.
+    A job that somebody else cancelled counts as preempted. A state of a newer Slurm that is not in
+    the table counts as running: the job's end then shows as a known state, or as the job leaving
+    the queue.
     """
     state = _BY_WORD.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
     return JobState.PREEMPTED if state is JobState.CANCELLED and not cancelled_by_us else state
@@ -323,13 +405,21 @@ def seconds(elapsed: str) -> float | None:
     return 86_400.0 * int(days or 0) + total
 
 
-def _run(command: list[str], *, ssh: str | None, environment: Mapping[str, str] | None, script: str) -> str:
-    """The command's standard output, with `script` on its standard input. Raises ControllerAway or LauncherError with its error
-    message."""
+def _run(
+    command: list[str], *, ssh: str | None, environment: Mapping[str, str] | None, script: str
+) -> str:
+    """The command's standard output, with `script` on its standard input. Raises ControllerAway or
+    LauncherError with its error message.
+    """
     own = client_environment()
     if ssh is not None:  # the login node has its own PATH and HOME; a job gets what the plan says
         kept = {name: value for name, value in (environment or {}).items() if name not in own}
-        words = ["env", "LC_ALL=C.UTF-8", *(f"{name}={value}" for name, value in kept.items()), *command]
+        words = [
+            "env",
+            "LC_ALL=C.UTF-8",
+            *(f"{name}={value}" for name, value in kept.items()),
+            *command,
+        ]
         command = [*_SSH, ssh, "--", shlex.join(words)]
         own |= {name: os.environ[name] for name in ("SSH_AUTH_SOCK",) if name in os.environ}
     try:

@@ -1,7 +1,7 @@
 """The folder of a Slurm job: its state by the files in it, with or without the controller.
 
-The folder, which is the job's working directory, identifies the job: any process with the folder finds the job in the queue,
-even if the process that submitted it is gone.
+The folder, which is the job's working directory, identifies the job: any process with the folder
+finds the job in the queue, even if the process that submitted it is gone.
 
     job.json         the job to submit; from here on the job exists for us
     attempted        a submission was started; its answer may have been lost
@@ -11,8 +11,9 @@ even if the process that submitted it is gone.
     cancel           written by a launcher, perhaps before the job is submitted: end the job, or never start it
     ended.json       written by the job when it ends
 
-Where the nodes do not share the folder, a job's files travel in its batch script, and its results are read from its logs. Slurm
-writes a job's output on the job's nodes, so one folder of theirs must be readable here. For each job it has
+Where the nodes do not share the folder, a job's files travel in its batch script, and its results
+are read from its logs. Slurm writes a job's output on the job's nodes, so one folder of theirs must
+be readable here. For each job it has
 
     NAME.claim        the id of the Slurm job that runs under this name
     NAME.ended.json   how the batch step ended
@@ -20,7 +21,7 @@ writes a job's output on the job's nodes, so one folder of theirs must be readab
     NAME.<n>.log      output of the n-th node: the job's log, its results and how it ended (`streamed`)
 
 `bring` writes these into the job's folder here, as a job with a shared folder would have done.
-"""
+"""  # noqa: E501
 
 import contextlib
 import json
@@ -58,19 +59,26 @@ SLURM_LOG = "slurm.log"
 _FILES_LAG_S = 10.0
 # The controller did not answer srun, or a node failed: not the configuration's fault.
 _NOT_BEGUN = re.compile(
-    r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
+    r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* "
+    r"failed|Application launch failed).*"
 )
-# Slurm held a step to its memory, by counting its processes or by control groups; the job's state may say no more than FAILED.
-_OUT_OF_MEMORY = re.compile(r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE)
+# Slurm held a step to its memory, by counting its processes or by control groups; the job's state
+# may say no more than FAILED.
+_OUT_OF_MEMORY = re.compile(
+    r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE
+)
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
 _END = "HP_TOOL_FILES"
 _UNPACK = (
     "import json, pathlib, sys; "
-    "[(pathlib.Path(sys.argv[1]) / name).write_text(text) for name, text in json.load(sys.stdin).items()]"
+    "[(pathlib.Path(sys.argv[1]) / name).write_text(text) for name, text in "
+    "json.load(sys.stdin).items()]"
 )
-# The shell ignores TERM and leaves it to the supervisor, which ends the job's processes before the folder is removed.
+# The shell ignores TERM and leaves it to the supervisor, which ends the job's processes before the
+# folder is removed.
 _ON_NODE = (
-    'export PET_NODE_RANK=$SLURM_NODEID; folder=$(mktemp -d -p /tmp) || exit 1; trap "rm -rf $folder" EXIT; trap : TERM; '
+    'export PET_NODE_RANK=$SLURM_NODEID; folder=$(mktemp -d -p /tmp) || exit 1; trap "rm -rf '
+    '$folder" EXIT; trap : TERM; '
     f'"$1" -c "$2" "$folder" && "$1" "$folder/{streamed.SUPERVISOR}" --attached "$folder"'
 )
 
@@ -105,7 +113,9 @@ def state(folder: Path) -> JobState:
 
 
 def await_files(folder: Path, *, options: SlurmOptions) -> None:
-    """Wait for the files of an ended job: a shared file system may lag seconds behind the scheduler."""
+    """Wait for the files of an ended job: a shared file system may lag seconds behind the
+    scheduler.
+    """
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
         bring(folder, options=options)
@@ -123,16 +133,31 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     record = readback.read_json(folder / ENDED)
     slurm_state = job.state if job else ""
     wall_s = _wall_s(record) if record else None
-    if job is not None and job.elapsed_s is not None and (wall_s is None or slurm_state not in ("COMPLETED", "FAILED")):
-        wall_s = job.elapsed_s  # where Slurm ended the job, a record of its end may be the job's own
+    if (
+        job is not None
+        and job.elapsed_s is not None
+        and (wall_s is None or slurm_state not in ("COMPLETED", "FAILED"))
+    ):
+        wall_s = (
+            job.elapsed_s
+        )  # where Slurm ended the job, a record of its end may be the job's own
     if wall_s is None:
         wall_s = _signs_of_life_s(folder)
     if state is JobState.CANCELLED:
         return Ending(reason="cancelled", wall_s=wall_s)
-    if state is JobState.PREEMPTED or job_state(slurm_state or "COMPLETED", cancelled_by_us=False) is JobState.PREEMPTED:
-        return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {slurm_state}")
+    if (
+        state is JobState.PREEMPTED
+        or job_state(slurm_state or "COMPLETED", cancelled_by_us=False) is JobState.PREEMPTED
+    ):
+        return Ending(
+            reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {slurm_state}"
+        )
     if state is JobState.LOST:
-        return Ending(reason="lost", wall_s=wall_s, error="Slurm no longer knows the job, and it left no record of its end")
+        return Ending(
+            reason="lost",
+            wall_s=wall_s,
+            error="Slurm no longer knows the job, and it left no record of its end",
+        )
     if is_there(folder / REFUSED):
         refusal = f"Slurm will not run the job: {readback.log_tail(folder, name=REFUSED)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
@@ -143,7 +168,9 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
-    if record is None and is_there(folder / CLAIM):  # a script that took the job records its end, and Slurm did not end it
+    if record is None and is_there(
+        folder / CLAIM
+    ):  # a script that took the job records its end, and Slurm did not end it
         error = "the batch script could not record its end: is the disk of the runs folder full?"
         return Ending(reason="terminated", wall_s=wall_s, error=error)
     if record is None or not is_there(folder / jobs.LOG):
@@ -158,7 +185,9 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
 
 
 def _signs_of_life_s(folder: Path) -> float | None:
-    """Seconds from the job's start to the last line of its log, where nobody kept its time; 0 of one that never started."""
+    """Seconds from the job's start to the last line of its log, where nobody kept its time; 0 of
+    one that never started.
+    """
     try:
         began = (folder / CLAIM).lstat().st_mtime
     except OSError:
@@ -169,26 +198,33 @@ def _signs_of_life_s(folder: Path) -> float | None:
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
     with contextlib.suppress(TypeError, ValueError, KeyError):  # the job may have written over it
-        wall_s = float(record["wall_s"] if "wall_s" in record else record["ended_at"] - record["started_at"])
+        wall_s = float(
+            record["wall_s"] if "wall_s" in record else record["ended_at"] - record["started_at"]
+        )
         return max(wall_s, 0.0) if math.isfinite(wall_s) else None
     return None
 
 
 def path_of(name: str, *, options: Logs, job_name: str) -> str:
-    """The path, on the nodes, of a job's file in the folder of logs; srun replaces `%n` in it by a node's number."""
+    """The path, on the nodes, of a job's file in the folder of logs; srun replaces `%n` in it by a
+    node's number.
+    """
     return f"{options.folder}/{job_name}.{name}"
 
 
 def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
-    """The lines of the batch script that run the job on every node, `around` being the words of a container.
+    """The lines of the batch script that run the job on every node, `around` being the words of a
+    container.
 
-    srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the here-document. Raises
-    InputError for files that are too large for a batch script.
+    srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the
+    here-document. Raises InputError for files that are too large for a batch script.
     """
     payload = json.dumps(streamed.job_files(plan))
     if len(payload) > streamed.MAX_FILES_BYTES:
         limit = f"a batch script should carry at most {streamed.MAX_FILES_BYTES:,}"
-        raise InputError(f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command")
+        raise InputError(
+            f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command"
+        )
     command = shlex.join(("bash", "-c", _ON_NODE, "node", python, _UNPACK))
     return f"{srun} \\\n  {around}{command} << '{_END}'\n{payload}\n{_END}"
 
@@ -202,18 +238,29 @@ def bring_claim(folder: Path, *, options: SlurmOptions) -> None:
 
 
 def bring(folder: Path, *, options: SlurmOptions) -> None:
-    """Write into the job's folder what its logs contain by now; does nothing if the nodes share the folder."""
+    """Write into the job's folder what its logs contain by now; does nothing if the nodes share the
+    folder.
+    """
     request = jobs.submitted(folder)
     if options.logs is None or request is None:
         return
     bring_claim(folder, options=options)
     far = Path(options.logs.seen_here)
-    texts = [_read(far, f"{folder.name}.{node}.log") for node in range(options.num_nodes(num_gpus=request.num_gpus))]
+    texts = [
+        _read(far, f"{folder.name}.{node}.log")
+        for node in range(options.num_nodes(num_gpus=request.num_gpus))
+    ]
     started = [streamed.parse(text) for text in texts if supervisor.MARK[0] in text]
-    errors = [text for text in texts if supervisor.MARK[0] not in text]  # why a node could not start
-    readback.write_text(folder / SLURM_LOG, "".join([*errors, _read(far, f"{folder.name}.{SLURM_LOG}")]))
+    errors = [
+        text for text in texts if supervisor.MARK[0] not in text
+    ]  # why a node could not start
+    readback.write_text(
+        folder / SLURM_LOG, "".join([*errors, _read(far, f"{folder.name}.{SLURM_LOG}")])
+    )
     if record := readback.read_json(far / f"{folder.name}.{ENDED}"):
-        readback.write_json(folder / ENDED, record)  # replaced below by the job's own record, which says more
+        readback.write_json(
+            folder / ENDED, record
+        )  # replaced below by the job's own record, which says more
     if not started:
         return
     printed = streamed.join(started)

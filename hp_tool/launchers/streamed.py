@@ -1,4 +1,6 @@
-"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints results as marked lines."""
+"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints
+results as marked lines.
+"""
 
 import contextlib
 import json
@@ -23,7 +25,9 @@ JOB = "job.json"
 SUPERVISOR = "supervisor.py"
 MAX_FILES_BYTES = 900_000
 """Of all files of one job: what an engine's own store takes."""
-_LINE = re.compile(r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?")
+_LINE = re.compile(
+    r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,9 @@ class Printed:
 
 
 class StreamedLauncher(ABC):
-    """The part of the Launcher port that is the same on every engine whose jobs print their results."""
+    """The part of the Launcher port that is the same on every engine whose jobs print their
+    results.
+    """
 
     name: str
 
@@ -61,7 +67,9 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _job(self, handle: str) -> Any:
-        """The engine's record of a job; None if there is none. Raises LauncherError if the engine does not answer."""
+        """The engine's record of a job; None if there is none. Raises LauncherError if the engine
+        does not answer.
+        """
 
     @abstractmethod
     def _state(self, job: Any) -> JobState: ...
@@ -93,10 +101,16 @@ class StreamedLauncher(ABC):
             # A job that is not listed may have been submitted since.
             by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
         except LauncherError:
-            if self._away_since is not None and time.monotonic() - self._away_since > self._cluster.patience_s:
+            if (
+                self._away_since is not None
+                and time.monotonic() - self._away_since > self._cluster.patience_s
+            ):
                 raise
             return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
-        return {handle: JobState.LOST if job is None else self._state(job) for handle, job in by_handle.items()}
+        return {
+            handle: JobState.LOST if job is None else self._state(job)
+            for handle, job in by_handle.items()
+        }
 
     def fetch(self, handle: str) -> Measurement:
         job = self._job(handle)
@@ -106,13 +120,20 @@ class StreamedLauncher(ABC):
             raise LauncherError(f"job {handle} is still {state}")
         num_gpus, timeout_s = self._request(job)
         hardware = self._cluster.hardware(num_gpus=num_gpus)
-        printed, ending, nodes = self._printed(handle), self._ending(handle, job), self._cluster.num_nodes(num_gpus=num_gpus)
+        printed, ending, nodes = (
+            self._printed(handle),
+            self._ending(handle, job),
+            self._cluster.num_nodes(num_gpus=num_gpus),
+        )
         reported = own_ending(printed) or ending
         if (
             reported.reason == "timeout" and 0 < printed.nodes < nodes
         ):  # the others waited for devices: nothing of the run's doing
             error = f"the rendezvous never filled: {printed.nodes} of {nodes} nodes began"
-            printed, ending = replace(printed, ended=None), replace(reported, reason="terminated", error=error)
+            printed, ending = (
+                replace(printed, ended=None),
+                replace(reported, reason="terminated", error=error),
+            )
         return measure(printed, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
@@ -144,7 +165,9 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
 
 
 def parse(text: str) -> Printed:
-    """The log between the first mark and the next, and the marked results; the engine's own output around them is left out."""
+    """The log between the first mark and the next, and the marked results; the engine's own output
+    around them is left out.
+    """
     files: dict[str, str] = {}
     ended = None
     log: list[str] = []
@@ -170,7 +193,13 @@ def parse(text: str) -> Printed:
             ended = record["ended"]
     if began and ended is None and not files:
         log.append(text[position:])
-    return Printed(log="".join(log) if began else text, files=files, began=began_at, ended=ended, nodes=int(began))
+    return Printed(
+        log="".join(log) if began else text,
+        files=files,
+        began=began_at,
+        ended=ended,
+        nodes=int(began),
+    )
 
 
 def _instant(value: object) -> float | None:
@@ -181,7 +210,8 @@ def _instant(value: object) -> float | None:
 def join(nodes: Sequence[Printed]) -> Printed:
     """One job over several nodes: all logs and files, and the first end that explains a failure.
 
-    The end of a part that succeeded explains nothing, nor does that of one that was only terminated because another failed.
+    The end of a part that succeeded explains nothing, nor does that of one that was only terminated
+    because another failed.
     """
     files: dict[str, str] = {}
     for node in reversed(nodes):
@@ -196,13 +226,19 @@ def join(nodes: Sequence[Printed]) -> Printed:
 
 
 def split_nodes(text: str) -> list[str]:
-    """The parts of a text that has a mark before every node's output; the text itself if it has none."""
+    """The parts of a text that has a mark before every node's output; the text itself if it has
+    none.
+    """
     marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    return [text[mark.end() : end] for mark, end in zip(marks, ends, strict=True)] if marks else [text]
+    return (
+        [text[mark.end() : end] for mark, end in zip(marks, ends, strict=True)] if marks else [text]
+    )
 
 
-def measure(printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
+def measure(
+    printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware
+) -> Measurement:
     """Return a job's measurement from its output, as `jobs.measure` does from its folder.
 
     `ending` is the engine's account, for jobs that left none of their own.
@@ -211,11 +247,15 @@ def measure(printed: Printed, *, ending: Ending, timeout_s: float, hardware: Har
         folder = Path(name)
         for file, text in {**printed.files, jobs.LOG: printed.log}.items():
             (folder / file).write_text(text)
-        return jobs.measure(folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware)
+        return jobs.measure(
+            folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware
+        )
 
 
 def own_ending(printed: Printed) -> Ending | None:
-    """The job's own record of its end; None if it has none, or was ended by the engine, which knows why."""
+    """The job's own record of its end; None if it has none, or was ended by the engine, which knows
+    why.
+    """
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None

@@ -1,7 +1,9 @@
-"""Runs one job to its end: started by file name, standard library only, detached from the process that started it.
+"""Runs one job to its end: started by file name, standard library only, detached from the process
+that started it.
 
-It outlives the worker, so that a new worker finds the job running, and it ends by itself at the job's time limit. The state of
-the job is in files of its folder, never in process ids, which get recycled:
+It outlives the worker, so that a new worker finds the job running, and it ends by itself at the
+job's time limit. The state of the job is in files of its folder, never in process ids, which get
+recycled:
 
     started.json   created exclusively: of any number of supervisors for one folder, one runs the job
     lock           locked (flock) for as long as this supervisor lives
@@ -9,10 +11,10 @@ the job is in files of its folder, never in process ids, which get recycled:
     cancel         written by a launcher, perhaps before the job is submitted: end the job, or never start it
     ended.json     how the job ended; appears once no process of it is left
 
-`--attached FOLDER` runs the job of a folder (mounted, perhaps read-only) in the foreground, for launchers that see nothing but
-its output: standard output gets the job's log, and then a marked line for each result and for how the job ended, which
-`launchers.streamed` reads.
-"""
+`--attached FOLDER` runs the job of a folder (mounted, perhaps read-only) in the foreground, for
+launchers that see nothing but its output: standard output gets the job's log, and then a marked
+line for each result and for how the job ended, which `launchers.streamed` reads.
+"""  # noqa: E501
 
 import ctypes
 import fcntl
@@ -41,13 +43,17 @@ HELD = 75
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
 """Around a JSON object, on a line of its own."""
 MAX_FILE_BYTES = 2**18
-"""Limit of a printed file: a larger result is left out, and a larger file that the job should return is cut to its end."""
+"""Limit of a printed file: a larger result is left out, and a larger file that the job should
+return is cut to its end.
+"""
 MAX_REPORTS = 16
 """Reports of failed ranks to print, the first ones: later ones fail because of them."""
 
 
 def main(path: Path) -> int:
-    """Detach and run the job of the folder `path`; return HELD at once if another supervisor has or had it."""
+    """Detach and run the job of the folder `path`; return HELD at once if another supervisor has or
+    had it.
+    """
     folder = Folder(path)
     lock = (path / "lock").open("w")
     try:
@@ -71,9 +77,13 @@ class Folder:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """Write `value` atomically under `name`; what is there and is no file keeps another name."""
+        """Write `value` atomically under `name`; what is there and is no file keeps another
+        name.
+        """
         token = f"{time.time_ns():x}"
-        descriptor = os.open(f"~{name}.{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self._descriptor)
+        descriptor = os.open(
+            f"~{name}.{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self._descriptor
+        )
         with os.fdopen(descriptor, "w") as file:
             file.write(json.dumps(value))
         try:
@@ -87,7 +97,9 @@ class Folder:
 
 
 def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
-    """Run the job of `folder`, and return how it ended: the launcher must learn in any case that it is over."""
+    """Run the job of `folder`, and return how it ended: the launcher must learn in any case that it
+    is over.
+    """
     try:
         return _Supervisor(folder, to_log=to_log).run()
     except Exception as error:
@@ -133,12 +145,16 @@ class _Supervisor:
         self._job = json.loads((folder.path / "job.json").read_text())
         self._terminated = False
         signal.signal(signal.SIGTERM, self._on_terminate)
-        _prctl(_PR_SET_CHILD_SUBREAPER)  # torchrun's ranks lead sessions of their own; orphans become our children
+        _prctl(
+            _PR_SET_CHILD_SUBREAPER
+        )  # torchrun's ranks lead sessions of their own; orphans become our children
 
     def run(self) -> dict[str, Any]:
         if "devices_lock" not in self._job:  # the engine assigns devices
             return self._run_job()
-        private = partial(os.open, mode=0o600)  # who can open it can lock it, and nothing else would run here
+        private = partial(
+            os.open, mode=0o600
+        )  # who can open it can lock it, and nothing else would run here
         with open(self._job["devices_lock"], "a", opener=private) as devices:
             with suppress(PermissionError):  # another user's
                 os.fchmod(devices.fileno(), 0o600)
@@ -151,12 +167,15 @@ class _Supervisor:
         reason, exit_code = self._run_command()
         ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
         if reason == _LOG_TOO_LONG:
-            ended["error"] = f"its log grew beyond {self._job['max_log_bytes'] >> 20} MiB: let it print less"
+            ended["error"] = (
+                f"its log grew beyond {self._job['max_log_bytes'] >> 20} MiB: let it print less"
+            )
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
-        """Wait for the machine's devices, one job at a time: two at once would disturb each other's measurement. Returns why
-        the wait was interrupted, else None."""
+        """Wait for the machine's devices, one job at a time: two at once would disturb each other's
+        measurement. Returns why the wait was interrupted, else None.
+        """
         while (reason := self._interruption()) is None:
             try:
                 fcntl.flock(devices, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,10 +186,17 @@ class _Supervisor:
         return reason
 
     def _run_command(self) -> tuple[str, int | None]:
-        deadline, most = time.monotonic() + self._job["timeout_s"], self._job.get("max_log_bytes", math.inf)
+        deadline, most = (
+            time.monotonic() + self._job["timeout_s"],
+            self._job.get("max_log_bytes", math.inf),
+        )
         passed = None if self._to_log else _PassedOn(most)
         try:
-            with (self._folder.path / "job.log").open("ab") if passed is None else passed.input as log:
+            with (
+                (self._folder.path / "job.log").open("ab")
+                if passed is None
+                else passed.input as log
+            ):
                 process = subprocess.Popen(
                     self._job["command"],
                     cwd=self._folder.path,
@@ -183,7 +209,9 @@ class _Supervisor:
                 if passed is not None:
                     passed.start()
                 while process.poll() is None:
-                    reason = self._interruption() or ("timeout" if time.monotonic() > deadline else None)
+                    reason = self._interruption() or (
+                        "timeout" if time.monotonic() > deadline else None
+                    )
                     if (os.fstat(log.fileno()).st_size if passed is None else passed.size) > most:
                         reason = reason or _LOG_TOO_LONG
                     if reason is not None:
@@ -214,7 +242,9 @@ class _PassedOn:
         self._thread = threading.Thread(target=self._pass_on, args=(read, most), daemon=True)
 
     def start(self) -> None:
-        """Begin, once the job's first process was forked: forking a process of several threads is not safe."""
+        """Begin, once the job's first process was forked: forking a process of several threads is
+        not safe.
+        """
         self._thread.start()
 
     def finish(self) -> None:
@@ -223,7 +253,10 @@ class _PassedOn:
             self._thread.join(_SWEEP_S)
 
     def _pass_on(self, read: int, most: float) -> None:
-        with os.fdopen(read, "rb", buffering=0) as source, os.fdopen(os.dup(1), "wb", buffering=0) as output:
+        with (
+            os.fdopen(read, "rb", buffering=0) as source,
+            os.fdopen(os.dup(1), "wb", buffering=0) as output,
+        ):
             while chunk := source.read(2**16):
                 rest = memoryview(chunk) if self.size <= most else memoryview(b"")
                 self.size += len(chunk)
@@ -232,7 +265,8 @@ class _PassedOn:
 
 
 def _end_descendants() -> None:
-    """Kill children until none is left: a killed child's own children become ours (subreaper) and fall in the next round.
+    """Kill children until none is left: a killed child's own children become ours (subreaper) and
+    fall in the next round.
 
     Pids are safe here: a child's pid is not reused before we have waited for the child.
     """
@@ -262,7 +296,9 @@ def _children() -> list[int]:
 
 
 def _die_with_supervisor() -> None:
-    """In the job's first process: should the supervisor be killed, SIGTERM lets torchrun end its ranks."""
+    """In the job's first process: should the supervisor be killed, SIGTERM lets torchrun end its
+    ranks.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -271,7 +307,9 @@ def _prctl(option: int, value: int = 1) -> None:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not say."""
+    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not
+    say.
+    """
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -280,4 +318,6 @@ def _oom_kills() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(attached(Path(sys.argv[2])) if sys.argv[1] == "--attached" else main(Path(sys.argv[1])))
+    sys.exit(
+        attached(Path(sys.argv[2])) if sys.argv[1] == "--attached" else main(Path(sys.argv[1]))
+    )

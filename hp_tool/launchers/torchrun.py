@@ -1,4 +1,6 @@
-"""Plans of jobs: the torchrun command of the profiler or of a program in its place, its environment and its files."""
+"""Plans of jobs: the torchrun command of the profiler or of a program in its place, its environment
+and its files.
+"""
 
 import os
 import sys
@@ -15,7 +17,17 @@ from hp_tool.launchers import jobs
 from hp_tool.launchers.options import ClusterOptions
 
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV")
+_INHERITED = (
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONPATH",
+    "TMPDIR",
+    "USER",
+    "VIRTUAL_ENV",
+)
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
 """What is right on other hosts, too."""
@@ -29,10 +41,13 @@ _NO_PROGRAM = Program(command=("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESU
 def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions) -> LaunchPlan:
     """Return the plan of a job on a cluster.
 
-    Raises InputError if the request is for another device, or for more devices than one job may have.
+    Raises InputError if the request is for another device, or for more devices than one job may
+    have.
     """
     if request.gpu != options.gpu:
-        message = f"this {options.launcher.capitalize()} cluster has {options.gpu}, not {request.gpu}"
+        message = (
+            f"this {options.launcher.capitalize()} cluster has {options.gpu}, not {request.gpu}"
+        )
         raise InputError(message, code="launcher_mismatch", field="cluster")
     nodes = options.num_nodes(num_gpus=request.num_gpus)
     if nodes > request.num_processes:
@@ -51,7 +66,12 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
 def smallest_plan(options: ClusterOptions, *, job_name: str) -> LaunchPlan:
     """A job of one whole node that does nothing, to ask a site whether it would take it."""
     return LaunchPlan(
-        job_name=job_name, command=("true",), environment={}, files={}, num_gpus=options.gpus_per_node, timeout_s=60.0
+        job_name=job_name,
+        command=("true",),
+        environment={},
+        files={},
+        num_gpus=options.gpus_per_node,
+        timeout_s=60.0,
     )
 
 
@@ -64,22 +84,34 @@ def job_plan(
     bound: bool = False,
     operator: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Return the plan of a job whose command is run in its folder on every node by the nodes' interpreter (default: this one).
+    """Return the plan of a job whose command is run in its folder on every node by the nodes'
+    interpreter (default: this one).
 
-    On one node processes meet at a free port of the loopback device. On several, PET_MASTER_ADDR and PET_MASTER_PORT of the
-    environment name the first node, and PET_NODE_RANK this one; with `bound` the first one listens at that address alone.
+    On one node processes meet at a free port of the loopback device. On several, PET_MASTER_ADDR
+    and PET_MASTER_PORT of the environment name the first node, and PET_NODE_RANK this one; with
+    `bound` the first one listens at that address alone.
     """
     program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
     bound = program.torchrun and (bound or num_nodes == 1)
     agent = (_RENDEZVOUS,) if bound else ("-m", "torch.distributed.run")
     shape = (f"--nnodes={num_nodes}", f"--nproc-per-node={request.num_processes // num_nodes}")
     torchrun = (python or sys.executable, *agent, *shape)
-    files = {_RENDEZVOUS: (Path(hp_tool.__file__).with_name("profiler") / _RENDEZVOUS).read_text()} if bound else {}
+    files = (
+        {_RENDEZVOUS: (Path(hp_tool.__file__).with_name("profiler") / _RENDEZVOUS).read_text()}
+        if bound
+        else {}
+    )
     return LaunchPlan(
         job_name=jobs.check_name(job_name),
         command=(*(torchrun if program.torchrun else ()), *program.command),
-        environment=_environment(request, num_nodes) | dict(operator or {}) | dict(program.environment),
-        files={**program.files, **files, jobs.REQUEST: jobs.request_json().dump_json(request, indent=1).decode()},
+        environment=_environment(request, num_nodes)
+        | dict(operator or {})
+        | dict(program.environment),
+        files={
+            **program.files,
+            **files,
+            jobs.REQUEST: jobs.request_json().dump_json(request, indent=1).decode(),
+        },
         num_gpus=request.num_gpus,
         timeout_s=request.timeout_s,
         returns=program.returns,
@@ -90,23 +122,38 @@ def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
     """What a job needs beyond what it inherits."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the catalogue's `cpu`: one process, one thread
-    if num_nodes == 1:  # nobody else has business there, and a host must not go through its network card to itself
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }  # the catalogue's `cpu`: one process, one thread
+    if (
+        num_nodes == 1
+    ):  # nobody else has business there, and a host must not go through its network card to itself
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
-        environment["PYTHONPATH"] = str(package)  # running from a checkout: the job's folder is elsewhere
+        environment["PYTHONPATH"] = str(
+            package
+        )  # running from a checkout: the job's folder is elsewhere
     return environment
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job on this host: the inherited part of this process's, and over it the plan's."""
-    inherited = {k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    """The environment of a job on this host: the inherited part of this process's, and over it the
+    plan's.
+    """
+    inherited = {
+        k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)
+    }
     inherited.pop(_OF_THE_FRAMEWORK, None)
     return inherited | dict(environment)
 
 
-def environment_elsewhere(environment: Mapping[str, str], *, inherit: Iterable[str]) -> dict[str, str]:
-    """Return the environment of a job on other hosts: what stands for them as well, what the operator passes on, the plan's."""
+def environment_elsewhere(
+    environment: Mapping[str, str], *, inherit: Iterable[str]
+) -> dict[str, str]:
+    """Return the environment of a job on other hosts: what stands for them as well, what the
+    operator passes on, the plan's.
+    """
     names = (*_INHERITED_ELSEWHERE, *inherit)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

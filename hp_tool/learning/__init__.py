@@ -1,5 +1,5 @@
-"""Lasting knowledge: stores measurements, fits each cluster's series of calibrations to them, and finds the newest one for a
-problem; `calibration` does the mathematics.
+"""Lasting knowledge: stores measurements, fits each cluster's series of calibrations to them, and
+finds the newest one for a problem; `calibration` does the mathematics.
 """
 
 from hp_tool.learning.make import Follower, MadeCalibration, calibrate, refit

@@ -13,7 +13,9 @@ from hp_tool.domain.records import JsonObject
 
 
 def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
-    """Return, by problem, the configurations whose whole runs crashed, `Learning.crashes` times, and never succeeded."""
+    """Return, by problem, the configurations whose whole runs crashed, `Learning.crashes` times,
+    and never succeeded.
+    """
     runs: dict[tuple[str, str], list[MeasurementRecord]] = {}
     for record in records:
         if record.problem_digest and record.measurement.fidelity.is_whole:
@@ -22,8 +24,14 @@ def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
     enough = assumed().learning.crashes
     for (problem, _), same in sorted(runs.items()):
         outcomes, config = [record.measurement.status for record in same], same[0].parallel
-        if outcomes.count("crashed") >= enough and "ok" not in outcomes and isinstance(config, ParallelConfig):
+        if (
+            outcomes.count("crashed") >= enough
+            and "ok" not in outcomes
+            and isinstance(config, ParallelConfig)
+        ):
             row = Candidates.alone(config)
             columns = {each.name: int(getattr(row, each.name)) for each in fields(row)}
-            by_problem.setdefault(problem, []).append({"runs": outcomes.count("crashed"), "columns": columns})
+            by_problem.setdefault(problem, []).append(
+                {"runs": outcomes.count("crashed"), "columns": columns}
+            )
     return by_problem

@@ -1,4 +1,6 @@
-"""What stored measurements teach: their numbers beside today's predictions, and beside those of a stored calibration."""
+"""What stored measurements teach: their numbers beside today's predictions, and beside those of a
+stored calibration.
+"""
 
 import math
 import re
@@ -29,46 +31,72 @@ Release = Callable[[MeasurementRecord], str | None]
 """Which release of its framework a run counts as."""
 
 
-def stored_evidence(*, store: Store, series: Series, release: str | None = None, without_search: str | None = None) -> Evidence:
-    """The newest measurements of a series, predicted again with today's cost model. `release`: the one that is asked about;
-    None: releases are not told apart.
+def stored_evidence(
+    *, store: Store, series: Series, release: str | None = None, without_search: str | None = None
+) -> Evidence:
+    """The newest measurements of a series, predicted again with today's cost model. `release`: the
+    one that is asked about; None: releases are not told apart.
     """
     groups = of_series(series, store=store, without_search=without_search)
     counted: Release = (lambda _: None) if release is None else known_or(release)
-    return Evidence.concatenate([evidence_of(records, problem=problem, release=counted) for problem, records in groups])
+    return Evidence.concatenate(
+        [evidence_of(records, problem=problem, release=counted) for problem, records in groups]
+    )
 
 
 def of_series(
     series: Series, *, store: Store, without_search: str | None = None
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """The newest measurements of a series that may touch a calibration, of whatever model and node count, by problem.
+    """The newest measurements of a series that may touch a calibration, of whatever model and node
+    count, by problem.
 
     One whose query can no longer be read or modelled teaches nothing and is passed over.
     """
     framework = series.framework.partition(" ")[0]  # earlier versions kept each release apart
     records = newest(store, cluster_key=series.cluster_key, framework=framework, owner=series.owner)
-    for problem, same in by_problem([each for each in records if without_search is None or each.search_id != without_search]):
+    for problem, same in by_problem(
+        [each for each in records if without_search is None or each.search_id != without_search]
+    ):
         if series.model_family in ("", model_family(problem.model)):
             yield problem, same
 
 
-def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -> list[MeasurementRecord]:
-    """Return the newest measurements, a few of each configuration, that may touch a calibration of this cluster and framework:
-    everybody's, or an owner's own.
+def newest(
+    store: Store, *, cluster_key: str, framework: str, owner: str = ""
+) -> list[MeasurementRecord]:
+    """Return the newest measurements, a few of each configuration, that may touch a calibration of
+    this cluster and framework: everybody's, or an owner's own.
     """
-    query: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
+    query: MeasurementQuery = {
+        "cluster_key": cluster_key,
+        "framework": framework,
+        "state": "accepted",
+        "teaches": owner,
+    }
     query["repeats"] = assumed().learning.repeats
-    return teaching(store.measurements(limit=assumed().learning.measurements, **query).items, owner=owner)
+    return teaching(
+        store.measurements(limit=assumed().learning.measurements, **query).items, owner=owner
+    )
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
-    """Those that may touch a calibration: accepted, trusted or the owner's own, and not another record's number again."""
+    """Those that may touch a calibration: accepted, trusted or the owner's own, and not another
+    record's number again.
+    """
     trusted = (record for record in records if record.trusted or record.owner == owner)
-    return [record for record in trusted if record.state == "accepted" and REUSED not in record.predicted]
+    return [
+        record
+        for record in trusted
+        if record.state == "accepted" and REUSED not in record.predicted
+    ]
 
 
-def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """Records by the question they answer, resolved; those that this version cannot resolve are left out."""
+def by_problem(
+    records: Sequence[MeasurementRecord],
+) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    """Records by the question they answer, resolved; those that this version cannot resolve are
+    left out.
+    """
     by_query: dict[str, list[MeasurementRecord]] = {}
     for record in records:
         by_query.setdefault(json_digest(record.query), []).append(record)
@@ -80,11 +108,15 @@ def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingP
 
 
 def evidence_of(
-    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: Release = lambda _: None
+    records: Sequence[MeasurementRecord],
+    *,
+    problem: TrainingProblem,
+    release: Release = lambda _: None,
 ) -> Evidence:
-    """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran, and
-    one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many. Releases are
-    features: all are corrected alike as far as nothing tells them apart.
+    """Measurements of configurations of one problem beside its predictions; a reduced run beside
+    those for what it ran, and one on fewer devices than the cluster has, as objective min_gpus
+    seeks them, beside those for so many. Releases are features: all are corrected alike as far as
+    nothing tells them apart.
     """
     pieces = []
     whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
@@ -93,15 +125,25 @@ def evidence_of(
         if fidelity.is_whole:
             whole.setdefault((num_gpus(record.parallel), release(record)), []).append(record)
         else:
-            reduced_run, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=fidelity)
-            pieces.append(_evidence([replace(record, parallel=parallel)], problem=reduced_run, release=release(record)))
+            reduced_run, parallel = reduced_problem(
+                problem, parallel=_trained(record), fidelity=fidelity
+            )
+            pieces.append(
+                _evidence(
+                    [replace(record, parallel=parallel)],
+                    problem=reduced_run,
+                    release=release(record),
+                )
+            )
     for (devices, ran), same in whole.items():
         smaller = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
         pieces.append(_evidence(same, problem=smaller, release=ran))
     return Evidence.concatenate(pieces)
 
 
-def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: str | None) -> Evidence:
+def _evidence(
+    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: str | None
+) -> Evidence:
     candidates = Candidates.from_configs(_trained(record) for record in records)
     costs = problem.costs(candidates)
     outcomes = [record.measurement for record in records]
@@ -112,7 +154,9 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem,
         layer_passes=layer_passes(case=problem, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,
-        measured_step_s=np.array([m.step_s if m.status == "ok" else None for m in outcomes], dtype=np.float64),
+        measured_step_s=np.array(
+            [m.step_s if m.status == "ok" else None for m in outcomes], dtype=np.float64
+        ),
         measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
         features=residual_features(case=problem.as_release(release), candidates=candidates),
@@ -121,10 +165,15 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem,
 
 
 def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
-    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a trace."""
+    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a
+    trace.
+    """
     traced = [m.parts_s or {} for m in outcomes]
     names = sorted({name for parts in traced for name in parts})
-    return {name: np.array([parts.get(name, math.nan) for parts in traced], dtype=np.float64) for name in names}
+    return {
+        name: np.array([parts.get(name, math.nan) for parts in traced], dtype=np.float64)
+        for name in names
+    }
 
 
 def _trained(record: MeasurementRecord) -> ParallelConfig:
@@ -152,14 +201,20 @@ def known_or(release: str | None) -> Release:
 def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
     """The newest release that any of them ran; None where none says its own."""
     known = (release for record in records if (release := release_of(record)) is not None)
-    return max(known, key=lambda release: [int(number) for number in re.findall(r"\d+", release)], default=None)
+    return max(
+        known,
+        key=lambda release: [int(number) for number in re.findall(r"\d+", release)],
+        default=None,
+    )
 
 
 def reduced_problem(
     problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
 ) -> tuple[TrainingProblem, ParallelConfig]:
     """The question that a reduced run answers, and the configuration it runs."""
-    model, workload, config = reduced(fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel)
+    model, workload, config = reduced(
+        fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel
+    )
     return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config
 
 
@@ -169,7 +224,9 @@ NORMAL_MAD = 0.6745
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One measured run beside its predictions by today's cost model and the stored calibration, in seconds of a step."""
+    """One measured run beside its predictions by today's cost model and the stored calibration, in
+    seconds of a step.
+    """
 
     record: MeasurementRecord
     measured_s: float
@@ -194,7 +251,8 @@ class Residual:
 
 
 def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residual, ...]:
-    """Residuals of the newest measurements of the record's series that have a step time and that the store shows, oldest first.
+    """Residuals of the newest measurements of the record's series that have a step time and that
+    the store shows, oldest first.
 
     Empty for a calibration that this version cannot read.
     """
@@ -210,7 +268,9 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
         step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
-        stated = evidence if links.as_stated else evidence_of(same, problem=problem, release=release)
+        stated = (
+            evidence if links.as_stated else evidence_of(same, problem=problem, release=release)
+        )
         before = np.sum(list(stated.parts_s.values()), axis=0)
         by_id = {one.id: one for one in same}
         for row in np.flatnonzero(np.isfinite(evidence.measured_step_s)):
@@ -224,15 +284,21 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
                     taught=identity in calibration.measurement_ids,
                 )
             )
-    ordered = sorted(residuals, key=lambda residual: (residual.record.created_at, residual.record.id))
+    ordered = sorted(
+        residuals, key=lambda residual: (residual.record.created_at, residual.record.id)
+    )
     off = outliers(np.array([residual.measured_s / residual.after_s for residual in ordered]))
-    return tuple(replace(residual, outlier=bool(each)) for residual, each in zip(ordered, off, strict=True))
+    return tuple(
+        replace(residual, outlier=bool(each)) for residual, each in zip(ordered, off, strict=True)
+    )
 
 
 def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
-    """(n,) whether each of n ratios measured / predicted lies apart: 0.6745 |x - median(x)| / MAD(x) > 3.5 of x = ln(ratio).
+    """(n,) whether each of n ratios measured / predicted lies apart: 0.6745 |x - median(x)| /
+    MAD(x) > 3.5 of x = ln(ratio).
 
-    The median and its deviation do not follow the outliers themselves, as the fit's own range would.
+    The median and its deviation do not follow the outliers themselves, as the fit's own range
+    would.
     """
     if not len(ratios):
         return np.zeros(0, dtype=np.bool_)

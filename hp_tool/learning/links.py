@@ -19,7 +19,9 @@ from hp_tool.training.problem import TrainingProblem
 PARTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
 """Parts of a step that links carry."""
 Traced = tuple[TrainingProblem, Candidates, dict[str, FloatArray]]
-"""A problem, n of its candidates, and their measured seconds by part, each (n,), NaN where not measured."""
+"""A problem, n of its candidates, and their measured seconds by part, each (n,), NaN where not
+measured.
+"""
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 TURNS = 2
 """Searches of each link, given the other."""
@@ -28,22 +30,36 @@ WIDEST = 3.0
 
 
 def links_of(groups: Iterable[Group]) -> Links:
-    """Return the bandwidths that stored measurements with parts say, of what is stated; as stated where none has any."""
+    """Return the bandwidths that stored measurements with parts say, of what is stated; as stated
+    where none has any.
+    """
     traced: list[Traced] = []
     for problem, records in groups:
-        known = [each for each in records if each.measurement.parts_s and each.measurement.fidelity.is_whole]
+        known = [
+            each
+            for each in records
+            if each.measurement.parts_s and each.measurement.fidelity.is_whole
+        ]
         configs = [each.parallel for each in known if isinstance(each.parallel, ParallelConfig)]
         if configs and not problem.kinds:
-            traced.append((problem, Candidates.from_configs(configs), measured_parts([each.measurement for each in known])))
+            traced.append(
+                (
+                    problem,
+                    Candidates.from_configs(configs),
+                    measured_parts([each.measurement for each in known]),
+                )
+            )
     return fitted_links(traced)
 
 
 def fitted_links(traced: Sequence[Traced]) -> Links:
-    """Return the most likely bandwidths, of what is stated, given traced steps; as stated without any.
+    """Return the most likely bandwidths, of what is stated, given traced steps; as stated without
+    any.
 
-    ln bandwidth / stated ~ N(0, `Traces.link_log_sd`^2), and the measured seconds of a part scatter about the cost model's at
-    that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds do not follow a bandwidth in proportion, as some of them
-    hide: so the cost model is asked at every bandwidth.
+    ln bandwidth / stated ~ N(0, `Traces.link_log_sd`^2), and the measured seconds of a part scatter
+    about the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds do not
+    follow a bandwidth in proportion, as some of them hide: so the cost model is asked at every
+    bandwidth.
     """
     links = Links()
     if not any(np.isfinite(seconds).any() for _, _, parts in traced for seconds in parts.values()):
@@ -57,7 +73,11 @@ def fitted_links(traced: Sequence[Traced]) -> Links:
             best = float(grid[np.argmin([objective(each) for each in grid])])
             step = float(grid[1] - grid[0])
             bounds = (best - step, best + step)
-            optimum = float(minimize_scalar(objective, bounds=bounds, method="bounded", options={"xatol": 1e-3}).x)
+            optimum = float(
+                minimize_scalar(
+                    objective, bounds=bounds, method="bounded", options={"xatol": 1e-3}
+                ).x
+            )
             links = replace(links, **{name: float(np.exp(optimum))})
     return links
 
@@ -75,7 +95,8 @@ def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[f
             for part in PARTS:
                 if part not in measured:
                     continue
-                # Where all of a part hides, there are no seconds to compare: the least share stands for them.
+                # Where all of a part hides, there are no seconds to compare: the least share stands
+                # for them.
                 least = figures.least_part_share * step_s
                 ratio = np.log(np.maximum(measured[part], least) / np.maximum(parts[part], least))
                 total += float(np.nansum((ratio / figures.part_scatter_log_sd) ** 2))

@@ -1,4 +1,6 @@
-"""The answers to a query over several machines, as doors ask for them (`hp_tool.problem.Problem`)."""
+"""The answers to a query over several machines, as doors ask for them
+(`hp_tool.problem.Problem`).
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ MOST_QUESTIONS = 8
 NEAREST = 3
 """Misses in an answer."""
 FASTER = 4
-"""Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice the last."""
+"""Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice
+the last.
+"""
 ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """A query over several machines with its answers: a row is the best configuration of a machine."""
+    """A query over several machines with its answers: a row is the best configuration of a
+    machine.
+    """
 
     query: Query
     of_one: Callable[[Query], Any]
@@ -55,7 +61,9 @@ class Machines:
     def configuration(self) -> None:
         return None
 
-    def estimate(self, *, with_fixes: bool = True, calibrations: Calibrations | None = None) -> NoReturn:
+    def estimate(
+        self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
+    ) -> NoReturn:
         raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> NoReturn:
@@ -69,9 +77,16 @@ class Machines:
         return self._ranked(calibrations).first(top)
 
     def answer(
-        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], Beside]:
-        """Beside the ranking always the front of days and cost, of trainings whose rows have both."""
+        """Beside the ranking always the front of days and cost, of trainings whose rows have
+        both.
+        """
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
@@ -104,7 +119,9 @@ class Ranked:
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """Of machines whose number of devices is open: all that are acceptable, for the front; `rows` has the best of each."""
+    """Of machines whose number of devices is open: all that are acceptable, for the front; `rows`
+    has the best of each.
+    """
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
@@ -112,7 +129,9 @@ class Ranked:
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
     """Machines that cannot keep the limits at any throughput, by how far they are beyond them."""
     failing: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines that cannot be asked about, perhaps with another number of devices: code and message."""
+    """Machines that cannot be asked about, perhaps with another number of devices: code and
+    message.
+    """
     lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
     """Machines on which nothing is acceptable, alike."""
     with_rows: set[int] = field(default_factory=set)
@@ -122,7 +141,10 @@ class Ranked:
     def add(self, machine: Machine) -> None:
         """Rank a machine, with each number of devices that is to be tried."""
         query = replace(self.query, cluster=machine.cluster)
-        if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
+        if (
+            query.kind == "inference"
+            and replace(query, objective="min_gpus").leaves_num_gpus_open()
+        ):
             self._row(replace(query, objective="min_gpus"), machine)
             return
         numbers = counts(query, listed=machine.priced)
@@ -136,7 +158,9 @@ class Ranked:
         self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
 
     def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
-        """Rank a machine in rising numbers of devices, while more of them may still keep the limits or be worth showing."""
+        """Rank a machine in rising numbers of devices, while more of them may still keep the limits
+        or be worth showing.
+        """
         longest = query.constraints.max_days
         acceptable, fewest, cheapest = 0, 0.0, math.inf
         for count in numbers:
@@ -159,8 +183,8 @@ class Ranked:
 
     @contextmanager
     def noting(self, machine: Machine) -> Iterator[None]:
-        """Within, what a machine cannot do is noted with its name and counted among the rejections, and the other machines are
-        ranked. A name that is unknown is an error all the same.
+        """Within, what a machine cannot do is noted with its name and counted among the rejections,
+        and the other machines are ranked. A name that is unknown is an error all the same.
         """
         try:
             yield
@@ -172,7 +196,9 @@ class Ranked:
             self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """The best row of one machine, or what comes nearest; None where nothing is legal, or none can keep the limits."""
+        """The best row of one machine, or what comes nearest; None where nothing is legal, or none
+        can keep the limits.
+        """
         first: Ranking[Any] = Ranking()
         with self.noting(machine), bounds.over_again():
             if (beyond := _beyond(query)) > 1.0:
@@ -182,8 +208,8 @@ class Ranked:
         return self._kept(first, query, machine)
 
     def end(self) -> None:
-        """Note the machines without a row. Where nothing was ranked, rank those that are the least beyond the limits, for the
-        nearest misses.
+        """Note the machines without a row. Where nothing was ranked, rank those that are the least
+        beyond the limits, for the nearest misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
@@ -205,16 +231,21 @@ class Ranked:
             self.lacking.append((machine, "no_configuration", "no configuration is legal there"))
             return None
         alone = Configuration.of(row, query=query)
-        estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
+        estimate, calibrated = self.of_one(alone.query).estimate(
+            with_fixes=False, calibrations=self.calibrations
+        )
         assert isinstance(alone.query.cluster, ClusterQuery)
         whole: Row = replace(
             row,
-            set={CLUSTER: _written(alone.query.cluster)} | {path: row.set[path] for path in row.set if path != NUM_GPUS},
+            set={CLUSTER: _written(alone.query.cluster)}
+            | {path: row.set[path] for path in row.set if path != NUM_GPUS},
             estimate=estimate,
             calibrated_estimate=calibrated,
             group=None,
         )
-        whole = priced(whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date)
+        whole = priced(
+            whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date
+        )
         if acceptable:
             self.rows.append(whole)
             self.with_rows.add(id(machine))
@@ -225,21 +256,30 @@ class Ranked:
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
-        """The best row of a machine: that of an equal one where only names, grids and prices differ."""
+        """The best row of a machine: that of an equal one where only names, grids and prices
+        differ.
+        """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
         alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
         key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
         if key not in self.known:
-            ranking = self.known[key] = self.of_one(query).rank(top=1, calibrations=self.calibrations)
+            ranking = self.known[key] = self.of_one(query).rank(
+                top=1, calibrations=self.calibrations
+            )
             self.spaces.append(ranking.space)
             self.rejections.update(ranking.rejections)
         return self.known[key]
 
     def first(self, top: int) -> Ranking[Any]:
         """The ranking of all rows so far, by what the query asks for."""
-        rows = [self._whole(row) for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]]
-        misses = sorted(self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query)))[:NEAREST]
+        rows = [
+            self._whole(row)
+            for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]
+        ]
+        misses = sorted(
+            self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query))
+        )[:NEAREST]
         misses = [] if rows else misses
         space = SpaceSummary(
             legal=sum(each.legal for each in self.spaces),
@@ -248,7 +288,10 @@ class Ranked:
             seconds=self.seconds,
         )
         return Ranking(
-            recommendations=_numbered(rows), nearest_misses=_numbered(misses), space=space, rejections=dict(self.rejections)
+            recommendations=_numbered(rows),
+            nearest_misses=_numbered(misses),
+            space=space,
+            rejections=dict(self.rejections),
         )
 
     def _whole(self, row: Row) -> Row:
@@ -258,9 +301,15 @@ class Ranked:
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)
 
     def front(self) -> tuple[Recommendation, ...] | None:
-        """Rows that no other beats in both days and cost, cheapest first; None of serving, and without days or prices."""
+        """Rows that no other beats in both days and cost, cheapest first; None of serving, and
+        without days or prices.
+        """
         rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
-        both = [row for row in rows if isinstance(row, Recommendation) and row.cost is not None and _days(row) is not None]
+        both = [
+            row
+            for row in rows
+            if isinstance(row, Recommendation) and row.cost is not None and _days(row) is not None
+        ]
         shown: list[Recommendation] = []
         for row in sorted(both, key=lambda row: (row.cost, _days(row))):
             if not shown or (_days(row) or 0.0) < (_days(shown[-1]) or 0.0):
@@ -270,7 +319,9 @@ class Ranked:
 
 @contextmanager
 def _among(number: int, count: int) -> Iterator[None]:
-    """Within, an error about the cost of the request says how many of the machines came before it."""
+    """Within, an error about the cost of the request says how many of the machines came before
+    it.
+    """
     try:
         yield
     except InputError as error:
@@ -281,11 +332,16 @@ def _among(number: int, count: int) -> Iterator[None]:
 
 
 def _beyond(query: Query) -> float:
-    """How many times a training's shortest step (`TrainingProblem.least_step_s`) is longer than the longest that keeps the
-    deadline and the budget; 0 without either, of serving, and where the query lists trainings.
+    """How many times a training's shortest step (`TrainingProblem.least_step_s`) is longer than the
+    longest that keeps the deadline and the budget; 0 without either, of serving, and where the
+    query lists trainings.
     """
     limits = query.constraints
-    if query.training is None or query.training.choices or (limits.max_days is None and limits.max_cost is None):
+    if (
+        query.training is None
+        or query.training.choices
+        or (limits.max_days is None and limits.max_cost is None)
+    ):
         return 0.0
     problem = resolve_training(query)
     return problem.least_step_s / problem.longest_step_s
@@ -298,7 +354,9 @@ def _numbered(rows: list[Any]) -> tuple[Any, ...]:
 def _written(cluster: ClusterQuery) -> dict[str, Any]:
     from hp_tool.queries import schema
 
-    return {name: value for name, value in schema.to_dict(cluster).items() if value not in (None, ())}
+    return {
+        name: value for name, value in schema.to_dict(cluster).items() if value not in (None, ())
+    }
 
 
 def _days(row: Row) -> float | None:
@@ -306,13 +364,21 @@ def _days(row: Row) -> float | None:
 
 
 def _order(row: Row, query: Query) -> tuple[float, ...]:
-    """What decides between rows: cost under a deadline, days under a budget, else what `objective` names, then cost."""
-    by_days = query.objective in ("throughput", "days") or (query.objective is None and query.constraints.max_cost is not None)
+    """What decides between rows: cost under a deadline, days under a budget, else what `objective`
+    names, then cost.
+    """
+    by_days = query.objective in ("throughput", "days") or (
+        query.objective is None and query.constraints.max_cost is not None
+    )
     cost = math.inf if row.cost is None else row.cost
     if isinstance(row, ServingRecommendation):
         spent = row.known.cost_per_million_output_tokens
         gpus = float(row.set[CLUSTER]["num_gpus"])
-        return (gpus, cost) if query.objective == "min_gpus" else (math.inf if spent is None else spent, cost)
+        return (
+            (gpus, cost)
+            if query.objective == "min_gpus"
+            else (math.inf if spent is None else spent, cost)
+        )
     days = _days(row)
     if days is None:  # no total_tokens: a token stands for the training
         days = row.expected_token_s or math.inf
@@ -334,12 +400,16 @@ def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> An
     price, cluster = spec.price_per_gpu_hour, query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
     between_nodes = spec.num_gpus > spec.nvlink_domain_size
-    stated = cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
+    stated = (
+        cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
+    )
     own: dict[str, Any] = {
         "cluster": spec.name,
         "price": price,
         "price_date": date,
-        "network_bandwidth_bytes_per_second": spec.inter_node_bandwidth_bytes_per_second if between_nodes else None,
+        "network_bandwidth_bytes_per_second": spec.inter_node_bandwidth_bytes_per_second
+        if between_nodes
+        else None,
         "network_assumed": between_nodes and not stated,
     }
     if isinstance(row, ServingRecommendation):
@@ -348,8 +418,14 @@ def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> An
 
 
 def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
-    """A row with what the whole training takes, with intervals, and the chance that it keeps the query's deadline."""
-    known, max_days, days = row.known, query.constraints.max_days, figures.CALENDAR.between(row.known)
+    """A row with what the whole training takes, with intervals, and the chance that it keeps the
+    query's deadline.
+    """
+    known, max_days, days = (
+        row.known,
+        query.constraints.max_days,
+        figures.CALENDAR.between(row.known),
+    )
     return replace(
         row,
         cost=known.cost,
@@ -357,5 +433,7 @@ def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
         co2_kg=known.co2_kg,
         days_interval=days,
         cost_interval=figures.COST.between(known),
-        deadline_probability=None if days is None or max_days is None else deadline_probability(known, max_days=max_days),
+        deadline_probability=None
+        if days is None or max_days is None
+        else deadline_probability(known, max_days=max_days),
     )

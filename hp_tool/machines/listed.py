@@ -33,7 +33,9 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is open."""
+        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is
+        open.
+        """
         cluster = self.cluster
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
@@ -46,7 +48,8 @@ def several(query: Query) -> bool:
 
 
 def machines(query: Query) -> tuple[Machine, ...]:
-    """The machines of a query, in its order; of the price list those that have a price on the market that it asks for.
+    """The machines of a query, in its order; of the price list those that have a price on the
+    market that it asks for.
 
     Raises InputError where there are none or too many.
     """
@@ -56,16 +59,24 @@ def machines(query: Query) -> tuple[Machine, ...]:
     for one in clusters:
         listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
     if len(listed) > MOST_MACHINES:
-        raise InputError(f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster")
+        raise InputError(
+            f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster"
+        )
     if not listed:
-        raise InputError("no machine of the price list has such a price", field="cluster.market", code="no_price")
-    return tuple({repr(machine): machine for machine in listed}.values())  # one that is named twice is one
+        raise InputError(
+            "no machine of the price list has such a price", field="cluster.market", code="no_price"
+        )
+    return tuple(
+        {repr(machine): machine for machine in listed}.values()
+    )  # one that is named twice is one
 
 
 def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     if isinstance(cluster, str):
         cluster = ClusterQuery(node_type=cluster)
-    lists = [value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES]
+    lists = [
+        value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES
+    ]
     for name, values in zip(PLACES, lists, strict=True):
         bounds.check_values(len(values), field=f"cluster.{name}")
     for node_type, gpu, num_gpus in itertools.product(*lists):
@@ -77,8 +88,8 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
 
 
 def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Every machine of the price list, or those with this kind of GPU or of this node type; what the query says of them stands
-    before what the list says.
+    """Every machine of the price list, or those with this kind of GPU or of this node type; what
+    the query says of them stands before what the list says.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     named = wanted.node_type if wanted.node_type != PRICED else None
@@ -86,24 +97,37 @@ def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
     for offer in offers():
         price = getattr(offer, wanted.market or "on_demand")
         has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
-        if price is None or device not in (None, catalog.gpu(has).name) or node not in (None, offer.node_type):
+        if (
+            price is None
+            or device not in (None, catalog.gpu(has).name)
+            or node not in (None, offer.node_type)
+        ):
             continue
         own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
         if offer.grid is not None:
             own["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
         if wanted.market == "spot":
             own["interruptions_per_node_day"] = _interruptions(wanted, offer)
-        written = {name: value for name in own if name != "market" and (value := getattr(wanted, name)) is not None}
+        written = {
+            name: value
+            for name in own
+            if name != "market" and (value := getattr(wanted, name)) is not None
+        }
         date = None if "price_per_gpu_hour" in written else offer.date
         one = replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written)
         yield Machine(cluster=one, priced=True, date=date)
 
 
 def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
-    rate = offer.interruptions_per_node_day if wanted.interruptions_per_node_day is None else wanted.interruptions_per_node_day
+    rate = (
+        offer.interruptions_per_node_day
+        if wanted.interruptions_per_node_day is None
+        else wanted.interruptions_per_node_day
+    )
     if rate is None:
         raise InputError(
-            f"how often {offer.provider} takes a spot node back is not published; say interruptions_per_node_day",
+            f"how often {offer.provider} takes a spot node back is not published; say "
+            "interruptions_per_node_day",
             field="cluster.interruptions_per_node_day",
             code="missing_field",
         )
@@ -111,17 +135,22 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
 
 
 def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
-    """The numbers of devices to try of a query of one machine: the query's, or under a deadline or a budget that leaves it open
-    one, two, four, ... nodes up to MOST_GPUS; else one node of a machine that is listed. Raises InputError where nothing says
-    how many.
+    """The numbers of devices to try of a query of one machine: the query's, or under a deadline or
+    a budget that leaves it open one, two, four, ... nodes up to MOST_GPUS; else one node of a
+    machine that is listed. Raises InputError where nothing says how many.
     """
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
-    whole = cluster.num_gpus or (catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None)
+    whole = cluster.num_gpus or (
+        catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None
+    )
     if whole is not None or not (bounded or listed):
         return (catalog.cluster(cluster).num_gpus,)
-    node = catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus or 1
+    node = (
+        catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus
+        or 1
+    )
     if not bounded:
         return (node,)
     return tuple(node << power for power in range((MOST_GPUS // node).bit_length()))

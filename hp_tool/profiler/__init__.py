@@ -1,1 +1,3 @@
-"""The profiler, a leaf started by torchrun on every rank: `python -m hp_tool.profiler REQUEST.json RESULT.json`."""
+"""The profiler, a leaf started by torchrun on every rank: `python -m hp_tool.profiler REQUEST.json
+RESULT.json`.
+"""

@@ -1,4 +1,6 @@
-"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the result by rename."""
+"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the
+result by rename.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,19 @@ if TYPE_CHECKING:
 _REQUEST: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 _BROKEN_DEVICE = re.compile(
-    r"uncorrectable|ECC error|hardware (stack )?error|fallen off the bus|\bXid\b|CUDA-capable device\(s\) is/are busy"
+    r"uncorrectable|ECC error|hardware (stack )?error|fallen off the bus|\bXid\b|CUDA-capable "
+    r"device\(s\) is/are busy"
     r"|device (is )?unavailable|system not yet initialized",
     re.IGNORECASE,
 )
 """Errors of a GPU that will not run anything else either."""
 _INHERITED = frozenset(os.environ)
 _NO_PEAKS: dict[str, Any] = {
-    "peak_memory_bytes": None, "peak_reserved_bytes": None, "peak_memory_bytes_per_rank": (), "peak_memory_source": None
-}  # fmt: skip
+    "peak_memory_bytes": None,
+    "peak_reserved_bytes": None,
+    "peak_memory_bytes_per_rank": (),
+    "peak_memory_source": None,
+}
 """A host's heap keeps what it once had: how far it grows says nothing of a second model."""
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
@@ -56,7 +62,9 @@ def main() -> int:
     try:
         request = read_request(arguments.request)
         measurement = profile(request)
-        for result in itertools.chain([measurement], with_rivals(request, measurement)):  # each is safe before the next
+        for result in itertools.chain(
+            [measurement], with_rivals(request, measurement)
+        ):  # each is safe before the next
             if rank == 0:
                 write_measurement(arguments.result, result)
     except Exception as error:
@@ -67,12 +75,16 @@ def main() -> int:
 
 
 def profile(request: RunRequest) -> Measurement:
-    """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on this rank."""
+    """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on
+    this rank.
+    """
     if isinstance(request, ProfileRequest):
         connections = device_connections(workload=request.training, parallel=request.parallel)
         if connections is not None:
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", connections)
-    warnings.simplefilter("ignore")  # Megatron's warnings on every rank would push a failure out of the log's tail
+    warnings.simplefilter(
+        "ignore"
+    )  # Megatron's warnings on every rank would push a failure out of the log's tail
     started = time.monotonic()
     match request:
         case ProfileRequest():
@@ -87,14 +99,19 @@ def profile(request: RunRequest) -> Measurement:
     from hp_tool.profiler import backend
 
     device = backend.start(request)
-    switched_off = isinstance(request, ProfileRequest) and request.training.framework == "megatron-core"
+    switched_off = (
+        isinstance(request, ProfileRequest) and request.training.framework == "megatron-core"
+    )
     known: dict[str, Any] = {
         "hardware": backend.hardware(request, device=device),
         "versions": backend.versions(),
         "differences": support.switched(request)[1] if switched_off else {},
     }
     if os.environ["RANK"] == "0":
-        print(RUN + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(), flush=True)
+        print(
+            RUN + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(),
+            flush=True,
+        )
     match request:
         case ProfileRequest():
             measurement = _train(request, device=device)
@@ -103,14 +120,18 @@ def profile(request: RunRequest) -> Measurement:
         case BenchmarkRequest():
             from hp_tool.profiler import operations
 
-            measurement = Measurement(status="ok", operations=operations.time_all(request, device=device))
+            measurement = Measurement(
+                status="ok", operations=operations.time_all(request, device=device)
+            )
     versions = known["versions"] | measurement.versions
     return replace(measurement, **known | {"versions": versions}, wall_s=time.monotonic() - started)
 
 
 def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
-    """The first configuration's measurement with those of its rivals so far, each as soon as it is there. They run in the same
-    processes, which know their devices and each other; a rival that fails ends the job, and what ran before it stands."""
+    """The first configuration's measurement with those of its rivals so far, each as soon as it is
+    there. They run in the same processes, which know their devices and each other; a rival that
+    fails ends the job, and what ran before it stands.
+    """
     if not isinstance(request, ProfileRequest):
         return
     from hp_tool.profiler import backend
@@ -126,7 +147,9 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
             _train(own, device=device),
             hardware=first.hardware,
             versions=first.versions,
-            differences=support.switched(own)[1] if request.training.framework == "megatron-core" else {},
+            differences=support.switched(own)[1]
+            if request.training.framework == "megatron-core"
+            else {},
             wall_s=time.monotonic() - started,
         )
         rivals.append(measurement if device.type == "cuda" else replace(measurement, **_NO_PEAKS))
@@ -136,7 +159,9 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
 
 
 def forget() -> None:
-    """Free what the configuration before held: its model, its groups, its buffers, what Megatron noted of its attention."""
+    """Free what the configuration before held: its model, its groups, its buffers, what Megatron
+    noted of its attention.
+    """
     gc.collect()
     if (torch := sys.modules["torch"]).cuda.is_available():
         torch.cuda.empty_cache()
@@ -144,7 +169,9 @@ def forget() -> None:
         megatron.parallel_state.destroy_model_parallel()
     if (engine := sys.modules.get("transformer_engine.pytorch.module.base")) is not None:
         engine.destroy_ub()
-    for name in [name for name in os.environ if name.startswith("NVTE_") and name not in _INHERITED]:
+    for name in [
+        name for name in os.environ if name.startswith("NVTE_") and name not in _INHERITED
+    ]:
         del os.environ[name]
 
 
@@ -244,6 +271,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is safe, and NCCL's
-    # communicators hang it after a failure.
+    # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is
+    # safe, and NCCL's communicators hang it after a failure.
     os._exit(code)

@@ -1,4 +1,6 @@
-"""The devices of this run, their process group and their clock: CUDA with NCCL, or one CPU thread per process with gloo."""
+"""The devices of this run, their process group and their clock: CUDA with NCCL, or one CPU thread
+per process with gloo.
+"""
 
 import os
 import platform
@@ -19,27 +21,38 @@ from hp_tool.errors import InputError
 
 
 def start(request: ProfileRequest) -> torch.device:
-    """Select this rank's device and join the process group. Raises InputError if the machine does not match the request."""
+    """Select this rank's device and join the process group. Raises InputError if the machine does
+    not match the request.
+    """
     cpu = request.gpu == "cpu"
     if not cpu and not torch.cuda.is_available():
         raise InputError(f"the request is for {request.gpu}, but torch sees no CUDA device here")
     if (world := int(os.environ["WORLD_SIZE"])) != request.num_gpus:
-        raise InputError(f"the request is for {request.num_gpus} processes, but {world} were started")
+        raise InputError(
+            f"the request is for {request.num_gpus} processes, but {world} were started"
+        )
     chosen = device(request)
     if cpu:
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(chosen)
-    # A rank that waits for a failed one gives up at the run's own limit instead of torch's half hour.
+    # A rank that waits for a failed one gives up at the run's own limit instead of torch's half
+    # hour.
     distributed.init_process_group(
-        "gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s), device_id=None if cpu else chosen
+        "gloo" if cpu else "nccl",
+        timeout=timedelta(seconds=request.timeout_s),
+        device_id=None if cpu else chosen,
     )
     return chosen
 
 
 def device(request: ProfileRequest) -> torch.device:
     """This rank's."""
-    return torch.device("cpu") if request.gpu == "cpu" else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return (
+        torch.device("cpu")
+        if request.gpu == "cpu"
+        else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    )
 
 
 def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
@@ -47,18 +60,26 @@ def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
     hosts: list[str | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(hosts, socket.gethostname())
     local = int(os.environ["LOCAL_WORLD_SIZE"])
-    units = psutil.cpu_count(logical=False) or os.cpu_count() or 1 if device.type == "cpu" else torch.cuda.device_count()
+    units = (
+        psutil.cpu_count(logical=False) or os.cpu_count() or 1
+        if device.type == "cpu"
+        else torch.cuda.device_count()
+    )
     return Hardware(
         gpu=request.gpu,
         device_name=_cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
         num_gpus=request.num_gpus,
         hosts=tuple(dict.fromkeys(host for host in hosts if host)),
-        oversubscription=max(1.0, local * (torch.get_num_threads() if device.type == "cpu" else 1) / units),
+        oversubscription=max(
+            1.0, local * (torch.get_num_threads() if device.type == "cpu" else 1) / units
+        ),
     )
 
 
 class DeviceWatch:
-    """The states of a run's GPUs under load: the driver is asked beside a step that does not count."""
+    """The states of a run's GPUs under load: the driver is asked beside a step that does not
+    count.
+    """
 
     _FIELDS = (
         "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total,"
@@ -66,9 +87,15 @@ class DeviceWatch:
     )
 
     def __init__(self, device: torch.device) -> None:
-        first = os.environ.get("LOCAL_RANK") == "0" and device.type == "cuda" and shutil.which("nvidia-smi") is not None
+        first = (
+            os.environ.get("LOCAL_RANK") == "0"
+            and device.type == "cuda"
+            and shutil.which("nvidia-smi") is not None
+        )
         command = ["nvidia-smi", f"--query-gpu={self._FIELDS}", "--format=csv,noheader,nounits"]
-        self._query = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if first else None
+        self._query = (
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if first else None
+        )
 
     def states(self) -> tuple[tuple[DeviceState, ...], str | None]:
         """(every GPU of every node, the driver's version); a collective call."""
@@ -78,7 +105,9 @@ class DeviceWatch:
                 text, _ = self._query.communicate(timeout=30)
             except subprocess.TimeoutExpired:
                 self._query.kill()
-        gathered: list[tuple[tuple[DeviceState, ...], str | None]] = [((), None)] * distributed.get_world_size()
+        gathered: list[tuple[tuple[DeviceState, ...], str | None]] = [
+            ((), None)
+        ] * distributed.get_world_size()
         distributed.all_gather_object(gathered, parse_devices(text, host=socket.gethostname()))
         drivers = [driver for _, driver in gathered if driver is not None]
         return tuple(state for states, _ in gathered for state in states), next(iter(drivers), None)
@@ -124,7 +153,15 @@ def versions() -> dict[str, str]:
         versions_by_package["cuda"] = torch.version.cuda
         versions_by_package["cudnn"] = str(torch.backends.cudnn.version())
         versions_by_package["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    packages = ("megatron-core", "transformer-engine", "apex", "deep-ep", "flash-attn", "triton", "hp-tool")
+    packages = (
+        "megatron-core",
+        "transformer-engine",
+        "apex",
+        "deep-ep",
+        "flash-attn",
+        "triton",
+        "hp-tool",
+    )
     for package in packages:
         try:
             versions_by_package[package] = metadata.version(package)
@@ -138,7 +175,10 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,7 +1,9 @@
-"""Lets Megatron Core, which names CUDA explicitly, run on a CPU. Call `install()` before the first megatron import.
+"""Lets Megatron Core, which names CUDA explicitly, run on a CPU. Call `install()` before the first
+megatron import.
 
-Nothing is emulated: devices become the CPU, streams and synchronisation become nothing, and the CUDA generator becomes
-the CPU's, so that Megatron's own RNG tracker and checkpointing run unchanged.
+Nothing is emulated: devices become the CPU, streams and synchronisation become nothing, and the
+CUDA generator becomes the CPU's, so that Megatron's own RNG tracker and checkpointing run
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _CPU = torch.device("cpu")
 @functools.cache
 def install() -> None:
     """Patch torch for this process, once."""
-    # Compiling small fused kernels costs more than a profile run on a CPU, and importing the compiler two seconds.
+    # Compiling small fused kernels costs more than a profile run on a CPU, and importing the
+    # compiler two seconds.
     torch.compile = _no_compile
     torch.cuda.current_device = lambda: _CPU
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
@@ -62,7 +65,9 @@ class _Stream:
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """What the original returns for tensors on a GPU only: the numbers of tokens of an all-to-all."""
+    """What the original returns for tensors on a GPU only: the numbers of tokens of an
+    all-to-all.
+    """
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -74,14 +79,18 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     """A tensor factory that replaces device="cuda" by the CPU and pinned by plain memory."""
 
     @functools.wraps(factory)
-    def create(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+    def create(
+        *args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
         return factory(*args, device=_CPU if device == "cuda" else device, **kwargs)
 
     return create
 
 
 def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tensor.type() that returns torch.cuda.FloatTensor, because the distributed optimizer sorts parameters by that name."""
+    """Tensor.type() that returns torch.cuda.FloatTensor, because the distributed optimizer sorts
+    parameters by that name.
+    """
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,8 @@
-"""The modules of a layer: Transformer Engine's if installed, else Megatron's own with a norm and attention in plain torch.
+"""The modules of a layer: Transformer Engine's if installed, else Megatron's own with a norm and
+attention in plain torch.
 
-Megatron's own local norms do not support sequence parallelism, and its local attention always builds the s x s scores.
+Megatron's own local norms do not support sequence parallelism, and its local attention always
+builds the s x s scores.
 """
 
 import contextlib
@@ -23,7 +25,10 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch.nn import functional
 
@@ -31,26 +36,41 @@ from hp_tool.domain.measurement import ProfileRequest
 
 
 class Norm:
-    """LayerNorm or RMSNorm as the config says, marked for the gradient all-reduce that sequence parallelism needs."""
+    """LayerNorm or RMSNorm as the config says, marked for the gradient all-reduce that sequence
+    parallelism needs.
+    """
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+    def __new__(
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> torch.nn.Module:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        norm = kind(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
+        norm = kind(
+            hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype
+        )
         for parameter in norm.parameters():
-            # Each rank of a sequence-parallel group sees its share of the tokens, so these gradients are partial sums.
+            # Each rank of a sequence-parallel group sees its share of the tokens, so these
+            # gradients are partial sums.
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
 
 class FlashAttention(MegatronModule):
-    """Causal attention through torch's fused kernel: nothing of size s x s is kept for the backward pass."""
+    """Causal attention through torch's fused kernel: nothing of size s x s is kept for the backward
+    pass.
+    """
 
-    def __init__(self, config: TransformerConfig, *, attention_dropout: float | None = None, **_: Any) -> None:
+    def __init__(
+        self, config: TransformerConfig, *, attention_dropout: float | None = None, **_: Any
+    ) -> None:
         super().__init__(config=config)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x head_dim]."""
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x
+        head_dim].
+        """
         if parallel_state.get_context_parallel_world_size() > 1:
             return self._context_parallel(query, key, value)
         # Otherwise there is one new token, which sees all cached ones.
@@ -75,11 +95,20 @@ class FlashAttention(MegatronModule):
         )
         return context.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
-    def _context_parallel(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Keys and values gathered from all context ranks; each of this rank's two pieces attends to all before its end."""
+    def _context_parallel(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Keys and values gathered from all context ranks; each of this rank's two pieces attends
+        to all before its end.
+        """
         group = parallel_state.get_context_parallel_group()
-        size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-        order = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]  # as ranks hold them
+        size, rank = (
+            parallel_state.get_context_parallel_world_size(),
+            parallel_state.get_context_parallel_rank(),
+        )
+        order = [
+            piece for r in range(size) for piece in (r, 2 * size - 1 - r)
+        ]  # as ranks hold them
 
         def whole(x: torch.Tensor) -> list[torch.Tensor]:
             pieces = gather_from_sequence_parallel_region(x, group=group).chunk(2 * size)
@@ -89,20 +118,31 @@ class FlashAttention(MegatronModule):
         contexts = []
         for piece, queries in zip((rank, 2 * size - 1 - rank), query.chunk(2), strict=True):
             seen = slice(0, piece + 1)
-            mask = torch.ones(len(queries), (piece + 1) * len(queries), dtype=torch.bool, device=query.device)
+            mask = torch.ones(
+                len(queries), (piece + 1) * len(queries), dtype=torch.bool, device=query.device
+            )
             mask = mask.tril(piece * len(queries))
-            contexts.append(self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask))
+            contexts.append(
+                self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask)
+            )
         return torch.cat(contexts)
 
 
 class CachedSelfAttention(SelfAttention):
     """Megatron's self attention with a KV cache of rotated keys, as inference engines keep it.
 
-    Without flash-attn's kernels Megatron caches keys as they were and rotates all of them again for every new token.
+    Without flash-attn's kernels Megatron caches keys as they were and rotates all of them again for
+    every new token.
     """
 
     def _adjust_key_value_for_inference(
-        self, inference_context: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary_pos_emb: Any, *_: Any
+        self,
+        inference_context: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotary_pos_emb: Any,
+        *_: Any,
     ) -> tuple[Any, ...]:
         """(query, keys and values so far, no more rotation, kind of mask, no block table)."""
         if inference_context is None:
@@ -111,13 +151,17 @@ class CachedSelfAttention(SelfAttention):
         end = start + len(key)
         if rotary_pos_emb is not None:
             query, key = (
-                apply_rotary_pos_emb(x, table[start:end], config=self.config, cp_group=self.pg_collection.cp)
+                apply_rotary_pos_emb(
+                    x, table[start:end], config=self.config, cp_group=self.pg_collection.cp
+                )
                 for x, table in zip((query, key), rotary_pos_emb, strict=True)
             )
         cache = inference_context.key_value_memory_dict
         if self.layer_number not in cache:
             shape = (inference_context.max_sequence_length, inference_context.max_batch_size)
-            cache[self.layer_number] = tuple(x.new_empty(*shape, *x.shape[2:]) for x in (key, value))
+            cache[self.layer_number] = tuple(
+                x.new_empty(*shape, *x.shape[2:]) for x in (key, value)
+            )
         first = inference_context.batch_size_offset
         rows = slice(first, first + key.shape[1])
         for cached, new in zip(cache[self.layer_number], (key, value), strict=True):
@@ -134,21 +178,32 @@ def has_transformer_engine() -> bool:
 def layer_specs(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
 ) -> TransformerBlockSubmodules | ModuleSpec:
-    """The layers of one model chunk; the first `first_k_dense_replace` of a model with experts are dense."""
+    """The layers of one model chunk; the first `first_k_dense_replace` of a model with experts are
+    dense.
+    """
     if has_transformer_engine() and not request.model.first_k_dense_replace:
         return _layer(request, config, experts=config.num_moe_experts)
     _without_transformer_engine()
-    dense, sparse = (_layer(request, config, experts=experts) for experts in (None, config.num_moe_experts))
+    dense, sparse = (
+        _layer(request, config, experts=experts) for experts in (None, config.num_moe_experts)
+    )
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     numbers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
-    layers = [dense if number < request.model.first_k_dense_replace else sparse for number in numbers]
+    layers = [
+        dense if number < request.model.first_k_dense_replace else sparse for number in numbers
+    ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=Norm)
 
 
 def mtp_specs(
-    config: TransformerConfig, layers: TransformerBlockSubmodules | ModuleSpec, *, vp_stage: int | None
+    config: TransformerConfig,
+    layers: TransformerBlockSubmodules | ModuleSpec,
+    *,
+    vp_stage: int | None,
 ) -> MultiTokenPredictionBlockSubmodules | None:
-    """The layers that predict tokens further on, if this chunk has them: each one like the model's last."""
+    """The layers that predict tokens further on, if this chunk has them: each one like the model's
+    last.
+    """
     if config.mtp_num_layers is None:
         return None
     specs = get_gpt_mtp_block_spec(config, layers, has_transformer_engine(), vp_stage=vp_stage)
@@ -158,16 +213,24 @@ def mtp_specs(
     return specs
 
 
-def _layer(request: ProfileRequest, config: TransformerConfig, *, experts: int | None) -> ModuleSpec:
+def _layer(
+    request: ProfileRequest, config: TransformerConfig, *, experts: int | None
+) -> ModuleSpec:
     latent = request.model.kv_lora_rank is not None
-    kind = {"num_experts": experts, "qk_layernorm": config.qk_layernorm, "multi_latent_attention": latent}
+    kind = {
+        "num_experts": experts,
+        "qk_layernorm": config.qk_layernorm,
+        "multi_latent_attention": latent,
+    }
     if has_transformer_engine():
         return get_gpt_layer_with_transformer_engine_spec(**kind, moe_grouped_gemm=True)
     layer = get_gpt_layer_local_spec(**kind, normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     attention = layer.submodules.self_attention
     flash = request.training.attention == "flash"
-    attention.submodules.core_attention = FlashAttention if flash else LocalSpecProvider().core_attention()
+    attention.submodules.core_attention = (
+        FlashAttention if flash else LocalSpecProvider().core_attention()
+    )
     norms = ("q_layernorm", "kv_layernorm") if latent else ("q_layernorm", "k_layernorm")
     if config.qk_layernorm:
         for name in norms:
@@ -178,10 +241,14 @@ def _layer(request: ProfileRequest, config: TransformerConfig, *, experts: int |
 
 
 def _without_transformer_engine() -> None:
-    """Define the names that Megatron Core 0.16 uses but does not define without Transformer Engine; fp8 is off here."""
+    """Define the names that Megatron Core 0.16 uses but does not define without Transformer Engine;
+    fp8 is off here.
+    """
     if has_transformer_engine():
         return
     multi_latent_attention.TELinear = type("TELinear", (), {})
     moe_utils.te_general_gemm = None
-    random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
+    random.FP8GlobalStateManager = SimpleNamespace(
+        is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None
+    )
     random.activation_recompute_forward = random.fp8_autocast = lambda **_: contextlib.nullcontext()

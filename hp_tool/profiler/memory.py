@@ -19,7 +19,9 @@ class PeakMemory:
     """Bytes at the fullest moment."""
 
     allocated: int
-    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set, program text apart, since before the model."""
+    """cuda: torch.cuda.max_memory_allocated(); cpu: growth of the resident set, program text apart,
+    since before the model.
+    """
     reserved: int
     """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set."""
 
@@ -46,9 +48,13 @@ class MemoryMeter:
 
     def peak(self) -> PeakMemory:
         if self._cuda:
-            return PeakMemory(allocated=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
+            return PeakMemory(
+                allocated=torch.cuda.max_memory_allocated(),
+                reserved=torch.cuda.max_memory_reserved(),
+            )
         peak = _resident("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        # Files stay mapped once touched, so what is mapped now was in the peak too: libraries, not the model.
+        # Files stay mapped once touched, so what is mapped now was in the peak too: libraries, not
+        # the model.
         files = _resident("RssFile") + _resident("RssShmem")
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
@@ -66,13 +72,16 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's allocator gave up; of a run on GPUs not the host's, whose memory is not what a search looks for.
+    """Whether the device's allocator gave up; of a run on GPUs not the host's, whose memory is not
+    what a search looks for.
 
     torch's CPU allocator says so only in the text of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    on_host = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    on_host = isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
     if on_host:
         return not torch.cuda.is_initialized()
     return isinstance(error, RuntimeError) and "out of memory" in str(error)

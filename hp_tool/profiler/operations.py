@@ -18,7 +18,9 @@ Call = Callable[[], object]
 
 
 def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[OperationTimes, ...]:
-    """Mean seconds of each operation on every rank; a collective call with the same answer on all ranks."""
+    """Mean seconds of each operation on every rank; a collective call with the same answer on all
+    ranks.
+    """
     torch.manual_seed(request.seed)
     groups: dict[tuple[int, int], distributed.ProcessGroup] = {}
     times = []
@@ -32,8 +34,9 @@ def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[Operat
 
 
 def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float:
-    """The mean of repetitions that all ranks start together, as many on each, or a collective would wait forever.
-    The mean rather than the median, because a step is a sum of such operations, disturbed ones included.
+    """The mean of repetitions that all ranks start together, as many on each, or a collective would
+    wait forever. The mean rather than the median, because a step is a sum of such operations,
+    disturbed ones included.
     """
     _seconds(call, device=device)
     first = slowest(_seconds(call, device=device), device=device)
@@ -48,7 +51,12 @@ def _seconds(call: Call, *, device: torch.device) -> float:
     return now(device) - started
 
 
-def _call(operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup], device: torch.device) -> Call:
+def _call(
+    operation: Operation,
+    *,
+    groups: dict[tuple[int, int], distributed.ProcessGroup],
+    device: torch.device,
+) -> Call:
     if operation.precision not in _DTYPES:
         raise InputError(f"operations run in {', '.join(_DTYPES)}, not {operation.precision}")
     factory = {"device": device, "dtype": _DTYPES[operation.precision]}
@@ -71,15 +79,22 @@ def _call(operation: Operation, *, groups: dict[tuple[int, int], distributed.Pro
             return _both_passes(norm, torch.randn(*shape, **factory))
         case "loss":
             labels = torch.randint(shape[1], shape[:1], device=device)
-            return _both_passes(lambda x: functional.cross_entropy(x, labels), torch.randn(*shape, **factory))
+            return _both_passes(
+                lambda x: functional.cross_entropy(x, labels), torch.randn(*shape, **factory)
+            )
     return _collective(operation, group=_group(operation, groups=groups), **factory)
 
 
 def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **factory: object) -> Call:
     query = torch.randn(b, heads, s, head_dim, **factory)
-    key, value = torch.randn(b, kv_heads, s, head_dim, **factory), torch.randn(b, kv_heads, s, head_dim, **factory)
+    key, value = (
+        torch.randn(b, kv_heads, s, head_dim, **factory),
+        torch.randn(b, kv_heads, s, head_dim, **factory),
+    )
     grouped = heads != kv_heads
-    return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return lambda: functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=grouped
+    )
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
@@ -94,8 +109,12 @@ def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tens
     return call
 
 
-def _collective(operation: Operation, *, group: distributed.ProcessGroup, **factory: object) -> Call:
-    """A collective over a buffer of shape[0] bytes, which is the output of all_gather and the input of reduce_scatter."""
+def _collective(
+    operation: Operation, *, group: distributed.ProcessGroup, **factory: object
+) -> Call:
+    """A collective over a buffer of shape[0] bytes, which is the output of all_gather and the input
+    of reduce_scatter.
+    """
     size = distributed.get_world_size(group)
     count = operation.shape[0] // torch.empty((), **factory).element_size() // size * size
     whole = torch.ones(count, **factory)
@@ -111,7 +130,9 @@ def _collective(operation: Operation, *, group: distributed.ProcessGroup, **fact
     return lambda: distributed.all_to_all_single(received, whole, group=group)
 
 
-def _group(operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]) -> distributed.ProcessGroup:
+def _group(
+    operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]
+) -> distributed.ProcessGroup:
     """This rank's group; every rank creates every group, in the same order."""
     size, stride = operation.group_size, operation.stride
     if (size, stride) not in groups:

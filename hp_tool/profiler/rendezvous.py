@@ -1,9 +1,11 @@
-"""torchrun whose store listens on one address only: sent with a job and started by file name; needs torch alone.
+"""torchrun whose store listens on one address only: sent with a job and started by file name; needs
+torch alone.
 
-torchrun's own stores listen on every interface, ask for no password, and `--standalone` unpickles what lies in them: whoever
-reaches the port runs code as the job. Here the first node opens the socket and hands it to the store. On one node that is the
-loopback device; on several, the address that PET_MASTER_ADDR names. The ranks join that store (TORCHELASTIC_USE_AGENT_STORE)
-and open none of their own; nothing in it is unpickled.
+torchrun's own stores listen on every interface, ask for no password, and `--standalone` unpickles
+what lies in them: whoever reaches the port runs code as the job. Here the first node opens the
+socket and hands it to the store. On one node that is the loopback device; on several, the address
+that PET_MASTER_ADDR names. The ranks join that store (TORCHELASTIC_USE_AGENT_STORE) and open none
+of their own; nothing in it is unpickled.
 """
 
 import os
@@ -42,17 +44,23 @@ class Bound(RendezvousHandler):
         if self._store is None:
             self._store = self._open()
         where = RendezvousStoreInfo(self._address, self._port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
+        return RendezvousInfo(
+            PrefixStore(self._run_id, self._store), self._node, self._nodes, where
+        )
 
     def _open(self) -> TCPStore:
         """The store: on the first node with the server behind it, elsewhere a client's view."""
         common: dict[str, Any] = {"world_size": self._nodes, "timeout": self._timeout}
         if self._node != 0:
             return TCPStore(self._address, self._port, is_master=False, **common)
-        family, _, _, _, address = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            self._address, self._port, type=socket.SOCK_STREAM
+        )[0]
         server = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self._port = server.getsockname()[1]
-        return TCPStore(self._address, self._port, is_master=True, master_listen_fd=server.detach(), **common)
+        return TCPStore(
+            self._address, self._port, is_master=True, master_listen_fd=server.detach(), **common
+        )
 
     @property
     def use_agent_store(self) -> bool:

@@ -1,4 +1,6 @@
-"""One replica that answers the same batch repeatedly: prefill, then greedy decoding, one token per step, over a KV cache."""
+"""One replica that answers the same batch repeatedly: prefill, then greedy decoding, one token per
+step, over a KV cache.
+"""
 
 import statistics
 from dataclasses import dataclass
@@ -31,11 +33,16 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
     """Latencies of the request's batch; a collective call with the same answer on all ranks."""
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
-    answers = [answer(request, gpt, prompts, device=device) for _ in range(request.warmup + request.repetitions)]
+    answers = [
+        answer(request, gpt, prompts, device=device)
+        for _ in range(request.warmup + request.repetitions)
+    ]
     measured = answers[request.warmup :]
     ttft, tpot = tuple(each.ttft_s for each in measured), tuple(each.tpot_s for each in measured)
     rate = measured[0].tokens.numel() / statistics.median(each.seconds for each in measured)
-    return ServingTimes.of(ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="megatron-core")
+    return ServingTimes.of(
+        ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="megatron-core"
+    )
 
 
 def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module:
@@ -52,7 +59,9 @@ def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Te
 
 
 @torch.inference_mode()
-def answer(request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device) -> Answer:
+def answer(
+    request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device
+) -> Answer:
     """Prefill in groups of at most max_num_batched_tokens, then decode all prompts together."""
     batch, length = prompts.shape
     context = StaticInferenceContext(batch, length + request.inference.output_length)
@@ -75,16 +84,28 @@ def answer(request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tenso
     steps = max(1, request.inference.output_length - 1)
     return Answer(
         ttft_s=slowest(waited / batch, device=device),
-        tpot_s=slowest((ended - prefilled) / steps, device=device) if request.inference.output_length > 1 else 0.0,
+        tpot_s=slowest((ended - prefilled) / steps, device=device)
+        if request.inference.output_length > 1
+        else 0.0,
         seconds=slowest(ended - started, device=device),
         tokens=torch.cat(tokens, dim=1),
     )
 
 
-def _next_tokens(gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int) -> torch.Tensor:
+def _next_tokens(
+    gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int
+) -> torch.Tensor:
     """[n, k] tokens from `position` on -> [n, 1], the most likely next one of each."""
-    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(tokens)
-    logits = gpt(tokens, positions, attention_mask=None, inference_context=context, runtime_gather_output=True)
+    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(
+        tokens
+    )
+    logits = gpt(
+        tokens,
+        positions,
+        attention_mask=None,
+        inference_context=context,
+        runtime_gather_output=True,
+    )
     return logits[:, -1:].argmax(-1)
 
 

@@ -1,5 +1,7 @@
-"""The timed steps of a training run, the same for both engines: all of them, or until their time is known well enough. And the
-seconds of one more step by torch's profiler: compute, each kind of communication, and idle."""
+"""The timed steps of a training run, the same for both engines: all of them, or until their time is
+known well enough. And the seconds of one more step by torch's profiler: compute, each kind of
+communication, and idle.
+"""
 
 import math
 import re
@@ -17,7 +19,9 @@ from hp_tool.domain.steps import step_line, warmup_of
 from hp_tool.profiler.backend import DeviceWatch, now, slowest, synchronize
 
 MIN_STEPS = 4
-"""The median lies between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7 in 8 for four."""
+"""The median lies between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7
+in 8 for four.
+"""
 Step = Callable[[], tuple[torch.Tensor | None, float]]
 """One optimizer step -> (its mean loss; None on a rank that does not know it, gradient norm)."""
 Interval = tuple[float, float]
@@ -53,7 +57,9 @@ class Steps:
 
 
 def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
-    """Run warm-up, until steps no longer become faster, and measured steps. Raises ArithmeticError if a loss is not finite."""
+    """Run warm-up, until steps no longer become faster, and measured steps. Raises ArithmeticError
+    if a loss is not finite.
+    """
     times: list[float] = []
     losses: list[float] = []
     stopped = None
@@ -70,7 +76,9 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
         if watch is not None:
             devices, driver = watch.states()
         if distributed.get_rank() == 0:
-            line = step_line(len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm)
+            line = step_line(
+                len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm
+            )
             print(line, flush=True)
         stopped = why_stop(request, times)
     if not all(map(math.isfinite, losses)):
@@ -89,7 +97,8 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
 
 
 def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
-    """Why no further step is needed after these (warm-up included), for the measurement's cause; None to go on.
+    """Why no further step is needed after these (warm-up included), for the measurement's cause;
+    None to go on.
 
     Every rank calls it with the same times, those of the slowest rank, so that all stop together.
     """
@@ -99,9 +108,16 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"
     if request.longest_step_s is not None and min(measured) > request.longest_step_s:
-        return f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless against what is known"
+        return (
+            f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless "
+            "against what is known"
+        )
     spread = (max(measured) - min(measured)) / statistics.median(measured)
-    if request.step_tolerance_fraction is not None and len(measured) >= MIN_STEPS and spread <= request.step_tolerance_fraction:
+    if (
+        request.step_tolerance_fraction is not None
+        and len(measured) >= MIN_STEPS
+        and spread <= request.step_tolerance_fraction
+    ):
         return f"{done}: all within {spread:.2%}"
     return None
 
@@ -109,21 +125,29 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 def sample(request: ProfileRequest, number: int) -> torch.Tensor:
     """[sequence_length + 1] synthetic tokens that depend only on the seed and the row's number."""
     generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
-    return torch.randint(request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator)
+    return torch.randint(
+        request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator
+    )
 
 
 def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
     """The mean over the ranks that know a loss; a collective call."""
-    sums = torch.tensor([0.0 if loss is None else float(loss), float(loss is not None)], dtype=torch.float64, device=device)
+    sums = torch.tensor(
+        [0.0 if loss is None else float(loss), float(loss is not None)],
+        dtype=torch.float64,
+        device=device,
+    )
     distributed.all_reduce(sums)
     return float(sums[0] / sums[1])
 
 
 def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """The seconds of one more step under the profiler, mean over the ranks: `compute`, exposed communication by kind, and
-    `idle`, which sum to the step. The profiler itself takes time, so this step is longer than the measured ones.
+    """The seconds of one more step under the profiler, mean over the ranks: `compute`, exposed
+    communication by kind, and `idle`, which sum to the step. The profiler itself takes time, so
+    this step is longer than the measured ones.
 
-    A GPU is idle while no kernel runs on it; a CPU process while no operator of torch runs, even if Python does.
+    A GPU is idle while no kernel runs on it; a CPU process while no operator of torch runs, even if
+    Python does.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -132,7 +156,11 @@ def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[st
         step()
         synchronize(device)
     events = trace.events()
-    (whole,) = ((e.time_range.start, e.time_range.end) for e in events if e.name == _STEP and "CPU" in str(e.device_type))
+    (whole,) = (
+        (e.time_range.start, e.time_range.end)
+        for e in events
+        if e.name == _STEP and "CPU" in str(e.device_type)
+    )
     compute: list[Interval] = []
     communication: dict[str, list[Interval]] = defaultdict(list)
     for event in events:
@@ -148,7 +176,9 @@ def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[st
     gathered: list[dict[str, float]] = [{}] * distributed.get_world_size()
     distributed.all_gather_object(gathered, own_parts)
     names = sorted({name for each in gathered for name in each})
-    return {name: 1e-6 * sum(each.get(name, 0.0) for each in gathered) / len(gathered) for name in names}
+    return {
+        name: 1e-6 * sum(each.get(name, 0.0) for each in gathered) / len(gathered) for name in names
+    }
 
 
 def communication_kind(name: str) -> str | None:
@@ -156,11 +186,17 @@ def communication_kind(name: str) -> str | None:
     lower = name.lower()
     if not lower.startswith(("gloo:", "nccl")):
         return None
-    return next((kind for pattern, kind in _KINDS if re.search(pattern, lower)), "other_communication")
+    return next(
+        (kind for pattern, kind in _KINDS if re.search(pattern, lower)), "other_communication"
+    )
 
 
-def parts(*, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]) -> dict[str, float]:
-    """The length of `whole` that each part covers and earlier ones do not, and `idle`, the rest; they sum to its length."""
+def parts(
+    *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
+) -> dict[str, float]:
+    """The length of `whole` that each part covers and earlier ones do not, and `idle`, the rest;
+    they sum to its length.
+    """
     covered = _merged(compute, within=whole)
     lengths = {"compute": _length(covered)}
     for kind in sorted(communication):

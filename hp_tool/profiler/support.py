@@ -10,12 +10,18 @@ from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.switches import APEX, CUDA, DEEP_EP, ENGINE, Switches, switches, without
 from hp_tool.errors import InputError, UnsupportedError
 
-_MODULES = {ENGINE: "transformer_engine", APEX: "fused_weight_gradient_mlp_cuda", DEEP_EP: "deep_ep"}
+_MODULES = {
+    ENGINE: "transformer_engine",
+    APEX: "fused_weight_gradient_mlp_cuda",
+    DEEP_EP: "deep_ep",
+}
 """What Megatron Core imports of each package."""
 
 
 def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """(what this run overlaps and fuses, what this host lacks by field that is therefore not as exported)."""
+    """(what this run overlaps and fuses, what this host lacks by field that is therefore not as
+    exported).
+    """
     parallel = request.parallel
     wanted = switches(
         model=request.model,
@@ -24,12 +30,18 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ..
         dispatcher=parallel.moe_token_dispatcher_type or "alltoall",
         nvlink_domain_size=request.nvlink_domain_size,
     )
-    lacking = [package for package, module in _MODULES.items() if request.gpu == "cpu" or find_spec(module) is None]
+    lacking = [
+        package
+        for package, module in _MODULES.items()
+        if request.gpu == "cpu" or find_spec(module) is None
+    ]
     return without(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
 
 
 def check(request: ProfileRequest) -> None:
-    """Raise UnsupportedError for a training that the profiler does not run, InputError for inconsistent sizes."""
+    """Raise UnsupportedError for a training that the profiler does not run, InputError for
+    inconsistent sizes.
+    """
     for field, what in unprofiled(model=request.model, training=request.training, gpu=request.gpu):
         raise UnsupportedError(f"the profiler does not run {what}", field=field)
     parallel = request.parallel
@@ -46,14 +58,18 @@ def check(request: ProfileRequest) -> None:
     has_engine = request.gpu != "cpu" and find_spec("transformer_engine") is not None
     for needs, what in _transformer_engine(request):
         if needs and not has_engine:
-            raise UnsupportedError(f"the profiler does not run {what} without Transformer Engine", field="parallel")
+            raise UnsupportedError(
+                f"the profiler does not run {what} without Transformer Engine", field="parallel"
+            )
     for wrong, message in _sizes(request):
         if wrong:
             raise InputError(message)
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """Raise UnsupportedError or InputError for an inference run that the profiler cannot carry out."""
+    """Raise UnsupportedError or InputError for an inference run that the profiler cannot carry
+    out.
+    """
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unserved(model=request.model, inference=load, runner=request.runner),
@@ -62,14 +78,20 @@ def check_serving(request: InferenceRequest) -> None:
     for field, what in unsupported:
         raise UnsupportedError(f"the profiler does not serve {what}", field=field)
     if request.num_gpus != parallel.tensor_parallel_size:
-        raise InputError(f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}")
+        raise InputError(
+            f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}"
+        )
     if min(request.repetitions, load.input_length, load.output_length) < 1 or request.warmup < 0:
         raise InputError("repetitions and lengths must be at least 1 and warmup at least 0")
 
 
 def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bool, str]]:
     name = recompute_name(parallel.recompute)
-    known = ("none", "per_op", "per_layer") if framework == "torch-fsdp" else ("none", "selective", "full")
+    known = (
+        ("none", "per_op", "per_layer")
+        if framework == "torch-fsdp"
+        else ("none", "selective", "full")
+    )
     yield name.split()[0] not in known, f"recompute: {name}"
 
 
@@ -79,20 +101,45 @@ def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"
     yield training.narrow_optimizer, "optimizer states in 16 bits"
-    yield parallel.context_parallel_size > 1 and communication != "all_gather", f"context parallelism by {communication}"
+    yield (
+        parallel.context_parallel_size > 1 and communication != "all_gather",
+        f"context parallelism by {communication}",
+    )
     yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
 
 
 def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     training, parallel = request.training, request.parallel
-    t, p, d = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
-    c, e = parallel.context_parallel_size, parallel.expert_parallel_size * parallel.expert_tensor_parallel_size
+    t, p, d = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_size,
+    )
+    c, e = (
+        parallel.context_parallel_size,
+        parallel.expert_parallel_size * parallel.expert_tensor_parallel_size,
+    )
     shards = parallel.data_parallel_shard_size or d
     yield d % shards != 0, f"DP {d} is not divisible by data_parallel_shard_size {shards}"
     batch = d * parallel.micro_batch_size
-    yield t * p * c * d != request.num_gpus, f"TP {t} x PP {p} x CP {c} x DP {d} is not num_gpus {request.num_gpus}"
-    yield training.sequence_length % (2 * c if c > 1 else 1) != 0, f"sequence_length is not divisible by 2 x CP {c}"
+    yield (
+        t * p * c * d != request.num_gpus,
+        f"TP {t} x PP {p} x CP {c} x DP {d} is not num_gpus {request.num_gpus}",
+    )
+    yield (
+        training.sequence_length % (2 * c if c > 1 else 1) != 0,
+        f"sequence_length is not divisible by 2 x CP {c}",
+    )
     yield t * c * d % e != 0, f"TP {t} x CP {c} x DP {d} is not divisible by expert groups of {e}"
-    yield (request.model.num_experts or e) % parallel.expert_parallel_size != 0, "num_experts is not divisible by EP"
-    yield training.global_batch_size % batch != 0, f"global_batch_size {training.global_batch_size} is not divisible by {batch}"
-    yield request.steps < 1 or request.warmup_steps < 0, "steps must be at least 1 and warmup_steps at least 0"
+    yield (
+        (request.model.num_experts or e) % parallel.expert_parallel_size != 0,
+        "num_experts is not divisible by EP",
+    )
+    yield (
+        training.global_batch_size % batch != 0,
+        f"global_batch_size {training.global_batch_size} is not divisible by {batch}",
+    )
+    yield (
+        request.steps < 1 or request.warmup_steps < 0,
+        "steps must be at least 1 and warmup_steps at least 0",
+    )

@@ -1,7 +1,7 @@
 """Inference runs by vLLM's own benchmark, `vllm bench latency`, where vLLM is installed.
 
-It reports the seconds of a whole batch. A run for one token takes the time to first token, so two runs give both latencies:
- TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
+It reports the seconds of a whole batch. A run for one token takes the time to first token, so two
+ runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
 """
 
 import json
@@ -22,14 +22,27 @@ from hp_tool.errors import UnsupportedError
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _PROMPT_TOKENS = 10_000  # vllm bench latency draws its prompts from this many
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+_OF_TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+)
 
 
 def serve(request: InferenceRequest) -> Measurement:
-    """Run the benchmark. Raises UnsupportedError if vLLM is not installed or the model is not of a supported family."""
+    """Run the benchmark. Raises UnsupportedError if vLLM is not installed or the model is not of a
+    supported family.
+    """
     program = shutil.which("vllm")
     if program is None:
-        raise UnsupportedError("runner vllm needs the command `vllm`, which is not on this node's PATH; install vLLM there")
+        raise UnsupportedError(
+            "runner vllm needs the command `vllm`, which is not on this node's PATH; install vLLM "
+            "there"
+        )
     started = time.monotonic()
     folder = Path.cwd() / "model"
     folder.mkdir(exist_ok=True)
@@ -45,12 +58,27 @@ def serve(request: InferenceRequest) -> Measurement:
     )
 
 
-def command(program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path) -> list[str]:
-    """argv of one benchmark, with random weights, and with token ids as prompts so that no tokenizer is needed."""
+def command(
+    program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
+) -> list[str]:
+    """argv of one benchmark, with random weights, and with token ids as prompts so that no
+    tokenizer is needed.
+    """
     load, parallel = request.inference, request.parallel
     return [
-        *(program, "bench", "latency", f"--model={model}", "--load-format=dummy", "--skip-tokenizer-init"),
-        *("--disable-detokenize", f"--dtype={_DTYPES[str(load.precision)]}", f"--seed={request.seed}"),
+        *(
+            program,
+            "bench",
+            "latency",
+            f"--model={model}",
+            "--load-format=dummy",
+            "--skip-tokenizer-init",
+        ),
+        *(
+            "--disable-detokenize",
+            f"--dtype={_DTYPES[str(load.precision)]}",
+            f"--seed={request.seed}",
+        ),
         f"--max-model-len={load.input_length + load.output_length}",
         f"--input-len={load.input_length}",
         f"--output-len={output_length}",
@@ -64,8 +92,12 @@ def command(program: str, request: InferenceRequest, *, model: Path, output_leng
     ]
 
 
-def serving_times(request: InferenceRequest, *, first: list[float], whole: list[float]) -> ServingTimes:
-    """Latencies from the seconds of batches of one token (`first`) and of batches of all tokens (`whole`)."""
+def serving_times(
+    request: InferenceRequest, *, first: list[float], whole: list[float]
+) -> ServingTimes:
+    """Latencies from the seconds of batches of one token (`first`) and of batches of all tokens
+    (`whole`).
+    """
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -75,7 +107,9 @@ def serving_times(request: InferenceRequest, *, first: list[float], whole: list[
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """A config.json of the request's shape. Raises UnsupportedError for a family that is not supported here."""
+    """A config.json of the request's shape. Raises UnsupportedError for a family that is not
+    supported here.
+    """
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -97,19 +131,33 @@ def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
 
 def _family(model: ModelSpec) -> dict[str, Any]:
     """The architecture: Llama, or Qwen3 for its norms of queries and keys."""
-    llama_like = model.gated_mlp and model.normalization == "rmsnorm" and model.positions == "rotary"
-    plain = not (model.has_attention_bias or model.has_mlp_bias or model.num_experts or model.kv_lora_rank)
-    details = model.norms_per_layer == 2 and model.sliding_window is None and not model.attention_sinks
-    if model.architecture != "decoder" or not (llama_like and plain and details) or model.query_key_norm == "all_heads":
+    llama_like = (
+        model.gated_mlp and model.normalization == "rmsnorm" and model.positions == "rotary"
+    )
+    plain = not (
+        model.has_attention_bias or model.has_mlp_bias or model.num_experts or model.kv_lora_rank
+    )
+    details = (
+        model.norms_per_layer == 2 and model.sliding_window is None and not model.attention_sinks
+    )
+    if (
+        model.architecture != "decoder"
+        or not (llama_like and plain and details)
+        or model.query_key_norm == "all_heads"
+    ):
         raise UnsupportedError("runner vllm serves models shaped as Llama or Qwen3", field="model")
     if model.vocab_size < _PROMPT_TOKENS:
-        raise UnsupportedError(f"runner vllm needs a vocab_size of {_PROMPT_TOKENS} or more", field="model.vocab_size")
+        raise UnsupportedError(
+            f"runner vllm needs a vocab_size of {_PROMPT_TOKENS} or more", field="model.vocab_size"
+        )
     if model.query_key_norm == "head":
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
-def _seconds(program: str, request: InferenceRequest, *, model: Path, output_length: int) -> list[float]:
+def _seconds(
+    program: str, request: InferenceRequest, *, model: Path, output_length: int
+) -> list[float]:
     """Seconds of each batch. vLLM writes into the job's log; if it fails, so does this run."""
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
@@ -127,4 +175,6 @@ def _hardware(request: InferenceRequest) -> Hardware:
     import torch
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
-    return Hardware(gpu=request.gpu, device_name=name, num_gpus=request.num_gpus, hosts=(platform.node(),))
+    return Hardware(
+        gpu=request.gpu, device_name=name, num_gpus=request.num_gpus, hosts=(platform.node(),)
+    )

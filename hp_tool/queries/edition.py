@@ -1,4 +1,6 @@
-"""Which edition of hp-tool this is, as stored with each search: a worker leaves alone what a newer one stored."""
+"""Which edition of hp-tool this is, as stored with each search: a worker leaves alone what a newer
+one stored.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -11,9 +13,11 @@ from hp_tool.queries.schema import adapter
 
 @functools.cache
 def edition() -> int:
-    """Return the number of words that queries of this hp-tool know: keys, choices, and names of the built-in catalogue.
+    """Return the number of words that queries of this hp-tool know: keys, choices, and names of the
+    built-in catalogue.
 
-    Words are added and never taken away, so of two editions the one with more words reads what both store.
+    Words are added and never taken away, so of two editions the one with more words reads what both
+    store.
     """
     return len(set(_words(adapter(Query).json_schema(), ()))) + library.number_of_built_in_names()
 

@@ -1,4 +1,6 @@
-"""Names that users registered with a service, laid into a query: what comes after sees shapes and figures alone."""
+"""Names that users registered with a service, laid into a query: what comes after sees shapes and
+figures alone.
+"""
 
 import re
 from collections.abc import Callable
@@ -24,7 +26,9 @@ Find = Callable[[RegistrationKind, str], JsonObject | None]
 Q = TypeVar("Q", Query, SizingQuery)
 
 
-def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType | TraceSpec:
+def checked_registration(
+    *, kind: RegistrationKind, name: str, spec: JsonObject
+) -> ModelSpec | NodeType | TraceSpec:
     """The model, server or trace that would stand under `name`, checked as a catalogue file is.
 
     Raises:
@@ -34,16 +38,25 @@ def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject)
     """
     if not NAME.fullmatch(name) or catalog.is_file_name(name):
         raise InputError(
-            f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, and no file's suffix",
+            f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, "
+            "and no file's suffix",
             field="name",
         )
     if kind != "trace" and catalog.knows("models" if kind == "model" else "clusters", name):
-        raise ConflictError(f"the catalogue has a {kind} {name!r}; take another name", field="name", code="name_taken")
+        raise ConflictError(
+            f"the catalogue has a {kind} {name!r}; take another name",
+            field="name",
+            code="name_taken",
+        )
     return read_spec(kind=kind, name=name, spec=spec)
 
 
-def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType | TraceSpec:
-    """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue lacks."""
+def read_spec(
+    *, kind: RegistrationKind, name: str, spec: JsonObject
+) -> ModelSpec | NodeType | TraceSpec:
+    """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue
+    lacks.
+    """
     if kind == "trace":
         trace: TraceSpec = schema.parse(TraceSpec, spec)
         request_trace(trace)
@@ -56,27 +69,49 @@ def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSp
 
 
 def names_registered(query: Query | SizingQuery) -> bool:
-    """Whether the query names something that the catalogue does not have; only then is it worth asking a database."""
+    """Whether the query names something that the catalogue does not have; only then is it worth
+    asking a database.
+    """
     clusters = (_unknown_cluster(each) for each in _clusters(query))
-    return any(name is not None for name in (_unless_known("models", query.model), *clusters, _trace_name(query)))
+    return any(
+        name is not None
+        for name in (_unless_known("models", query.model), *clusters, _trace_name(query))
+    )
 
 
 def with_registered(query: Q, *, find: Find) -> Q:
-    """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
+    """The query with what is registered in place of its names. What nobody registered stays, to be
+    refused as unknown.
+    """
     trace = _trace_name(query)
-    if isinstance(query, Query) and query.inference and trace is not None and (spec := find("trace", trace)) is not None:
-        query = replace(query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec)))
+    if (
+        isinstance(query, Query)
+        and query.inference
+        and trace is not None
+        and (spec := find("trace", trace)) is not None
+    ):
+        query = replace(
+            query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec))
+        )
     query = replace(query, model=registered_model(query.model, find=find))
     clusters = tuple(_registered_cluster(each, find=find) for each in _clusters(query))
-    return query if clusters == _clusters(query) else replace(query, cluster=_as_listed(query, clusters))
+    return (
+        query
+        if clusters == _clusters(query)
+        else replace(query, cluster=_as_listed(query, clusters))
+    )
 
 
 def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
-    """Return the mapping that `query` was sent as, with what is registered in place of its names, as `resolved` has it.
+    """Return the mapping that `query` was sent as, with what is registered in place of its names,
+    as `resolved` has it.
 
-    Nothing else joins it: an older edition may not know the key of a default, and a newer one may have another.
+    Nothing else joins it: an older edition may not know the key of a default, and a newer one may
+    have another.
     """
-    return _with_changes(sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved))
+    return _with_changes(
+        sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
+    )
 
 
 def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -> JsonObject:
@@ -84,34 +119,57 @@ def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) ->
     for name, value in after.items():
         if value != before.get(name):
             written, known = sent.get(name), before.get(name)
-            nested = isinstance(written, dict) and isinstance(known, dict) and isinstance(value, dict)
-            stored[name] = _with_changes(sent[name], before=before[name], after=value) if nested else value
+            nested = (
+                isinstance(written, dict) and isinstance(known, dict) and isinstance(value, dict)
+            )
+            stored[name] = (
+                _with_changes(sent[name], before=before[name], after=value) if nested else value
+            )
     return stored
 
 
 def registered_model(name: Any, *, find: Find) -> Any:
-    """The fields registered under a model's name; the name as it stands where it is the catalogue's, or nobody's."""
+    """The fields registered under a model's name; the name as it stands where it is the
+    catalogue's, or nobody's.
+    """
     unknown = _unless_known("models", name)
     spec = None if unknown is None else find("model", unknown)
     return name if spec is None else {**spec, "name": unknown}
 
 
 def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
-    """The cluster asked for, with what it leaves out as the registered server has it; the catalogue's rules for node types."""
+    """The cluster asked for, with what it leaves out as the registered server has it; the
+    catalogue's rules for node types.
+    """
     if wanted.gpu is not None and wanted.gpu != node.gpu:
-        raise InputError(f"gpu is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu")
+        raise InputError(
+            f"gpu is not what {node.name} has ({node.gpu}); leave one of them out",
+            field="cluster.gpu",
+        )
     shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
-    laid = replace(wanted, node_type=None, **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None})
+    laid = replace(
+        wanted,
+        node_type=None,
+        **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None},
+    )
     domain = laid.nvlink_domain_size or node.gpus_per_node
     if wanted.nvlink_domain_size is None:
         per_node = laid.gpus_per_node or node.gpus_per_node
         domain = max(per_node, domain - domain % per_node)
-    return replace(laid, name=wanted.name or node.name, num_gpus=laid.num_gpus or node.gpus_per_node, nvlink_domain_size=domain)
+    return replace(
+        laid,
+        name=wanted.name or node.name,
+        num_gpus=laid.num_gpus or node.gpus_per_node,
+        nvlink_domain_size=domain,
+    )
 
 
 def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
     if spec.get("name", name) != name:
-        raise InputError(f"name {spec['name']!r} is not the {name!r} it is registered under", field=f"{field}.name")
+        raise InputError(
+            f"name {spec['name']!r} is not the {name!r} it is registered under",
+            field=f"{field}.name",
+        )
     return {**spec, "name": name}
 
 
@@ -125,13 +183,17 @@ def _as_listed(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
 
 
 def _unknown_cluster(cluster: Any) -> str | None:
-    """The name of a cluster, where it could be registered and the catalogue has none of that name."""
+    """The name of a cluster, where it could be registered and the catalogue has none of that
+    name.
+    """
     name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
     return None if name == PRICED else _unless_known("clusters", name)
 
 
 def _registered_cluster(cluster: Any, *, find: Find) -> Any:
-    """The cluster that is registered under a name, with what is asked of it; the cluster as it stands where none is."""
+    """The cluster that is registered under a name, with what is asked of it; the cluster as it
+    stands where none is.
+    """
     name = _unknown_cluster(cluster)
     if name is None or (spec := find("cluster", name)) is None:
         return cluster
@@ -142,7 +204,11 @@ def _registered_cluster(cluster: Any, *, find: Find) -> Any:
 def _trace_name(query: Query | SizingQuery) -> str | None:
     """The name of a trace; a path of this machine's own is none."""
     trace = query.inference.trace if isinstance(query, Query) and query.inference else None
-    return trace if isinstance(trace, str) and not isinstance(trace, OwnFile) and NAME.fullmatch(trace) else None
+    return (
+        trace
+        if isinstance(trace, str) and not isinstance(trace, OwnFile) and NAME.fullmatch(trace)
+        else None
+    )
 
 
 def _unless_known(kind: catalog.Kind, name: object) -> str | None:

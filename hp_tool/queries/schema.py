@@ -1,4 +1,6 @@
-"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError out; results back to JSON."""
+"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError
+out; results back to JSON.
+"""
 
 import difflib
 import functools
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 MAX_COMPLAINTS = 1_000
-"""Complaints that are looked at: a long list of wrong values has one of each, several where types may differ."""
+"""Complaints that are looked at: a long list of wrong values has one of each, several where types
+may differ.
+"""
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
-"""Where a query names a release: text, which YAML and JSON take for a number unless it is quoted."""
+"""Where a query names a release: text, which YAML and JSON take for a number unless it is
+quoted.
+"""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -63,29 +69,46 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """A validated query from whoever may read this machine's files, whose names may be paths. Not for what arrives from
-    elsewhere (`parse_query`). Raises InputError.
+    """A validated query from whoever may read this machine's files, whose names may be paths. Not
+    for what arrives from elsewhere (`parse_query`). Raises InputError.
     """
     return with_own_files(parse_query(data))
 
 
 def with_own_files(query: Q) -> Q:
-    """The query as the command line and the Python API ask it: its model, trace and lengths may be files."""
+    """The query as the command line and the Python API ask it: its model, trace and lengths may be
+    files.
+    """
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
-    if isinstance(query, Query) and query.training is not None and query.training.sequence_lengths is not None:
+    if (
+        isinstance(query, Query)
+        and query.training is not None
+        and query.training.sequence_lengths is not None
+    ):
         lengths = OwnFile(query.training.sequence_lengths)
         query = replace(query, training=replace(query.training, sequence_lengths=lengths))
-    if isinstance(query, Query) and query.inference is not None and isinstance(query.inference.trace, str):
-        query = replace(query, inference=replace(query.inference, trace=OwnFile(query.inference.trace)))
+    if (
+        isinstance(query, Query)
+        and query.inference is not None
+        and isinstance(query.inference.trace, str)
+    ):
+        query = replace(
+            query, inference=replace(query.inference, trace=OwnFile(query.inference.trace))
+        )
     return query
 
 
 def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
-    """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises InputError."""
+    """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises
+    InputError.
+    """
     text = data if isinstance(data, str | bytes) else _dump(_with_release_texts(data))
     if len(text) > MAX_QUERY_BYTES:
-        raise InputError(f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read", code="too_large")
+        raise InputError(
+            f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read",
+            code="too_large",
+        )
     try:
         return adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -115,20 +138,26 @@ def to_dict(value: object) -> Any:
 
 
 def query_mapping(query: Query) -> dict[str, Any]:
-    """A query as the mapping it was written as: what stands at its default is left out. Valid input again."""
+    """A query as the mapping it was written as: what stands at its default is left out. Valid input
+    again.
+    """
     mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
     return mapping
 
 
 def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path goes through a value."""
+    """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path
+    goes through a value.
+    """
     for dotted, value in values.items():
         *parents, last = dotted.split(".")
         node = data
         for name in parents:
             child = node.setdefault(name, {})
             if not isinstance(child, dict):
-                raise InputError(f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted)
+                raise InputError(
+                    f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted
+                )
             node = child
         node[last] = value
     return data
@@ -138,7 +167,9 @@ def _read_as_mapping(error: ValidationError) -> bool:
     """Whether a text is no JSON, or has a number where a release's text is asked for."""
     problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
-    return not_json or any(p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems)
+    return not_json or any(
+        p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems
+    )
 
 
 def _has_whole_floats(error: ValidationError) -> bool:
@@ -152,7 +183,9 @@ def _is_whole_float(value: object) -> bool:
 
 
 def _with_whole_numbers(data: Any) -> Any:
-    """Return a copy in which floats without a fraction are integers, which fields of either kind take; 2000.5 stays."""
+    """Return a copy in which floats without a fraction are integers, which fields of either kind
+    take; 2000.5 stays.
+    """
     if isinstance(data, dict):
         return {key: _with_whole_numbers(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -161,15 +194,22 @@ def _with_whole_numbers(data: Any) -> Any:
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A query's mapping with a release that is a number as text, if it can have lost no zero: 26.06, but not 26.1."""
+    """A query's mapping with a release that is a number as text, if it can have lost no zero:
+    26.06, but not 26.1.
+    """
     for section, key in RELEASES:
         values = data.get(section)
         number = values.get(key) if isinstance(values, Mapping) else None
-        if isinstance(values, Mapping) and isinstance(number, int | float) and not isinstance(number, bool):
+        if (
+            isinstance(values, Mapping)
+            and isinstance(number, int | float)
+            and not isinstance(number, bool)
+        ):
             text = str(number)
             if re.fullmatch(r"\d+\.\d{2,}", text) is None:
                 raise InputError(
-                    f'{section}.{key} {text} is a number, which may have lost a zero; write it in quotes: "{text}"',
+                    f"{section}.{key} {text} is a number, which may have lost a zero; write it in "
+                    f'quotes: "{text}"',
                     field=f"{section}.{key}",
                     code="invalid_value",
                 )
@@ -192,28 +232,37 @@ def read_yaml(text: str | bytes) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         place = f" at line {where.line + 1}" if where is not None else ""
-        raise InputError(f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}", code="syntax") from None
+        raise InputError(
+            f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}",
+            code="syntax",
+        ) from None
     return _mapping(data)
 
 
 def _mapping(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise InputError("a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax")
+        raise InputError(
+            "a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax"
+        )
     return data
 
 
 _CONTENT: dict[Kind, str] = {
-    "training": "its batch there: add training.sequence_length and training.global_batch_size (--sequence-length and "
+    "training": "its batch there: add training.sequence_length and training.global_batch_size "
+    "(--sequence-length and "
     "--global-batch-size on the command line)",
     "inference": "its load there: add inference.input_length and output_length",
 }
 
 
 def _check(query: Query) -> None:
-    """Raise InputError where a section is missing or an axis too long; types say everything else."""
+    """Raise InputError where a section is missing or an axis too long; types say everything
+    else.
+    """
     if getattr(query, query.kind) is None:
         raise InputError(
-            f"{query.kind} is missing; a query of kind {query.kind} describes {_CONTENT[query.kind]}",
+            f"{query.kind} is missing; a query of kind {query.kind} describes "
+            f"{_CONTENT[query.kind]}",
             field=query.kind,
             code="missing_field",
         )
@@ -259,23 +308,37 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         are = "is missing; add it" if len(names) == 1 else "are missing; add them"
         return InputError(f"{', '.join(names)} {are}", field=field, code="missing_field")
     if deepest["type"] == "too_short":
-        return InputError(f"{field} is an empty list; give values or leave it out", field=field, code="invalid_value")
+        return InputError(
+            f"{field} is an empty list; give values or leave it out",
+            field=field,
+            code="invalid_value",
+        )
     if deepest["type"] == "string_pattern_mismatch":
-        return InputError(f"{field} is empty; give its text or leave it out", field=field, code="invalid_value")
+        return InputError(
+            f"{field} is empty; give its text or leave it out", field=field, code="invalid_value"
+        )
     if deepest["type"] in _BOUNDS and (bounds := _bounds(adapter, deepest["loc"])) is not None:
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return out_of_bounds(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
     # All types of a value that may have several.
     expected = " or ".join(
-        dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
+        dict.fromkeys(
+            p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
+        )
     )
     hint = _without_unit(deepest.get("input"))
-    return InputError(f"{field or 'the query'}: expected {expected}, got {value[:80]}{hint}", field=field, code="invalid_value")
+    return InputError(
+        f"{field or 'the query'}: expected {expected}, got {value[:80]}{hint}",
+        field=field,
+        code="invalid_value",
+    )
 
 
 def _without_unit(value: object) -> str:
-    """Return `; write 8192 or 8000` for 8k, and the number of 80B; an empty text for what is no number with a unit."""
+    """Return `; write 8192 or 8000` for 8k, and the number of 80B; an empty text for what is no
+    number with a unit.
+    """
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -287,12 +350,16 @@ def _without_unit(value: object) -> str:
 def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
     """Smallest and largest value of the number at a path."""
     options = (option for node in declarations(adapter, loc) for option in branches(adapter, node))
-    return next(((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None)
+    return next(
+        ((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None
+    )
 
 
 def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
     key = str(loc[-1])[:100]  # as the user wrote it
-    options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
+    options = (
+        option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node)
+    )
     known = sorted({name for option in options for name in option.get("properties", {})})
     section = ".".join(_path(loc[:-1]))
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
@@ -306,25 +373,41 @@ def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> Input
 
 def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
     """The dotted path of a key of exactly this name in a section at the top."""
-    top = {name for option in branches(adapter, _json_schema(adapter)) for name in option.get("properties", {})}
+    top = {
+        name
+        for option in branches(adapter, _json_schema(adapter))
+        for name in option.get("properties", {})
+    }
     for section in sorted(top):
-        options = (option for node in declarations(adapter, (section,)) for option in branches(adapter, node))
+        options = (
+            option
+            for node in declarations(adapter, (section,))
+            for option in branches(adapter, node)
+        )
         if any(key in option.get("properties", {}) for option in options):
             return f"{section}.{key}"
     return None
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody wrote."""
+    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody
+    wrote.
+    """
     return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
 
 
 def _is_branch(part: str) -> bool:
-    return part.removeprefix("constrained-") in ("str", "int", "bool", "float") or "[" in part or part[:1].isupper()
+    return (
+        part.removeprefix("constrained-") in ("str", "int", "bool", "float")
+        or "[" in part
+        or part[:1].isupper()
+    )
 
 
 def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
-    """The JSON schemas of what stands at a path, one for each branch of a union on the way that has it."""
+    """The JSON schemas of what stands at a path, one for each branch of a union on the way that has
+    it.
+    """
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):

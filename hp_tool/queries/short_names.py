@@ -1,5 +1,5 @@
-"""Short names of a query's keys: the arguments and flags that stand for a path, the columns of a grid, and what people write
-who come from other tools.
+"""Short names of a query's keys: the arguments and flags that stand for a path, the columns of a
+grid, and what people write who come from other tools.
 """
 
 COMMON = {
@@ -11,7 +11,9 @@ COMMON = {
     "precision": "training.precision",
     "total_tokens": "training.total_tokens",
 }
-"""Common enough to be given without their path: as arguments of the Python API, as flags, as columns."""
+"""Common enough to be given without their path: as arguments of the Python API, as flags, as
+columns.
+"""
 
 COLUMNS = {
     "tp": "parallel.tensor_parallel_size",

@@ -1,5 +1,6 @@
-"""The fields of a query that people see, as they say of themselves where they are declared (`domain.fields.Shown`): for the
-form of a new search, the explorer, the table of fields in the documentation and `hp-tool fields`.
+"""The fields of a query that people see, as they say of themselves where they are declared
+(`domain.fields.Shown`): for the form of a new search, the explorer, the table of fields in the
+documentation and `hp-tool fields`.
 """
 
 from collections.abc import Iterator
@@ -54,7 +55,10 @@ class Field:
             return ", ".join(self.options)
         if self.maximum is None:
             return "a name" if self.suggested else "text"
-        return f"{'a whole number' if self.step == '1' else 'a number'} from {self.minimum:,.10g} to {self.maximum:,.10g}"
+        return (
+            f"{'a whole number' if self.step == '1' else 'a number'} from {self.minimum:,.10g} "
+            f"to {self.maximum:,.10g}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +80,21 @@ UNFOLDED = ("Model", "Cluster", "Training", "Serving", "Goal")
 """Sections that most queries fill; those after them are collapsed."""
 SECTIONS = (
     *UNFOLDED,
-    *("Parallelism", "Precision and kernels", "Experts", "Pools for prefill and decoding", "Fine-tuning", "NVLink"),
+    *(
+        "Parallelism",
+        "Precision and kernels",
+        "Experts",
+        "Pools for prefill and decoding",
+        "Fine-tuning",
+        "NVLink",
+    ),
     *("What you run today, to compare with", "Profile runs"),
 )
 """The sections' order; fields that name another one follow."""
-OTHER_KIND: dict[Kind, tuple[str, ...]] = {"training": ("inference", "targets"), "inference": ("training",)}
+OTHER_KIND: dict[Kind, tuple[str, ...]] = {
+    "training": ("inference", "targets"),
+    "inference": ("training",),
+}
 SUGGESTED: dict[str, Suggested] = {
     "model": "models",
     "cluster.gpu": "gpus",
@@ -101,12 +115,16 @@ def sections(kind: Kind) -> tuple[Section, ...]:
         title = SECTIONS[-2] if path.startswith(BASELINE) else declared["x-section"]
         titled.setdefault(title, []).append(_field(path, declared))
     return tuple(
-        Section(title=title, fields=tuple(known), folded=title not in UNFOLDED) for title, known in titled.items() if known
+        Section(title=title, fields=tuple(known), folded=title not in UNFOLDED)
+        for title, known in titled.items()
+        if known
     )
 
 
 def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Paths of the fields that are shown, with their declarations; the parts of a mapping come before itself."""
+    """Paths of the fields that are shown, with their declarations; the parts of a mapping come
+    before itself.
+    """
     query = schema.described(Query)
 
     def below(node: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -115,7 +133,11 @@ def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
                 if depth == 0 and name in OTHER_KIND[kind]:
                     continue
                 yield from below(declared, f"{path}{name}.", depth + 1)
-                if "x-section" in declared and declared.get("x-kind", kind) == kind and f"{path}{name}." != BASELINE:
+                if (
+                    "x-section" in declared
+                    and declared.get("x-kind", kind) == kind
+                    and f"{path}{name}." != BASELINE
+                ):
                     yield f"{path}{name}", declared
 
     (root,) = declarations(query, ())
@@ -134,7 +156,9 @@ def _field(path: str, declared: dict[str, Any]) -> Field:
     options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
     if not options and any(each.get("type") == "boolean" for each in kinds):
         options = ("true", "false")
-    one = "oneOf" in declared  # a list of it is for rankings alone: a search runs one training on one cluster
+    one = (
+        "oneOf" in declared
+    )  # a list of it is for rankings alone: a search runs one training on one cluster
 
     def listed(kind: dict[str, Any]) -> bool:
         return one and kind.get("type") == "array"
@@ -145,14 +169,18 @@ def _field(path: str, declared: dict[str, Any]) -> Field:
         name=path,
         label=f"Baseline: {declared['title']}" if path.startswith(BASELINE) else declared["title"],
         suggested=SUGGESTED.get(path),
-        placeholder="" if path.startswith(BASELINE) else declared.get("x-example") or declared.get("x-unset", ""),
+        placeholder=""
+        if path.startswith(BASELINE)
+        else declared.get("x-example") or declared.get("x-unset", ""),
         left_out=declared.get("x-unset") or default,
         options=options,
         minimum=number.get("minimum"),
         maximum=number.get("maximum"),
         step="1" if number.get("type") == "integer" else "any",
         several=not one and any(each.get("type") == "array" for each in kinds),
-        text=all(each.get("type") in ("string", "null", "object") or listed(each) for each in kinds),
+        text=all(
+            each.get("type") in ("string", "null", "object") or listed(each) for each in kinds
+        ),
         help=str(declared.get("description", "")),
         hint=HINTS.get(path, ""),
         default=default,

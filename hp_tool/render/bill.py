@@ -9,7 +9,9 @@ Interval = tuple[float, float] | None
 
 
 def expected_words(plan: SearchPlan) -> str:
-    """`at most 8 runs (budget_runs), 12.0 min to 40.0 min without waiting for devices, 1.6 to 5.3 GPU-hours, ...`."""
+    """`at most 8 runs (budget_runs), 12.0 min to 40.0 min without waiting for devices, 1.6 to 5.3
+    GPU-hours, ...`.
+    """
     parts = [
         f"at most {plan.runs} runs ({plan.stopped_by})",
         f"{between(plan.wall_s, plan.wall_s_interval, duration)} without waiting for devices",
@@ -23,12 +25,17 @@ def expected_words(plan: SearchPlan) -> str:
 
 
 def worst_words(plan: SearchPlan) -> str:
-    """`11.2 GPU-hours, $40, if every run takes all of its time limit`, and where that limit is too short for the run."""
+    """`11.2 GPU-hours, $40, if every run takes all of its time limit`, and where that limit is too
+    short for the run.
+    """
     cost = "" if plan.most_cost is None else f", {money(plan.most_cost)}"
     worst = f"{device_time(plan.most_gpu_seconds)}{cost}, if every run takes all of its time limit"
     short = [run for run in (plan.first, plan.confirmation) if run is not None and run.cut_off]
     if short:
-        worst += f"; search.run_timeout_s of {duration(short[0].time_limit_s)} is below what a run is expected to need"
+        worst += (
+            f"; search.run_timeout_s of {duration(short[0].time_limit_s)} is below what a run "
+            "is expected to need"
+        )
     return worst
 
 

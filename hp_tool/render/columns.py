@@ -1,4 +1,6 @@
-"""Columns of answers for people: a unit once in the head, letters explained once, and what a narrow screen may leave out."""
+"""Columns of answers for people: a unit once in the head, letters explained once, and what a narrow
+screen may leave out.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,11 +51,15 @@ def fit_column(rows: Iterable[Estimate | Mend], *, drop: int = 1) -> Column:
 
 
 def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """What decides between rows: groups, expected steps against the first row's, chances of running out of memory."""
+    """What decides between rows: groups, expected steps against the first row's, chances of running
+    out of memory.
+    """
     first = rows[0].expected_token_s if rows else None
     if first is None:  # of results stored earlier
         return []
-    wins = [None if row.expected_token_s is None else row.expected_token_s / first - 1.0 for row in rows]
+    wins = [
+        None if row.expected_token_s is None else row.expected_token_s / first - 1.0 for row in rows
+    ]
     risks = [row.out_of_memory_probability for row in rows]
     return [
         Column(
@@ -88,20 +94,37 @@ def _exchange(config: ParallelConfig) -> str:
 
 
 def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """The values of `training` that the query lists, as each row has them, where the rows differ; and stages of layers that are
-    unlike, where these do not hold equally many.
+    """The values of `training` that the query lists, as each row has them, where the rows differ;
+    and stages of layers that are unlike, where these do not hold equally many.
     """
     unlike = ("blocks_by_stage" in row.estimate.provenance for row in rows)
-    layouts = tuple(row.parallel.pipeline_layout or ABSENT if each else ABSENT for row, each in zip(rows, unlike, strict=True))
-    stages = Column(head="stages", meaning="layers (t) of each, as --pipeline-model-parallel-layout", cells=layouts, drop=4)
+    layouts = tuple(
+        row.parallel.pipeline_layout or ABSENT if each else ABSENT
+        for row, each in zip(rows, unlike, strict=True)
+    )
+    stages = Column(
+        head="stages",
+        meaning="layers (t) of each, as --pipeline-model-parallel-layout",
+        cells=layouts,
+        drop=4,
+    )
     assumed: list[Any] = [row.estimate.provenance.get("assumed") or {} for row in rows]
-    columns = [(name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed)) for name in CHOICES]
-    listed = [Column(head=name.replace("_", " "), cells=cells) for name, cells in columns if len(set(cells)) > 1]
+    columns = [
+        (name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed))
+        for name in CHOICES
+    ]
+    listed = [
+        Column(head=name.replace("_", " "), cells=cells)
+        for name, cells in columns
+        if len(set(cells)) > 1
+    ]
     return [*listed, *([stages] if set(layouts) - {ABSENT} else [])]
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
-    """The columns that tell training configurations apart; those that no configuration uses are left out."""
+    """The columns that tell training configurations apart; those that no configuration uses are
+    left out.
+    """
     columns: tuple[tuple[str, Iterable[object], int], ...] = (
         ("TP", (c.tensor_parallel_size for c in configs), 0),
         ("PP", (c.pipeline_parallel_size for c in configs), 0),
@@ -135,7 +158,9 @@ def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tu
 
 
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
-    """The columns that tell serving configurations apart; those that no configuration uses are left out."""
+    """The columns that tell serving configurations apart; those that no configuration uses are left
+    out.
+    """
     configs = [row.parallel for row in rows]
     columns: tuple[tuple[str, Iterable[object], str], ...] = (
         ("GPUs", num_gpus_cells(rows), ABSENT),
@@ -146,8 +171,15 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
         ("spare", (c.redundant_experts for c in configs), "0"),
         ("replicas", (row.estimate.replicas or ABSENT for row in rows), ABSENT),
     )
-    shown = [Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values))) for head, values, _ in columns]
-    return [column for column, (*_, idle) in zip(shown, columns, strict=True) if set(column.cells) != {idle}]
+    shown = [
+        Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values)))
+        for head, values, _ in columns
+    ]
+    return [
+        column
+        for column, (*_, idle) in zip(shown, columns, strict=True)
+        if set(column.cells) != {idle}
+    ]
 
 
 def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
@@ -161,26 +193,41 @@ def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
         figure_column(figures.MFU, estimates, drop=7),
         figure_column(figures.MEMORY, estimates, drop=2),
         *([fit_column(estimates, drop=3)] if any(e.fit for e in estimates) else []),
-        *([figure_column(figures.CALENDAR, estimates, drop=6)] if any(e.calendar_days is not None for e in estimates) else []),
+        *(
+            [figure_column(figures.CALENDAR, estimates, drop=6)]
+            if any(e.calendar_days is not None for e in estimates)
+            else []
+        ),
     ]
 
 
-def figure_column(figure: Figure, sources: Iterable[object], *, head: str = "", drop: int = 0) -> Column:
-    """One figure of each; durations in the unit of the longest. `head`: in place of the figure's own."""
+def figure_column(
+    figure: Figure, sources: Iterable[object], *, head: str = "", drop: int = 0
+) -> Column:
+    """One figure of each; durations in the unit of the longest. `head`: in place of the figure's
+    own.
+    """
     values, meaning = [figure.value(source) for source in sources], "" if head else figure.note
     if figure.unit == "seconds":
         return duration_column(head or figure.head, values, meaning=meaning, drop=drop)
     unit, write = WRITTEN[figure.unit]
-    return Column(head=head or figure.head, unit=unit, cells=write(values), meaning=meaning, drop=drop)
+    return Column(
+        head=head or figure.head, unit=unit, cells=write(values), meaning=meaning, drop=drop
+    )
 
 
 def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: float) -> Column:
-    """The interval of the step time in a unit of `size` seconds; * marks one that is wider because nobody measured its kind."""
+    """The interval of the step time in a unit of `size` seconds; * marks one that is wider because
+    nobody measured its kind.
+    """
     intervals = [e.intervals if e is not None else None for e in estimates]
     ends = iter(scaled([end for i in intervals if i is not None for end in i.step_s], size))
     marks = ["*" if e is not None and unchecked(e) else "" for e in estimates]
     confidence = next((i.confidence for i in intervals if i is not None), 0.9)
-    cells = tuple(ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}" for i, mark in zip(intervals, marks, strict=True))
+    cells = tuple(
+        ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}"
+        for i, mark in zip(intervals, marks, strict=True)
+    )
     return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
 
 
@@ -194,21 +241,36 @@ def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
     """Latencies, throughput, requests that run at once, and memory."""
     ranges = map(figures.OUTPUT.own_interval, estimates)
     between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
-    prices = [figure_column(price, estimates, drop=9) for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)]
+    prices = [
+        figure_column(price, estimates, drop=9)
+        for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)
+    ]
     return [
         figure_column(figures.TTFT, estimates),
         figure_column(figures.TPOT, estimates),
         figure_column(figures.REQUEST, estimates, drop=6),
         figure_column(figures.OUTPUT, estimates),
-        Column(head="interval", unit="90%", meaning=f"of {figures.OUTPUT.note}", cells=tuple(between), drop=3),
+        Column(
+            head="interval",
+            unit="90%",
+            meaning=f"of {figures.OUTPUT.note}",
+            cells=tuple(between),
+            drop=3,
+        ),
         figure_column(figures.FLYING, estimates, drop=5),
         figure_column(figures.USERS, estimates, drop=8),
-        *(replace(price, unit="$/M", meaning="") for price in prices if set(price.cells) != {ABSENT}),
+        *(
+            replace(price, unit="$/M", meaning="")
+            for price in prices
+            if set(price.cells) != {ABSENT}
+        ),
         figure_column(figures.SERVED_MEMORY, estimates, drop=4),
     ]
 
 
-def duration_column(head: str, seconds: Sequence[float | None], *, meaning: str = "", drop: int = 0) -> Column:
+def duration_column(
+    head: str, seconds: Sequence[float | None], *, meaning: str = "", drop: int = 0
+) -> Column:
     """Durations in the unit of the longest."""
     unit, size = duration_unit(seconds)
     return Column(head=head, unit=unit, cells=scaled(seconds, size), meaning=meaning, drop=drop)
@@ -217,11 +279,15 @@ def duration_column(head: str, seconds: Sequence[float | None], *, meaning: str 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
     """The unit that durations of one column share, and its seconds: that of the longest."""
     longest = max((each for each in seconds if each is not None), default=1.0)
-    return next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6))
+    return next(
+        ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6)
+    )
 
 
 def scaled(values: Sequence[float | None], size: float) -> tuple[str, ...]:
-    """Values in a unit of `size`, all with as many decimals as give the smallest four digits: at most 2, or 3 below 10."""
+    """Values in a unit of `size`, all with as many decimals as give the smallest four digits: at
+    most 2, or 3 below 10.
+    """
     figures = [None if value is None else value / size for value in values]
     sizes = [abs(figure) for figure in figures if figure] or [1.0]
     places = min(max(3 - math.floor(math.log10(min(sizes))), 0), 3 if max(sizes) < 10.0 else 2)
@@ -255,7 +321,12 @@ def _written(text: str) -> Callable[[Iterable[float | None]], tuple[str, ...]]:
 WRITTEN: dict[str, tuple[str, Callable[[Iterable[float | None]], tuple[str, ...]]]] = {
     "bytes": ("GiB", gibs),
     "share": ("%", percents),
-    "change": ("%", lambda values: _written("{:+.1f}")(None if each is None else 100.0 * each for each in values)),
+    "change": (
+        "%",
+        lambda values: _written("{:+.1f}")(
+            None if each is None else 100.0 * each for each in values
+        ),
+    ),
     "rate": ("/s/GPU", counts),
     "count": ("", counts),
     "dollars": ("$", _written("{:,.2f}")),
@@ -268,4 +339,8 @@ def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
     """Parts of a whole by name, their figures and their shares."""
     total = sum(parts.values()) or 1.0
     names = Column(head="part", cells=tuple(name.replace("_", " ") for name in parts), left=True)
-    return [names, figures, Column(head="share", unit="%", cells=percents(value / total for value in parts.values()))]
+    return [
+        names,
+        figures,
+        Column(head="share", unit="%", cells=percents(value / total for value in parts.values())),
+    ]

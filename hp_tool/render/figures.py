@@ -1,7 +1,8 @@
-"""The figures of an estimate, each once: what it is called, its unit, where it stands, and which interval it has.
+"""The figures of an estimate, each once: what it is called, its unit, where it stands, and which
+interval it has.
 
-Pages, tables, HTML and agents' answers take names, labels, units and words from here. A figure is read from an object and
-from the JSON of one alike.
+Pages, tables, HTML and agents' answers take names, labels, units and words from here. A figure is
+read from an object and from the JSON of one alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,19 @@ from typing import Any, Literal
 
 from hp_tool.render.words import MEANINGS
 
-Unit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
+Unit = Literal[
+    "seconds",
+    "bytes",
+    "rate",
+    "share",
+    "change",
+    "tflops",
+    "days",
+    "hours",
+    "dollars",
+    "joules",
+    "count",
+]
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
 """Units in which a smaller value is better."""
 Interval = tuple[float, float]
@@ -64,7 +77,14 @@ def _at(source: Any, path: str) -> Any:
     return source
 
 
-STEP = Figure(name="step_s", label="Step time", head="step", unit="seconds", path="time.step_s", interval="intervals.step_s")
+STEP = Figure(
+    name="step_s",
+    label="Step time",
+    head="step",
+    unit="seconds",
+    path="time.step_s",
+    interval="intervals.step_s",
+)
 MEMORY = Figure(
     name="memory_total_bytes",
     label="Memory",
@@ -81,7 +101,9 @@ TOKENS = Figure(
     scale=(STEP, -1),
     note="tokens/s/GPU",
 )
-MFU = Figure(name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1), note=MEANINGS["MFU"])
+MFU = Figure(
+    name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1), note=MEANINGS["MFU"]
+)
 DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
 """Without failures, where these are asked for."""
 CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
@@ -91,9 +113,17 @@ TRAINING = (
     MEMORY,
     TOKENS,
     MFU,
-    Figure(name="mfu_causal", label="MFU, causal", unit="share", scale=(STEP, -1), note="with the causal half of attention"),
+    Figure(
+        name="mfu_causal",
+        label="MFU, causal",
+        unit="share",
+        scale=(STEP, -1),
+        note="with the causal half of attention",
+    ),
     Figure(name="hfu", label="HFU", unit="share", scale=(STEP, -1), note="including recomputation"),
-    Figure(name="model_tflops_per_gpu", label="Model TFLOP/s per GPU", unit="tflops", scale=(STEP, -1)),
+    Figure(
+        name="model_tflops_per_gpu", label="Model TFLOP/s per GPU", unit="tflops", scale=(STEP, -1)
+    ),
     CALENDAR,
     Figure(name="gpu_hours", label="GPU-hours", unit="hours", scale=(STEP, 1)),
     COST,
@@ -102,7 +132,12 @@ TRAINING = (
 """Figures of a training."""
 
 TTFT = Figure(
-    name="ttft_s", label="Time to first token", head="TTFT", unit="seconds", interval="intervals.ttft_s", note=MEANINGS["TTFT"]
+    name="ttft_s",
+    label="Time to first token",
+    head="TTFT",
+    unit="seconds",
+    interval="intervals.ttft_s",
+    note=MEANINGS["TTFT"],
 )
 TPOT = Figure(
     name="tpot_s",
@@ -121,10 +156,24 @@ OUTPUT = Figure(
     interval="intervals.output_tokens_per_second_per_gpu",
     note="output tokens/s/GPU",
 )
-USERS = Figure(name="users", label="Users", head="users", unit="count", note="people with one request at a time")
+USERS = Figure(
+    name="users",
+    label="Users",
+    head="users",
+    unit="count",
+    note="people with one request at a time",
+)
 FLYING = Figure(name="concurrency", label="Requests in flight", head="in flight", unit="count")
-SERVED_MEMORY = Figure(name="memory_total_bytes", label="Memory", head="memory", unit="bytes", path="memory.total_bytes")
-REQUESTS = Figure(name="request_rate_per_second", label="Requests/s", unit="rate", scale=(OUTPUT, 1))
+SERVED_MEMORY = Figure(
+    name="memory_total_bytes",
+    label="Memory",
+    head="memory",
+    unit="bytes",
+    path="memory.total_bytes",
+)
+REQUESTS = Figure(
+    name="request_rate_per_second", label="Requests/s", unit="rate", scale=(OUTPUT, 1)
+)
 OUTPUT_PRICE = Figure(
     name="cost_per_million_output_tokens",
     label="Decoding alone, per million tokens",
@@ -144,7 +193,10 @@ INPUT_PRICE = Figure(
     note="of prefill",
 )
 PER_MILLION = Figure(
-    name="cost_per_million_output_tokens", label="Cost per million output tokens", unit="dollars", scale=(OUTPUT, -1)
+    name="cost_per_million_output_tokens",
+    label="Cost per million output tokens",
+    unit="dollars",
+    scale=(OUTPUT, -1),
 )
 SERVING = (
     TTFT,
@@ -172,8 +224,16 @@ SERVED_MENDED = (
     MENDED[0],
     Figure(name="ttft_s", label="TTFT", head="TTFT", unit="seconds", note=MEANINGS["TTFT"]),
     Figure(name="tpot_s", label="TPOT", head="TPOT", unit="seconds", note=MEANINGS["TPOT"]),
-    Figure(name="output_tokens_per_second_per_gpu", label=OUTPUT.label, head="tokens", unit="rate", note=OUTPUT.note),
-    Figure(name="throughput_change_fraction", label="Throughput change", head="more", unit="change"),
+    Figure(
+        name="output_tokens_per_second_per_gpu",
+        label=OUTPUT.label,
+        head="tokens",
+        unit="rate",
+        note=OUTPUT.note,
+    ),
+    Figure(
+        name="throughput_change_fraction", label="Throughput change", head="more", unit="change"
+    ),
 )
 
 MEASURED = (
@@ -184,7 +244,9 @@ MEASURED = (
 SERVED_MEASURED = (
     Figure(name="ttft_s", label=TTFT.label, unit="seconds", path="load.ttft_s"),
     Figure(name="tpot_s", label=TPOT.label, unit="seconds", path="load.tpot_s"),
-    Figure(name="request_latency_s", label=REQUEST.label, unit="seconds", path="load.request_latency_s"),
+    Figure(
+        name="request_latency_s", label=REQUEST.label, unit="seconds", path="load.request_latency_s"
+    ),
     Figure(name="tokens_per_second_per_gpu", label=OUTPUT.label, unit="rate"),
 )
 PEAK = Figure(name="peak_memory_bytes", label="Peak memory allocated", unit="bytes")

@@ -19,7 +19,9 @@ from hp_tool.render.words import arithmetic, serving_arithmetic
 from hp_tool.units import duration, gib
 
 
-def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None) -> str:
+def estimate_html(
+    estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
+) -> str:
     """One configuration: its verdict, time and memory by part."""
     parts = []
     if isinstance(estimate, InferenceEstimate):
@@ -39,10 +41,18 @@ def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate |
             if calibrated is None:
                 parts += map(_line, left_open(estimate))
             step = estimate.time.step_s
-            shares = [(name, duration(s), f"{s / step:.1%}") for name, s in estimate.time.parts_s.items() if s > 0.0]
+            shares = [
+                (name, duration(s), f"{s / step:.1%}")
+                for name, s in estimate.time.parts_s.items()
+                if s > 0.0
+            ]
             parts.append(_table(("time", "exposed", "share"), shares))
         if calibrated is not None and calibrated.time is not None:
-            parts.append(_line(f"after what was measured on this cluster: {duration(calibrated.time.step_s)}"))
+            parts.append(
+                _line(
+                    f"after what was measured on this cluster: {duration(calibrated.time.step_s)}"
+                )
+            )
     if estimate.memory is not None:
         parts.append(_memory(estimate.memory))
     return "".join(parts)
@@ -58,20 +68,29 @@ def recommendations_html(
     if rows:
         body = _ranked(rows)
     else:
-        near = "".join(_line(f"nearest: {_layout(miss)}") + "".join(_reasons(miss.estimate.reasons)) for miss in misses)
+        near = "".join(
+            _line(f"nearest: {_layout(miss)}") + "".join(_reasons(miss.estimate.reasons))
+            for miss in misses
+        )
         body = _line("no configuration is acceptable") + near
-    return body + _line(f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable")
+    return body + _line(
+        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable"
+    )
 
 
 def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> str:
     ranks = Column(head="rank", cells=tuple(str(row.rank) for row in rows))
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
     if serving:
-        return _columns([ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])])
+        return _columns(
+            [ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])]
+        )
     training = [row for row in rows if isinstance(row, Recommendation)]
     figures = training_figures([row.known for row in training])
     layouts = configuration_columns([row.parallel for row in training])
-    return _columns([ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)])
+    return _columns(
+        [ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)]
+    )
 
 
 def _layout(row: Recommendation | ServingRecommendation) -> str:
@@ -81,7 +100,10 @@ def _layout(row: Recommendation | ServingRecommendation) -> str:
 
 
 def _columns(columns: Sequence[Column]) -> str:
-    return _table([column.title for column in columns], zip(*(column.cells for column in columns), strict=True))
+    return _table(
+        [column.title for column in columns],
+        zip(*(column.cells for column in columns), strict=True),
+    )
 
 
 def _memory(memory: MemoryEstimate | ServingMemory) -> str:
@@ -90,7 +112,11 @@ def _memory(memory: MemoryEstimate | ServingMemory) -> str:
 
 
 def _reasons(reasons: Sequence[Reason]) -> list[str]:
-    return [_line("; ".join(f"{reason.code}: {reason.message}" for reason in reasons))] if reasons else []
+    return (
+        [_line("; ".join(f"{reason.code}: {reason.message}" for reason in reasons))]
+        if reasons
+        else []
+    )
 
 
 def _line(text: str) -> str:
@@ -99,5 +125,7 @@ def _line(text: str) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

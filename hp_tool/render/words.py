@@ -68,12 +68,18 @@ LABELS = {
 }
 
 
-LATENCIES = {"ttft_s": "to the first token", "tpot_s": "per output token", "request_latency_s": "per request"}
+LATENCIES = {
+    "ttft_s": "to the first token",
+    "tpot_s": "per output token",
+    "request_latency_s": "per request",
+}
 """What a latency is the time of."""
 
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
-    """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a query, as tpot_p99_s."""
+    """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a
+    query, as tpot_p99_s.
+    """
     latency, quantile = bounded_by(target)
     of = f"{LATENCIES[latency]}{f' ({quantile})' if quantile else ''}"
     return f"{duration(value)} {of} is {times(value / limit)} the target of {duration(limit)}"
@@ -85,12 +91,19 @@ def stopped_words(code: str) -> str:
 
 
 def unchecked_words(names: Iterable[str]) -> str:
-    """Return what a star on an interval means, where no published run covers what these names say."""
-    return f"unchecked: no published run has {', '.join(map(unchecked_feature, names))}, so the interval is wider"
+    """Return what a star on an interval means, where no published run covers what these names
+    say.
+    """
+    return (
+        f"unchecked: no published run has {', '.join(map(unchecked_feature, names))}, so the "
+        "interval is wider"
+    )
 
 
 def unchecked_feature(name: str) -> str:
-    """Return a feature that no published run covers; a framework without constants of its own with the one it borrows from."""
+    """Return a feature that no published run covers; a framework without constants of its own with
+    the one it borrows from.
+    """
     field, _, framework = name.partition(": ")
     if field != "training.framework" or framework not in STAND_INS:
         return name
@@ -99,33 +112,55 @@ def unchecked_feature(name: str) -> str:
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
     """`TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of devices."""
-    sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
+    sizes = {
+        "TP": config.tensor_parallel_size,
+        "PP": config.pipeline_parallel_size,
+        "CP": config.context_parallel_size,
+    }
     sizes["DP"] = config.data_parallel_size
-    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"), math.prod(sizes.values())
+    return " x ".join(
+        f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"
+    ), math.prod(sizes.values())
 
 
 def arithmetic(config: ParallelConfig) -> str:
     """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
     sizes, total = parallel_sizes(config)
-    chunks = f", {config.virtual_pipeline_parallel_size} chunks per rank" if config.virtual_pipeline_parallel_size > 1 else ""
+    chunks = (
+        f", {config.virtual_pipeline_parallel_size} chunks per rank"
+        if config.virtual_pipeline_parallel_size > 1
+        else ""
+    )
     chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
-    chunks += f", tokens by {config.moe_token_dispatcher_type}" if config.moe_token_dispatcher_type else ""
+    chunks += (
+        f", tokens by {config.moe_token_dispatcher_type}"
+        if config.moe_token_dispatcher_type
+        else ""
+    )
     return (
         f"{sizes} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
-        f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "
-        f"ZeRO {config.zero_stage}" + (f" in groups of {shards}" if (shards := config.data_parallel_shard_size) else "")
+        f"SP {'on' if config.sequence_parallel else 'off'}, recompute "
+        f"{recompute_name(config.recompute)}, "
+        f"ZeRO {config.zero_stage}"
+        + (f" in groups of {shards}" if (shards := config.data_parallel_shard_size) else "")
     )
 
 
 def brief(config: Config) -> str:
-    """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of a narrow terminal."""
+    """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of
+    a narrow terminal.
+    """
     if isinstance(config, ServingConfig):
         return f"{serving_arithmetic(config, replicas=None)}, engine limit {config.max_num_seqs}"
     sizes, _ = parallel_sizes(config)
     more = {"VPP": config.virtual_pipeline_parallel_size, "EP": config.expert_parallel_size}
-    words = [sizes, *(f"{name} {size}" for name, size in more.items() if size > 1), f"MBS {config.micro_batch_size}"]
+    words = [
+        sizes,
+        *(f"{name} {size}" for name, size in more.items() if size > 1),
+        f"MBS {config.micro_batch_size}",
+    ]
     words += ["SP"] if config.sequence_parallel else []
     words += [recompute_name(config.recompute)] if config.recompute != "none" else []
     return ", ".join([*words, f"ZeRO {config.zero_stage}"])
@@ -148,18 +183,26 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
     """Names of the fields that differ, in the order of LABELS."""
-    return tuple(name for name in LABELS if getattr(before, name, None) != getattr(after, name, None))
+    return tuple(
+        name for name in LABELS if getattr(before, name, None) != getattr(after, name, None)
+    )
 
 
 def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
-    """`TP 4 -> 8 (DP 16 -> 8)`: what to change, and in brackets what follows from it; `gpus`: devices before and after."""
+    """`TP 4 -> 8 (DP 16 -> 8)`: what to change, and in brackets what follows from it; `gpus`:
+    devices before and after.
+    """
     names = changed_fields(before, after)
     chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
     derived = set()
-    if chosen or len(names) > 1:  # nobody chooses the remaining replicas, nor SP when tensor parallelism begins or ends
+    if (
+        chosen or len(names) > 1
+    ):  # nobody chooses the remaining replicas, nor SP when tensor parallelism begins or ends
         crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
         derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
-    changes = {name: f"{LABELS[name]} {_value(name, before)} -> {_value(name, after)}" for name in names}
+    changes = {
+        name: f"{LABELS[name]} {_value(name, before)} -> {_value(name, after)}" for name in names
+    }
     chosen += [change for name, change in changes.items() if name not in derived]
     brackets = ", ".join(change for name, change in changes.items() if name in derived)
     return ", ".join(chosen) + (f" ({brackets})" if brackets else "")
@@ -181,15 +224,23 @@ def machines_heading(query: Query) -> str:
         return f"cheapest within {limits.max_days:g} days"
     if limits.max_cost is not None and objective in (None, "days", "throughput"):
         return f"fastest within ${limits.max_cost:,.0f}"
-    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(objective or "", "cheapest")
+    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(
+        objective or "", "cheapest"
+    )
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return what a serving estimate took where the query is silent, or where its release has no constants."""
+    """Return what a serving estimate took where the query is silent, or where its release has no
+    constants.
+    """
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
-    sentences = [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    sentences = (
+        [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    )
     if named := provenance.get("engine_version"):
         used = provenance["engine_efficiency"]
-        sentences.append(f"Release {named} has no constants of its own; these are predicted with {used}.")
+        sentences.append(
+            f"Release {named} has no constants of its own; these are predicted with {used}."
+        )
     return sentences

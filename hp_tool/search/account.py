@@ -1,4 +1,6 @@
-"""The account of a search: what its runs have cost, what another one would, when to stop, and where it stands."""
+"""The account of a search: what its runs have cost, what another one would, when to stop, and where
+it stands.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ class Outcome:
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """What another run was last expected to win, as a share of the best step time; None while nothing was measured."""
+    """What another run was last expected to win, as a share of the best step time; None while
+    nothing was measured.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +60,19 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
-    """Median seconds of a run that are no training step, by the runs that succeeded; None until one has."""
-    ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted]
-    seen = [each for measurement in ended if (each := seen_startup_s(measurement, settings=settings)) is not None]
+    """Median seconds of a run that are no training step, by the runs that succeeded; None until one
+    has.
+    """
+    ended = [
+        run.measurement
+        for run in runs
+        if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted
+    ]
+    seen = [
+        each
+        for measurement in ended
+        if (each := seen_startup_s(measurement, settings=settings)) is not None
+    ]
     return statistics.median(seen) if seen else None
 
 
@@ -71,33 +85,53 @@ def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> flo
     return max(measurement.wall_s - warmup_s - steps * measurement.step_s, 0.0)
 
 
-def run_gpu_seconds(*, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings) -> float:
+def run_gpu_seconds(
+    *, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings
+) -> float:
     """Devices x (start-up and all steps) of a run yet to come."""
     return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
-    """How many of the first runs may be spent on showing axis values not yet seen, rather than on expected improvement.
+    """How many of the first runs may be spent on showing axis values not yet seen, rather than on
+    expected improvement.
 
-    None where the cost model is believed within tens of per cent: what it expects of a run says enough, and measured grids
-    were searched with less regret. Else it rarely takes all of them. Earlier evidence changes nothing: hosts change.
+    None where the cost model is believed within tens of per cent: what it expects of a run says
+    enough, and measured grids were searched with less regret. Else it rarely takes all of them.
+    Earlier evidence changes nothing: hosts change.
     """
-    return _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
+    return (
+        _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
+    )
 
 
-def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:
+def why_stop(
+    *,
+    settings: SearchSettings,
+    spent: Spent,
+    next_run_gpu_seconds: float,
+    proposal: Proposal | None,
+) -> str | None:
     """A reason to stop now, or None.
 
-    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not started.
+    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not
+    started.
     """
     if proposal is None:
         return "space_exhausted"
     if spent.profile_runs >= settings.budget_runs:
         return "budget_runs"
-    if settings.budget_gpu_seconds is not None and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds:
+    if (
+        settings.budget_gpu_seconds is not None
+        and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds
+    ):
         return "budget_gpu_seconds"
     enough = spent.profile_runs >= _least_runs(settings)
-    if enough and proposal.reason != "coverage" and proposal.expected_gain < settings.min_gain_fraction:
+    if (
+        enough
+        and proposal.reason != "coverage"
+        and proposal.expected_gain < settings.min_gain_fraction
+    ):
         return "no_expected_gain"
     return None
 
@@ -111,9 +145,12 @@ def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettin
     return replace(settings, **{name: stored[name] for name in BUDGETS if name in stored})
 
 
-def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None) -> JsonObject:
-    """What its runs have cost and the best of them; `expected_gain` is what another one is expected to win, as a share of the
-    best step time."""
+def progress_of(
+    runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None
+) -> JsonObject:
+    """What its runs have cost and the best of them; `expected_gain` is what another one is expected
+    to win, as a share of the best step time.
+    """
     spent = spent_by(runs)
     best, best_step_s = leader(runs) or (None, None)
     its_runs = None if best is None else repeats(runs)[best.parallel]

@@ -44,7 +44,9 @@ class Proposal:
 
     row: int
     expected_gain: float
-    """Expected saving as a share of the best step time so far; infinite while nothing has been measured."""
+    """Expected saving as a share of the best step time so far; infinite while nothing has been
+    measured.
+    """
     reason: str
     """analytic_best, coverage or expected_improvement."""
     hold_probability: float
@@ -52,12 +54,16 @@ class Proposal:
 
 
 def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
-    """E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2): best Phi(z) - median e^(sd^2/2) Phi(z - sd)."""
+    """E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2): best Phi(z) - median
+    e^(sd^2/2) Phi(z - sd).
+    """
     from scipy.special import ndtr
 
     z = (np.log(best_s) - np.log(median_s)) / log_sd
     mean_s = median_s * np.exp(0.5 * log_sd**2)
-    return np.asarray(np.maximum(best_s * ndtr(z) - mean_s * ndtr(z - log_sd), 0.0), dtype=np.float64)
+    return np.asarray(
+        np.maximum(best_s * ndtr(z) - mean_s * ndtr(z - log_sd), 0.0), dtype=np.float64
+    )
 
 
 def propose(
@@ -71,11 +77,12 @@ def propose(
 ) -> Proposal | None:
     """The row to run next; None where every row that may fit has been tried.
 
-    Nothing measured yet: the greatest expected speed, none for a row that fails, little for one that stalls. Then, until
-    `coverage_runs` rows were tried, the rows that show most axis values not yet seen, among those that are not much slower.
-    Then expected improvement times the probability that the row fits, works and neither stalls nor retries. Pending rows count
-    as if they had returned what is predicted for them. `stored`: rows whose measurement is there already, which go first among
-    those nearly as good.
+    Nothing measured yet: the greatest expected speed, none for a row that fails, little for one
+    that stalls. Then, until `coverage_runs` rows were tried, the rows that show most axis values
+    not yet seen, among those that are not much slower. Then expected improvement times the
+    probability that the row fits, works and neither stalls nor retries. Pending rows count as if
+    they had returned what is predicted for them. `stored`: rows whose measurement is there already,
+    which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
@@ -83,7 +90,8 @@ def propose(
     chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
     quick = 1.0 - step.slow_probability
-    # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration, breaks such ties.
+    # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration,
+    # breaks such ties.
     median_s = step.regular_s * (1.0 + 1e-9 * rng.random(len(table)))
     likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
     if not likely.any():
@@ -94,11 +102,15 @@ def propose(
     holds = chance * quick * (1.0 - retries)
 
     def chosen(row: int, *, gain: float, reason: str) -> Proposal:
-        return Proposal(row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row]))
+        return Proposal(
+            row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row])
+        )
 
     if not known:
         stalled_s = limits.stall_factor * median_s if step.slow is None else step.slow.step_s
-        speed = chance * (quick * (1.0 - retries + retries / slowdown) / median_s + (1.0 - quick) / stalled_s)
+        speed = chance * (
+            quick * (1.0 - retries + retries / slowdown) / median_s + (1.0 - quick) / stalled_s
+        )
         row = _argmin(-speed * np.where(here, limits.stored_slowdown, 1.0), likely)
         return chosen(row, gain=np.inf, reason="analytic_best")
     best_s = min(known)
@@ -107,7 +119,9 @@ def propose(
         bearable = likely & (median_s <= limits.coverage_slowdown * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable
         if news.max() > 0:
-            row = _argmin(median_s / np.where(here, limits.stored_slowdown, 1.0), news == news.max())
+            row = _argmin(
+                median_s / np.where(here, limits.stored_slowdown, 1.0), news == news.max()
+            )
             return chosen(row, gain=float(gain[row] / best_s), reason="coverage")
     if gain.max() > 0:
         row = int(np.argmax(gain * np.where(here, limits.stored_gain, 1.0)))
@@ -120,10 +134,12 @@ def _argmin(values: FloatArray, where: BoolArray) -> int:
 
 
 def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
-    """(n,) doubt after crashes: (worked + 1) / (worked + blame + 1) of a row's least trusted axis value.
+    """(n,) doubt after crashes: (worked + 1) / (worked + blame + 1) of a row's least trusted axis
+    value.
 
-    One of a crashed row's values is at fault, nobody knows which: each bears an equal share of the blame. Without crashes
-    it is 1. Where a value (a schedule, a degree) has only ever crashed, others are tried first.
+    One of a crashed row's values is at fault, nobody knows which: each bears an equal share of the
+    blame. Without crashes it is 1. Where a value (a schedule, a degree) has only ever crashed,
+    others are tried first.
     """
     probability = np.ones(len(table))
     worked = list(observations.step_s) + list(observations.out_of_memory)

@@ -1,5 +1,6 @@
-"""What runs cost: the seconds that their jobs held devices, by the engine's account. Waiting for devices costs nothing and is a
-figure of its own."""
+"""What runs cost: the seconds that their jobs held devices, by the engine's account. Waiting for
+devices costs nothing and is a figure of its own.
+"""
 
 import contextlib
 from collections import Counter
@@ -18,7 +19,9 @@ from hp_tool.search.problem import Question
 
 
 class Charges:
-    """Since when each job has waited and run, as its coordinator saw it: for engines that do not say."""
+    """Since when each job has waited and run, as its coordinator saw it: for engines that do not
+    say.
+    """
 
     def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
         """`carried_gpu_seconds`: of a check before the first run, which pays for it."""
@@ -28,7 +31,9 @@ class Charges:
         self._lasted_s: dict[str, float] = {}
 
     def start(self, run: RunRecord) -> bool:
-        """Note that a run is handed over, or was by an earlier coordinator; False if that is known."""
+        """Note that a run is handed over, or was by an earlier coordinator; False if that is
+        known.
+        """
         if run.id in self._started_at:
             return False
         self._started_at[run.id] = self._clock() - submitted_ago_s(run)
@@ -45,7 +50,10 @@ class Charges:
     def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
         """Note how long the engine had an ended job, where it says so."""
         with contextlib.suppress(LauncherError):  # then it is as it was seen
-            if isinstance(launcher, Timekeeping) and (lasted_s := launcher.lasted_s(handle)) is not None:
+            if (
+                isinstance(launcher, Timekeeping)
+                and (lasted_s := launcher.lasted_s(handle)) is not None
+            ):
                 self._lasted_s[run.id] = lasted_s
 
     def waited_s(self, run: RunRecord) -> float:
@@ -64,18 +72,29 @@ class Charges:
         return carried + _gpu_seconds(run, wall_s=measurement.wall_s, ran_s=self.ran_s(run))
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
-        """What is kept of its job beside the measurement; nothing of a run that was never handed over."""
+        """What is kept of its job beside the measurement; nothing of a run that was never handed
+        over.
+        """
         if run.id not in self._started_at or REUSED in run.predicted:
             return {}
         waited_s = self._lasted_s.get(run.id, self.waited_s(run))
         return _account(measurement, waited_s=waited_s, ran_s=self.ran_s(run))
 
 
-def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, ran_s: float = 0.0) -> None:
+def end_run(
+    run: RunRecord,
+    *,
+    store: Store,
+    launcher: Launcher,
+    lease: Lease,
+    cause: str,
+    ran_s: float = 0.0,
+) -> None:
     """End an open run's job with every process of it, and abandon the run.
 
-    Its GPU-seconds are by the job's own account, or else by `ran_s`, for how long it was seen to run; the sweep books what it
-    turns out to have taken. An engine that is away is not waited for: the search ends, and the sweep ends the job.
+    Its GPU-seconds are by the job's own account, or else by `ran_s`, for how long it was seen to
+    run; the sweep books what it turns out to have taken. An engine that is away is not waited for:
+    the search ends, and the sweep ends the job.
     """
     try:
         launcher.cancel(run.job_name)
@@ -84,14 +103,19 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
     except OSError:  # a runs folder that takes no mark
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise
-        # No job is there. One that a sleeping worker submits after this is ended by that worker, or by the sweep.
+        # No job is there. One that a sleeping worker submits after this is ended by that worker, or
+        # by the sweep.
     known = Measurement(status="preempted")
-    with contextlib.suppress(Exception):  # whatever keeps its report back: the job is cancelled, and the run has to end
+    with contextlib.suppress(
+        Exception
+    ):  # whatever keeps its report back: the job is cancelled, and the run has to end
         handle = launcher.find(run.job_name)
         known = known if handle is None else launcher.fetch(handle)
     gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
     account = with_traces(_account(known, waited_s=submitted_ago_s(run), ran_s=ran_s), known)
-    store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account)
+    store.abandon_run(
+        lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
+    )
 
 
 def finish_run(
@@ -104,18 +128,26 @@ def finish_run(
     gpu_seconds: float,
     account: RunAccount,
 ) -> RunRecord:
-    """Store what a run brought; one whose words the database cannot hold crashed, which ends no search."""
-    store_it = partial(store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account)
+    """Store what a run brought; one whose words the database cannot hold crashed, which ends no
+    search.
+    """
+    store_it = partial(
+        store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account
+    )
     try:
         return store_it(measurement=problem.new_measurement(run=run, measurement=measurement))
     except InputError as error:
         cause = f"its result cannot be stored: {error.message}"
-        crashed = Measurement(status="crashed", cause=cause, wall_s=measurement.wall_s, log_tail=measurement.log_tail)
+        crashed = Measurement(
+            status="crashed", cause=cause, wall_s=measurement.wall_s, log_tail=measurement.log_tail
+        )
         return store_it(measurement=problem.new_measurement(run=run, measurement=crashed))
 
 
 def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
-    """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its log, but no result."""
+    """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its
+    log, but no result.
+    """
     cause = f"the engine ended the job: {state}"
     try:
         known = launcher.fetch(handle)
@@ -144,9 +176,13 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that others are not to meet them."""
+    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that
+    others are not to meet them.
+    """
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
-    return tuple(sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures))
+    return tuple(
+        sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures)
+    )
 
 
 def submitted_ago_s(run: RunRecord) -> float:

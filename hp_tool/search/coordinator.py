@@ -1,7 +1,9 @@
-"""The loop of one search: propose, intend, submit, poll, fetch, store, learn, and again. All effects go through ports.
+"""The loop of one search: propose, intend, submit, poll, fetch, store, learn, and again. All
+effects go through ports.
 
-Whatever happens to this process, the next coordinator finds in the store what was intended and at the engine what was
-submitted, and goes on from there: finished runs are never repeated, running ones are adopted by their job's name.
+Whatever happens to this process, the next coordinator finds in the store what was intended and at
+the engine what was submitted, and goes on from there: finished runs are never repeated, running
+ones are adopted by their job's name.
 """
 
 import contextlib
@@ -14,9 +16,23 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
-from hp_tool.errors import ConflictError, EngineAwayError, InputError, LauncherError, LimitError, RefusedError
+from hp_tool.errors import (
+    ConflictError,
+    EngineAwayError,
+    InputError,
+    LauncherError,
+    LimitError,
+    RefusedError,
+)
 from hp_tool.search.account import Outcome, open_runs, progress_of, startup_s, with_budget
-from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
+from hp_tool.search.charges import (
+    Charges,
+    end_run,
+    failed_hosts,
+    finish_run,
+    taken_off,
+    with_traces,
+)
 from hp_tool.search.fidelity import WHOLE, extrapolated
 from hp_tool.search.planner import Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
@@ -30,8 +46,10 @@ FULL_POLL_S = 1.0
 MAX_ENGINE_FAILURES = 20
 """Polls in a row that the engine may leave unanswered."""
 FOLDER_PATIENCE_S = 300.0
-"""How long a coordinator waits for a runs folder, an engine, or room on its cluster; then the search goes back to the queue:
-another host may be sound, and this search may be the only one that can end the runs that fill the cluster."""
+"""How long a coordinator waits for a runs folder, an engine, or room on its cluster; then the
+search goes back to the queue: another host may be sound, and this search may be the only one that
+can end the runs that fill the cluster.
+"""
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
 
@@ -58,9 +76,10 @@ class Coordinator:
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `report` hears of each event.
-        `should_release`: this process is asked to end; the search goes back to the queue with its job running, for the next
-        one to adopt."""
+        """`reusable`: ids of stored measurements that stand for runs, by configuration digest.
+        `report` hears of each event. `should_release`: this process is asked to end; the search
+        goes back to the queue with its job running, for the next one to adopt.
+        """
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._planner = Planner(
@@ -80,10 +99,14 @@ class Coordinator:
         self._waiting_since, self._full_since = 0.0, timing.clock()
 
     def run(self) -> Outcome:
-        """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
-        coordinator took over, and LauncherError where the engine stays out of reach."""
+        """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs
+        untouched, where another coordinator took over, and LauncherError where the engine stays out
+        of reach.
+        """
         try:
-            self._progress(self._runs())  # what an earlier coordinator waited for may be there by now
+            self._progress(
+                self._runs()
+            )  # what an earlier coordinator waited for may be there by now
             while True:
                 try:
                     self._turn()
@@ -92,18 +115,26 @@ class Coordinator:
         except _Stop as stop:
             outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
         except KeyboardInterrupt:
-            with contextlib.suppress(LauncherError, OSError):  # a run that cannot be ended is for whoever resumes the search
+            with contextlib.suppress(
+                LauncherError, OSError
+            ):  # a run that cannot be ended is for whoever resumes the search
                 self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._runs())
         return outcome
 
     def _turn(self) -> None:
-        """Start one more run if there is room and it may pay off, else wait for those under way. Raises _Stop at the end."""
+        """Start one more run if there is room and it may pay off, else wait for those under way.
+        Raises _Stop at the end.
+        """
         record = self._heartbeat(every_s=0.0)
         unfinished = open_runs(runs := self._runs())
         pausing = record is not None and record.requested == "pause"
-        room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
+        room = (
+            len(unfinished) < self._problem.settings.parallel_runs
+            and not pausing
+            and self._has_room()
+        )
         try:
             reason = self._next(runs) if room else None
         except LimitError:  # another search was faster
@@ -123,10 +154,16 @@ class Coordinator:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError | EngineAwayError) -> None:
-        """Wait and report why before the next try: the runs folder is full, read-only or away, or the engine is."""
+        """Wait and report why before the next try: the runs folder is full, read-only or away, or
+        the engine is.
+        """
         now = self._timing.clock()
         if self._waiting_for is None:
-            what = f"{error.strerror or error}: {error.filename}" if isinstance(error, OSError) else error.message
+            what = (
+                f"{error.strerror or error}: {error.filename}"
+                if isinstance(error, OSError)
+                else error.message
+            )
             self._waiting_for, self._waiting_since = what, now
             payload = {"waiting_for": self._waiting_for}
             self._progress(self._runs())
@@ -161,9 +198,12 @@ class Coordinator:
             predicted=decision.predicted,
             limit=self._site.limit,
         )
-        if run.state.ended:  # the store repeats no run: without its measurement it would be proposed for ever
+        if (
+            run.state.ended
+        ):  # the store repeats no run: without its measurement it would be proposed for ever
             raise ConflictError(
-                f"Run {run.number} has ended, but its measurement is missing, so this search cannot go on. "
+                f"Run {run.number} has ended, but its measurement is missing, so this search "
+                "cannot go on. "
                 "Start a new search with the same query.",
                 code="measurement_missing",
             )
@@ -182,12 +222,16 @@ class Coordinator:
         return None
 
     def _has_room(self) -> bool:
-        """Whether the cluster takes one more run of any search. A check before planning one; `intend_run` decides."""
+        """Whether the cluster takes one more run of any search. A check before planning one;
+        `intend_run` decides.
+        """
         limit = self._site.limit
         return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
-        """Start what was only intended, wherever an earlier coordinator left it, and wait until one of the jobs has ended."""
+        """Start what was only intended, wherever an earlier coordinator left it, and wait until one
+        of the jobs has ended.
+        """
         waiting: dict[str, RunRecord] = {}
         for run in unfinished:
             if REUSED in run.predicted:
@@ -205,10 +249,17 @@ class Coordinator:
                 if not waiting:  # else tried again once one of those has ended
                     raise
             except LauncherError as error:
-                self._give_back(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"))
+                self._give_back(
+                    run, Measurement(status="crashed", cause=f"not submitted: {error.message}")
+                )
                 return
-            except InputError as error:  # this launcher will never run it: no attempt more, and no end of the search
-                self._finish(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"), gpu_seconds=0.0)
+            except InputError as error:
+                # this launcher will never run it: no attempt more, and no end of the search
+                self._finish(
+                    run,
+                    Measurement(status="crashed", cause=f"not submitted: {error.message}"),
+                    gpu_seconds=0.0,
+                )
                 return
         for handle, state in self._wait(waiting).items():
             self._end(waiting[handle], handle, state)
@@ -216,10 +267,16 @@ class Coordinator:
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
         """Store what an ended job brought."""
         self._charges.end(run, handle, launcher=self._launcher)
-        measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
+        measurement = (
+            self._launcher.fetch(handle)
+            if state is JobState.FINISHED
+            else taken_off(self._launcher, handle, state)
+        )
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
-        elif measurement.cause == KILLED and any(each.digest == run.digest and each.cause == KILLED for each in self._runs()):
+        elif measurement.cause == KILLED and any(
+            each.digest == run.digest and each.cause == KILLED for each in self._runs()
+        ):
             blamed = replace(measurement, status="crashed")
             self._finish(run, blamed, gpu_seconds=self._charges.gpu_seconds(run, blamed))
         elif measurement.status == "preempted":
@@ -228,20 +285,30 @@ class Coordinator:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
-        """Give up the run, and with it the search: others would be refused as well. A site that has run jobs of this search
-        refused this one for its size, or one of its nodes is at fault: then what is known so far is the result. Raises
-        RefusedError, or _Stop."""
+        """Give up the run, and with it the search: others would be refused as well. A site that has
+        run jobs of this search refused this one for its size, or one of its nodes is at fault: then
+        what is known so far is the result. Raises RefusedError, or _Stop.
+        """
         with contextlib.suppress(LauncherError, OSError):
             self._launcher.cancel(run.job_name)
-        self._abandon(run, replace(measurement or Measurement(status="crashed", wall_s=0.0), cause=cause))
-        if any(each.measurement is not None and each.measurement.status == "ok" for each in self._runs()):
+        self._abandon(
+            run, replace(measurement or Measurement(status="crashed", wall_s=0.0), cause=cause)
+        )
+        if any(
+            each.measurement is not None and each.measurement.status == "ok"
+            for each in self._runs()
+        ):
             self._end_open_jobs(cause="the site refused a run")
             raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
         raise RefusedError(f"the cluster runs no such job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt that says nothing about the configuration, to be tried again a few times (`Search.attempts`)."""
-        with contextlib.suppress(LauncherError, OSError):  # the sweeper cancels what an unreachable engine still runs
+        """Abandon an attempt that says nothing about the configuration, to be tried again a few
+        times (`Search.attempts`).
+        """
+        with contextlib.suppress(
+            LauncherError, OSError
+        ):  # the sweeper cancels what an unreachable engine still runs
             self._launcher.cancel(run.job_name)
         if run.attempt + 1 >= assumed().search.attempts:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
@@ -250,19 +317,28 @@ class Coordinator:
 
     def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
         """Store a run that says nothing about its configuration, with what is known of its job."""
-        cause, gpu_seconds = measurement.cause or measurement.status, self._charges.gpu_seconds(run, measurement)
+        cause, gpu_seconds = (
+            measurement.cause or measurement.status,
+            self._charges.gpu_seconds(run, measurement),
+        )
         account = with_traces(self._charges.account(run, measurement), measurement)
-        self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account)
+        self._store.abandon_run(
+            lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
+        )
         self._report("run_abandoned", {**_about(run), "cause": cause})
 
     def _runs(self) -> list[RunRecord]:
         return self._store.runs(search_id=self._lease.search_id)
 
     def _submit(self, run: RunRecord) -> str:
-        """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
+        """Start the job of a stored intent, or find it started: submission is idempotent by the
+        run's job name.
+        """
         runs = self._runs()
         seen_s = startup_s(runs, settings=self._problem.settings)
-        request = self._problem.request(run, best_step_s=self._planner.best_step_s(run, runs), startup_s=seen_s)
+        request = self._problem.request(
+            run, best_step_s=self._planner.best_step_s(run, runs), startup_s=seen_s
+        )
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._site.avoided_hosts, *failed_hosts(runs))))
         plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._site.owner)
@@ -270,8 +346,8 @@ class Coordinator:
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         except ConflictError:
-            # We were away, and another coordinator took over. One that adopted the run watches this job; of a run that is
-            # over, by itself or with its search, nobody does.
+            # We were away, and another coordinator took over. One that adopted the run watches this
+            # job; of a run that is over, by itself or with its search, nobody does.
             now = self._store.get_run(search_id=run.search_id, run_id=run.id)
             if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
                 self._launcher.cancel(run.job_name)
@@ -279,7 +355,9 @@ class Coordinator:
         return handle
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
-        """Poll until a job has ended, keeping the lease and watching for a cancel; those that have, with their states."""
+        """Poll until a job has ended, keeping the lease and watching for a cancel; those that have,
+        with their states.
+        """
         failures = 0
         while True:
             states: dict[str, JobState] = {}
@@ -304,14 +382,28 @@ class Coordinator:
             self._heartbeat(every_s=min(self._timing.lease_s / 3, 2.0))
             self._timing.sleep(self._timing.poll_s)
 
-    def _tell_pending(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
-        """Show that a job waits for devices, why, and when it is expected to start; or that none waits any more."""
+    def _tell_pending(
+        self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
+    ) -> None:
+        """Show that a job waits for devices, why, and when it is expected to start; or that none
+        waits any more.
+        """
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
-        waiting = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
-        pending = None if not queued else {"runs": len(queued), **({} if waiting is None else asdict(waiting))}
+        waiting = (
+            self._launcher.waiting(queued[0])
+            if queued and isinstance(self._launcher, Queueing)
+            else None
+        )
+        pending = (
+            None
+            if not queued
+            else {"runs": len(queued), **({} if waiting is None else asdict(waiting))}
+        )
         if pending == self._pending:
             return
-        reason, before = (None if each is None else each.get("reason") for each in (pending, self._pending))
+        reason, before = (
+            None if each is None else each.get("reason") for each in (pending, self._pending)
+        )
         self._pending = pending
         self._progress(self._runs())
         if pending is not None and reason != before:  # the expected start changes all the time
@@ -320,7 +412,9 @@ class Coordinator:
             self._store.append_event(lease=self._lease, kind="pending", payload=payload)
             self._report("pending", payload)
 
-    def _enforce_queue_timeout(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
+    def _enforce_queue_timeout(
+        self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
+    ) -> None:
         """Take back a run that has waited for devices as long as it may, and end the search.
 
         Raises LauncherError `queue_timeout`, or _Stop where something was measured.
@@ -329,24 +423,39 @@ class Coordinator:
         late = [
             handles[handle]
             for handle, state in states.items()
-            if state is JobState.QUEUED and limit_s is not None and self._charges.waited_s(handles[handle]) > limit_s
+            if state is JobState.QUEUED
+            and limit_s is not None
+            and self._charges.waited_s(handles[handle]) > limit_s
         ]
         if not late:
             return
         reason = (self._pending or {}).get("reason")
-        cause = f"not started within search.queue_timeout_s of {limit_s:g} s" + (f" ({reason})" if reason else "")
+        cause = f"not started within search.queue_timeout_s of {limit_s:g} s" + (
+            f" ({reason})" if reason else ""
+        )
         self._end_open_jobs(cause=cause)
-        if any(each.measurement is not None and each.measurement.status == "ok" for each in self._runs()):
+        if any(
+            each.measurement is not None and each.measurement.status == "ok"
+            for each in self._runs()
+        ):
             raise _Stop(Outcome(state="succeeded", stopped_because="queue_timeout"))
-        raise LauncherError(f"run {late[0].number} was {cause}", code="queue_timeout", field="search.queue_timeout_s")
+        raise LauncherError(
+            f"run {late[0].number} was {cause}",
+            code="queue_timeout",
+            field="search.queue_timeout_s",
+        )
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
         own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
         for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
             config = self._problem.candidates.config(row)
-            rival = self._store.intend_run(lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted)
+            rival = self._store.intend_run(
+                lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted
+            )
             self._store_end(rival, share)
-        self._store_end(run, own)  # last: until then the job is found again, should this worker be lost
+        self._store_end(
+            run, own
+        )  # last: until then the job is found again, should this worker be lost
         self._stop_waiting()
 
     def _store_end(self, run: RunRecord, share: Share) -> None:
@@ -362,13 +471,16 @@ class Coordinator:
         )
         outcome = stored.measurement or measurement
         step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}
-        self._report("run_finished", {**_about(run), "status": outcome.status, "cause": outcome.cause, **step})
+        self._report(
+            "run_finished",
+            {**_about(run), "status": outcome.status, "cause": outcome.cause, **step},
+        )
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease when it is due, and carry out a cancel or release at once.
 
-        A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it finish, since its
-        result is nearly paid for; the loop looks at the returned record.
+        A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it
+        finish, since its result is nearly paid for; the loop looks at the returned record.
         """
         if self._should_release():
             raise _Stop(Outcome(state="released", stopped_because="released"))
@@ -393,13 +505,34 @@ class Coordinator:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
         for run in open_runs(self._runs()):
             ran_s = self._charges.ran_s(run)
-            end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, ran_s=ran_s)
+            end_run(
+                run,
+                store=self._store,
+                launcher=self._launcher,
+                lease=self._lease,
+                cause=cause,
+                ran_s=ran_s,
+            )
 
     def _progress(self, runs: list[RunRecord]) -> None:
-        progress = progress_of(runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain)
-        beside = {"waiting_for": self._waiting_for, "pending": self._pending, "underway": self._watched.jobs or None}
-        self._store.set_progress(lease=self._lease, progress=progress | {k: v for k, v in beside.items() if v is not None})
+        progress = progress_of(
+            runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain
+        )
+        beside = {
+            "waiting_for": self._waiting_for,
+            "pending": self._pending,
+            "underway": self._watched.jobs or None,
+        }
+        self._store.set_progress(
+            lease=self._lease,
+            progress=progress | {k: v for k, v in beside.items() if v is not None},
+        )
 
 
 def _about(run: RunRecord) -> JsonObject:
-    return {"run_id": run.id, "number": run.number, "parallel": asdict(run.parallel), "predicted": run.predicted}
+    return {
+        "run_id": run.id,
+        "number": run.number,
+        "parallel": asdict(run.parallel),
+        "predicted": run.predicted,
+    }

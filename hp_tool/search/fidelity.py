@@ -1,8 +1,9 @@
-"""Cheaper runs that stand for a configuration: what may be left out of it, and what their step time implies for the whole.
+"""Cheaper runs that stand for a configuration: what may be left out of it, and what their step time
+implies for the whole.
 
-A reduced run keeps what decides a step's character: tensor, context and pipeline groups as they are, data-parallel
-groups that still cross nodes where the whole ones do, a pipeline that still fills and drains. Fewer replicas save
-devices, fewer micro-batches and layers save seconds.
+A reduced run keeps what decides a step's character: tensor, context and pipeline groups as they
+are, data-parallel groups that still cross nodes where the whole ones do, a pipeline that still
+fills and drains. Fewer replicas save devices, fewer micro-batches and layers save seconds.
 """
 
 import math
@@ -28,7 +29,9 @@ from hp_tool.domain.workload import TrainingWorkload
 
 WHOLE = Fidelity()
 EXTRAPOLATION_RATIO = "extrapolation_ratio"
-"""In a reduced run's prediction: predicted seconds of the whole step by those of the reduced one."""
+"""In a reduced run's prediction: predicted seconds of the whole step by those of the reduced
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +47,24 @@ class Reduction:
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`, each (1,)."""
     crowding: float = 1.0
-    """Processes a core in the whole run by those in this one: a CPU's processes share cores, which no cost model knows."""
+    """Processes a core in the whole run by those in this one: a CPU's processes share cores, which
+    no cost model knows.
+    """
 
     def step_s(self, calibration: Calibration) -> float:
         """What its step is expected to take by now."""
-        step = calibration.step_time.predict(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+        step = calibration.step_time.predict(
+            parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
+        )
         return float(step.median_s[0])
 
 
 def reduced(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
-    """The model, workload and configuration with the layers, replicas and micro-batches of `fidelity`; the batch follows."""
+    """The model, workload and configuration with the layers, replicas and micro-batches of
+    `fidelity`; the batch follows.
+    """
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
     return (
@@ -74,17 +83,23 @@ def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
     return model_ranks * (fidelity.data_parallel_size or parallel.data_parallel_size)
 
 
-def replicas_kept(sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int) -> NDArray[np.int64]:
-    """(n,) the fewest replicas with the communication pattern of all d: two, or as many as reach a second node where d do.
+def replicas_kept(
+    sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
+) -> NDArray[np.int64]:
+    """(n,) the fewest replicas with the communication pattern of all d: two, or as many as reach a
+    second node where d do.
 
-    Ranks are laid out tensor, context, data, pipeline: a data-parallel group spans t c d neighbours.
+    Ranks are laid out tensor, context, data, pipeline: a data-parallel group spans t c d
+    neighbours.
     """
     d = np.asarray(data_parallel_size)
     neighbours = np.asarray(sizes.tensor_parallel_size * sizes.context_parallel_size)
     crossing = np.where(neighbours * d > gpus_per_node, gpus_per_node // neighbours + 1, 2)
     wanted = np.minimum(np.maximum(crossing, 2), d)
     kept = d.copy()
-    for degree in np.unique(d):  # replicas stay divisors, so that shards and batches divide as before
+    for degree in np.unique(
+        d
+    ):  # replicas stay divisors, so that shards and batches divide as before
         divisors = np.array([k for k in range(1, int(degree) + 1) if degree % k == 0])
         rows = d == degree
         kept[rows] = divisors[np.searchsorted(divisors, wanted[rows])]
@@ -92,7 +107,9 @@ def replicas_kept(sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_p
 
 
 def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as interleaving wants."""
+    """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as
+    interleaving wants.
+    """
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
@@ -115,10 +132,11 @@ Run = TypeVar("Run", bound=Outcome)
 
 
 def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
-    """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
+    """The run whose outcome counts, by configuration: the last whole one that worked, else the last
+    whole, else the last.
 
-    What a reduced run implied is void once the whole of it failed; not if that was cut off by its time limit, which says
-    nothing about the configuration.
+    What a reduced run implied is void once the whole of it failed; not if that was cut off by its
+    time limit, which says nothing about the configuration.
     """
     counting: dict[RunConfig, Run] = {}
     for run in runs:
@@ -159,19 +177,34 @@ def _rank(run: Outcome) -> int:
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     """The run with the shortest known step of those that count, and that step's seconds."""
-    timed = [(run, run.measurement.objective_s) for run in standing(runs).values() if run.measurement is not None]
-    return min(((run, step_s) for run, step_s in timed if step_s is not None), key=lambda pair: pair[1], default=None)
+    timed = [
+        (run, run.measurement.objective_s)
+        for run in standing(runs).values()
+        if run.measurement is not None
+    ]
+    return min(
+        ((run, step_s) for run, step_s in timed if step_s is not None),
+        key=lambda pair: pair[1],
+        default=None,
+    )
 
 
-def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]) -> Measurement:
+def extrapolated(
+    run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
+) -> Measurement:
     """A reduced run's measurement with what it implies for the whole configuration.
 
-    predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from configurations of this search
-    that ran both ways, and half believed after a few such pairs (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
+    predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from
+    configurations of this search that ran both ways, and half believed after a few such pairs
+    (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
     """
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
         return measurement
-    pairs, own, common = _pairs(runs), assumed().search.extrapolation_log_sd, assumed().search.extrapolation_bias_log_sd
+    pairs, own, common = (
+        _pairs(runs),
+        assumed().search.extrapolation_log_sd,
+        assumed().search.extrapolation_bias_log_sd,
+    )
     certainty = len(pairs) / own**2 + 1.0 / common**2
     bias = sum(pairs) / own**2 / certainty
     log_sd = math.sqrt(own**2 + 1.0 / certainty)
@@ -196,7 +229,9 @@ def _pairs(runs: Sequence[RunRecord]) -> list[float]:
             whole[run.parallel] = run.measurement.step_s
         else:
             implied[run.parallel] = run.measurement.step_s * run.predicted[EXTRAPOLATION_RATIO]
-    return [math.log(whole[parallel] / implied[parallel]) for parallel in implied if parallel in whole]
+    return [
+        math.log(whole[parallel] / implied[parallel]) for parallel in implied if parallel in whole
+    ]
 
 
 def num_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:

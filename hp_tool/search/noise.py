@@ -1,4 +1,6 @@
-"""How far measured step times may be off: the steps of one run scatter, and so do runs of one configuration."""
+"""How far measured step times may be off: the steps of one run scatter, and so do runs of one
+configuration.
+"""
 
 import math
 import statistics
@@ -24,9 +26,13 @@ class MeasuredSteps:
     """The step times of configurations that ran as a whole, and how far they may be off."""
 
     known: Mapping[RunConfig, tuple[float, float]]
-    """(seconds, log_sd) by configuration: the mean of its runs by their certainty, as `posterior.combined` takes it."""
+    """(seconds, log_sd) by configuration: the mean of its runs by their certainty, as
+    `posterior.combined` takes it.
+    """
     repeat_log_sd: float
-    """Standard deviation of ln(seconds) between runs of one configuration, see `calibration.posterior`."""
+    """Standard deviation of ln(seconds) between runs of one configuration, see
+    `calibration.posterior`.
+    """
     num_repeats: int
     """Runs of a configuration that had run before; without any the noise is an assumed one."""
 
@@ -37,20 +43,31 @@ class MeasuredSteps:
 
 
 def measured_steps(
-    runs: Sequence[RunRecord], *, kind: Kind, seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s
+    runs: Sequence[RunRecord],
+    *,
+    kind: Kind,
+    seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s,
 ) -> MeasuredSteps:
-    """Return what whole runs that worked measured. ln(seconds) of run i has variance u_i = max(s^2, e_i^2): s is the noise of
-    repeats, e_i that of its own steps. `seconds`: the figure of a run that is compared."""
+    """Return what whole runs that worked measured. ln(seconds) of run i has variance u_i = max(s^2,
+    e_i^2): s is the noise of repeats, e_i that of its own steps. `seconds`: the figure of a run
+    that is compared.
+    """
     worked = [
         (run, figure)
         for run in runs
-        if run.measurement is not None and run.status == "ok" and run.fidelity.is_whole and (figure := seconds(run.measurement))
+        if run.measurement is not None
+        and run.status == "ok"
+        and run.fidelity.is_whole
+        and (figure := seconds(run.measurement))
     ]
     configs = list(dict.fromkeys(run.parallel for run, _ in worked))
     repeated = OwnRuns(
         row=np.array([configs.index(run.parallel) for run, _ in worked], dtype=np.intp),
         value=np.array([figure for _, figure in worked], dtype=np.float64),
-        log_sd=np.array([spread_of(run.measurement) if run.measurement else 0.0 for run, _ in worked], dtype=np.float64),
+        log_sd=np.array(
+            [spread_of(run.measurement) if run.measurement else 0.0 for run, _ in worked],
+            dtype=np.float64,
+        ),
     )
     noise = repeat_log_sd(repeated, kind=kind)
     known = {}
@@ -61,8 +78,9 @@ def measured_steps(
 
 
 def standard_error_s(measurement: Measurement) -> float:
-    """Return the standard error of a run's median step time: by how its steps scattered, for one step by how they do elsewhere,
-    and 0 without any."""
+    """Return the standard error of a run's median step time: by how its steps scattered, for one
+    step by how they do elsewhere, and 0 without any.
+    """
     times = measurement.repetitions_s
     if len(times) < 2:
         return assumed().search.single_step_sd * sum(times)
@@ -70,6 +88,8 @@ def standard_error_s(measurement: Measurement) -> float:
 
 
 def spread_of(measurement: Measurement) -> float:
-    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered; 0 without any."""
+    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered;
+    0 without any.
+    """
     times = measurement.repetitions_s
     return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0

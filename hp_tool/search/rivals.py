@@ -1,7 +1,7 @@
 """Several configurations in one job: imports, rendezvous and the wait for devices are paid once.
 
-A run's prediction names its rivals, so that whoever goes on with the search asks for the same job. Each becomes a run of its
-own when the job has ended, with its share of what that cost.
+A run's prediction names its rivals, so that whoever goes on with the search asks for the same job.
+Each becomes a run of its own when the job has ended, with its share of what that cost.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,9 @@ from hp_tool.domain.measurement import JobResult, Measurement
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 
 RIVALS = "rivals"
-"""Key of a run's prediction: those of the configurations that its job runs afterwards, each with its DIGEST."""
+"""Key of a run's prediction: those of the configurations that its job runs afterwards, each with
+its DIGEST.
+"""
 DIGEST = "digest"
 BESIDE = "beside"
 """Key of a rival's prediction: the run whose job ran it."""
@@ -38,7 +40,10 @@ def configurations(runs: Sequence[RunRecord]) -> int:
 
 def num_jobs(runs: Sequence[RunRecord]) -> int:
     """How many jobs brought these runs' measurements."""
-    return sum(run.state is RunState.FINISHED and not {REUSED, BESIDE} & run.predicted.keys() for run in runs)
+    return sum(
+        run.state is RunState.FINISHED and not {REUSED, BESIDE} & run.predicted.keys()
+        for run in runs
+    )
 
 
 def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
@@ -47,8 +52,14 @@ def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> l
         return [Share(predicted=run.predicted, measurement=measurement, gpu_seconds=gpu_seconds)]
     per_s = gpu_seconds / measurement.wall_s if measurement.wall_s else 0.0
     beside = [
-        Share(predicted=predicted | {BESIDE: run.id}, measurement=rival, gpu_seconds=per_s * (rival.wall_s or 0.0))
-        for predicted, rival in zip(rivals_of(run), measurement.rivals, strict=False)  # the job may have ended before the last
+        Share(
+            predicted=predicted | {BESIDE: run.id},
+            measurement=rival,
+            gpu_seconds=per_s * (rival.wall_s or 0.0),
+        )
+        for predicted, rival in zip(
+            rivals_of(run), measurement.rivals, strict=False
+        )  # the job may have ended before the last
     ]
     own = max(gpu_seconds - sum(each.gpu_seconds for each in beside), 0.0)
     return [Share(predicted=run.predicted, measurement=measurement.own, gpu_seconds=own), *beside]

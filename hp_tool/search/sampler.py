@@ -1,4 +1,6 @@
-"""An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from the study's trials."""
+"""An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from
+the study's trials.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -27,12 +29,14 @@ MEASUREMENT_ID = "measurement_id"
 
 
 class CostModelSampler(BaseSampler):
-    """Minimises step time (seconds) over the rows of a table, with the cost model as prior knowledge.
+    """Minimises step time (seconds) over the rows of a table, with the cost model as prior
+    knowledge.
 
-    The objective asks for each axis with `trial.suggest_categorical(name, sampler.table.choices[name])` and returns
-    the measured seconds; a run out of memory returns any number and calls `trial.set_constraint("memory", 1.0)`.
-    Proposals are joint: all axes of a trial together name a row of the table. Parameters that are no axes are drawn
-    uniformly. Deterministic given the seed and the study's trials.
+    The objective asks for each axis with `trial.suggest_categorical(name,
+    sampler.table.choices[name])` and returns the measured seconds; a run out of memory returns any
+    number and calls `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axes of a trial
+    together name a row of the table. Parameters that are no axes are drawn uniformly. Deterministic
+    given the seed and the study's trials.
     """
 
     def __init__(
@@ -45,11 +49,15 @@ class CostModelSampler(BaseSampler):
         seed: int = 0,
         stored: Collection[int] = (),
     ) -> None:
-        """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see `acquisition.propose`."""
+        """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see
+        `acquisition.propose`.
+        """
         self.table = table
         self._prior = prior
         limit = assumed().search.carried_runs
-        self._evidence = most_alike(evidence=evidence or Evidence.empty(), features=table.features, limit=limit)
+        self._evidence = most_alike(
+            evidence=evidence or Evidence.empty(), features=table.features, limit=limit
+        )
         self._coverage_runs = coverage_runs
         self._seed = seed
         self._stored = stored
@@ -59,23 +67,36 @@ class CostModelSampler(BaseSampler):
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """One categorical per axis over its values; for `study.ask(fixed_distributions)`."""
-        return {name: CategoricalDistribution(choices) for name, choices in self.table.choices.items()}
+        return {
+            name: CategoricalDistribution(choices) for name, choices in self.table.choices.items()
+        }
 
     def calibration(self, *, study: Study) -> Calibration:
         """What the study's finished trials and the evidence from outside say together."""
         return self._calibrate(self.observations(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
-        """The next row and what it is expected to win; None where nothing is left. `exclude`: a trial number to ignore."""
+        """The next row and what it is expected to win; None where nothing is left. `exclude`: a
+        trial number to ignore.
+        """
         observations = self.observations(study=study, exclude=exclude)
         return self._propose(observations, self._calibrate(observations))
 
-    def rivals(self, *, study: Study, count: int, apart: frozenset[int] = frozenset()) -> list[Proposal]:
-        """Propose up to `count` rows to run beside the study's pending trials, each as if those before it had returned what is
-        predicted for them; none of those `apart`."""
-        observations, proposals = replace(self.observations(study=study), apart=apart), list[Proposal]()
+    def rivals(
+        self, *, study: Study, count: int, apart: frozenset[int] = frozenset()
+    ) -> list[Proposal]:
+        """Propose up to `count` rows to run beside the study's pending trials, each as if those
+        before it had returned what is predicted for them; none of those `apart`.
+        """
+        observations, proposals = (
+            replace(self.observations(study=study), apart=apart),
+            list[Proposal](),
+        )
         calibration = self._calibrate(observations)
-        while len(proposals) < count and (proposal := self._propose(observations, calibration)) is not None:
+        while (
+            len(proposals) < count
+            and (proposal := self._propose(observations, calibration)) is not None
+        ):
             proposals.append(proposal)
             observations = replace(observations, pending=observations.pending | {proposal.row})
         return proposals
@@ -131,18 +152,30 @@ class CostModelSampler(BaseSampler):
             measurement_ids=tuple(observations.measurement_ids[row] for row in rows),
             step_s=np.array([observations.step_s.get(row, np.nan) for row in rows]),
             memory_bytes=np.array([observations.memory_bytes.get(row, np.nan) for row in rows]),
-            out_of_memory=np.array([row in observations.out_of_memory for row in rows], dtype=np.bool_),
+            out_of_memory=np.array(
+                [row in observations.out_of_memory for row in rows], dtype=np.bool_
+            ),
         )
-        return fit_calibration(evidence=Evidence.concatenate([self._evidence, own]), prior=self._prior)
+        return fit_calibration(
+            evidence=Evidence.concatenate([self._evidence, own]), prior=self._prior
+        )
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """All axes, from the first trial on: the space is known before anything ran."""
         if study.direction != StudyDirection.MINIMIZE:
-            raise ValueError("CostModelSampler minimises seconds: create the study with direction='minimize'")
+            raise ValueError(
+                "CostModelSampler minimises seconds: create the study with direction='minimize'"
+            )
         return self.distributions
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        """The values of the proposed row; where every row was tried, those of the best one (a repeat)."""
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The values of the proposed row; where every row was tried, those of the best one (a
+        repeat).
+        """
         proposal = self.proposal(study=study, exclude=trial.number)
         if proposal is not None:
             return dict(self.table.params(proposal.row))
@@ -150,10 +183,16 @@ class CostModelSampler(BaseSampler):
         return dict(self.table.params(min(measured, key=measured.__getitem__))) if measured else {}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """Anything that is no axis of the table: uniform."""
         from optuna.samplers import RandomSampler
 
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
-        return RandomSampler(seed=seed).sample_independent(study, trial, param_name, param_distribution)
+        return RandomSampler(seed=seed).sample_independent(
+            study, trial, param_name, param_distribution
+        )

@@ -1,4 +1,6 @@
-"""A search over ways to serve: what one replica is asked to run, and what its latencies imply for the whole load."""
+"""A search over ways to serve: what one replica is asked to run, and what its latencies imply for
+the whole load.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -18,14 +20,18 @@ from hp_tool.domain.targets import Targets
 from hp_tool.search.problem import Question
 
 TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
-"""Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come one by one."""
+"""Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come
+one by one.
+"""
 SERVING = "-serving"
 """The end of every name that measurements of serving are filed under."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSearch(Question):
-    """Serving configurations under a closed load; every replica is alike, so a run of one stands for all."""
+    """Serving configurations under a closed load; every replica is alike, so a run of one stands
+    for all.
+    """
 
     candidates: ServingCandidates
     inference: InferenceWorkload
@@ -42,7 +48,9 @@ class ServingSearch(Question):
         assert isinstance(self.inference.concurrency, int)  # a search is of a closed load
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
-    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
+    def request(
+        self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
+    ) -> InferenceRequest:
         """A replica with as many requests as it serves at once: a run has no queue."""
         config = run.parallel
         assert isinstance(config, ServingConfig)
@@ -67,12 +75,18 @@ class ServingSearch(Question):
             return measurement
         assert isinstance(run.parallel, ServingConfig)
         load = load_latencies(times, run.parallel, inference=self.inference, targets=self.targets)
-        return replace(measurement, load=load, tokens_per_second_per_gpu=self.tokens_per_gpu / load.request_latency_s)
+        return replace(
+            measurement,
+            load=load,
+            tokens_per_second_per_gpu=self.tokens_per_gpu / load.request_latency_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSearch(ServingSearch):
-    """A search on a server that runs already: a run is the whole load on all of it, so it shows the load's latencies."""
+    """A search on a server that runs already: a run is the whole load on all of it, so it shows the
+    load's latencies.
+    """
 
     in_flight: float
     """Requests of the load, as predicted where it is a rate."""
@@ -87,12 +101,18 @@ class EndpointSearch(ServingSearch):
     def tokens_per_gpu(self) -> float:
         return self.in_flight * self.inference.output_length / self.cluster.num_gpus
 
-    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
-        """Ask for as many requests per repetition as are in flight, and as targets on quantiles want."""
+    def request(
+        self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
+    ) -> InferenceRequest:
+        """Ask for as many requests per repetition as are in flight, and as targets on quantiles
+        want.
+        """
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
         by_quantile = any(quantile is not None for _, _, quantile, _ in self.targets.limits())
-        fewest = math.ceil(assumed().search.quantile_answers / replica.repetitions) if by_quantile else 1
+        fewest = (
+            math.ceil(assumed().search.quantile_answers / replica.repetitions) if by_quantile else 1
+        )
         return replace(
             replica,
             inference=self.inference,
@@ -108,8 +128,13 @@ class EndpointSearch(ServingSearch):
             return measurement
         following = self.inference.output_length - 1
         latency_s = times.ttft_s + following * times.tpot_s
-        latencies = Latencies(ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=latency_s, tails=times.tails)
-        each = tuple(first + following * token for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True))
+        latencies = Latencies(
+            ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=latency_s, tails=times.tails
+        )
+        each = tuple(
+            first + following * token
+            for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
+        )
         load = _of_load(latencies, each, targets=self.targets)
         rate = times.output_tokens_per_second / self.cluster.num_gpus
         return replace(measurement, load=load, tokens_per_second_per_gpu=rate)
@@ -120,8 +145,9 @@ def load_latencies(
 ) -> LoadLatencies:
     """What a replica's batch implies for a closed load.
 
-    A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d requests per replica, each is
-    served after r = max(C / (d b), 1) batches: requests that find no room wait S (r - 1) longer (Little's law).
+    A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d
+    requests per replica, each is served after r = max(C / (d b), 1) batches: requests that find no
+    room wait S (r - 1) longer (Little's law).
     """
     assert isinstance(inference.concurrency, int)
     batches = max(inference.concurrency / config.data_parallel_size / config.max_num_seqs, 1.0)
@@ -133,11 +159,16 @@ def load_latencies(
         tpot_s=(batch_s - times.ttft_s) / following if following else 0.0,
         request_latency_s=queue_s + batch_s,
     )
-    each = (batches * (first + following * token) for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True))
+    each = (
+        batches * (first + following * token)
+        for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
+    )
     return _of_load(latencies, tuple(each), targets=targets)
 
 
-def _of_load(latencies: Latencies, repetitions_s: tuple[float, ...], *, targets: Targets) -> LoadLatencies:
+def _of_load(
+    latencies: Latencies, repetitions_s: tuple[float, ...], *, targets: Targets
+) -> LoadLatencies:
     return LoadLatencies(
         ttft_s=latencies.ttft_s,
         tpot_s=latencies.tpot_s,
@@ -149,7 +180,9 @@ def _of_load(latencies: Latencies, repetitions_s: tuple[float, ...], *, targets:
 
 
 def software(runner: Runner) -> str:
-    """What measurements of serving are filed under, apart from the training runs of the same software."""
+    """What measurements of serving are filed under, apart from the training runs of the same
+    software.
+    """
     return f"{runner}{SERVING}"
 
 
@@ -164,7 +197,9 @@ def meets(latencies: Latencies, *, targets: Targets) -> bool:
 
 
 def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
-    """Each target: its name, its limit, and the mean or quantile that it bounds; none of a quantile that was not measured."""
+    """Each target: its name, its limit, and the mean or quantile that it bounds; none of a quantile
+    that was not measured.
+    """
     for name, latency, quantile, limit in targets.limits():
         if quantile is None:
             yield name, limit, getattr(latencies, latency)
@@ -173,5 +208,9 @@ def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, fl
 
 
 def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
-    """penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target, latency)."""
-    return assumed().search.target_penalty * sum((np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0)
+    """penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target,
+    latency).
+    """
+    return assumed().search.target_penalty * sum(
+        (np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0
+    )

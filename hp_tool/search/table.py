@@ -1,5 +1,5 @@
-"""Candidates of one search as columns: their values by axis, their uncalibrated costs and features, which a calibration that
-others fitted corrects.
+"""Candidates of one search as columns: their values by axis, their uncalibrated costs and features,
+which a calibration that others fitted corrects.
 """
 
 from __future__ import annotations
@@ -11,23 +11,46 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
+from hp_tool.calibration import (
+    Calibration,
+    MemoryPrediction,
+    StepPrediction,
+    allocated_bytes,
+    layer_passes,
+    residual_features,
+)
 from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.cost.candidates import DISPATCHERS, RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
+from hp_tool.cost.candidates import (
+    DISPATCHERS,
+    RECOMPUTE_COLUMNS,
+    SCHEDULE_NAMES,
+    Candidates,
+    recompute_from_codes,
+)
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import recompute_name
 
 AxisValue = int | bool | str
-_NOT_AXES = {"data_parallel_size", "recompute_method", "recompute_num_layers", "recompute_modules", "sequence_parallel"}
+_NOT_AXES = {
+    "data_parallel_size",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+    "sequence_parallel",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTable:
-    """n candidates. Rows are addressed by their axis values: an index means nothing outside one process."""
+    """n candidates. Rows are addressed by their axis values: an index means nothing outside one
+    process.
+    """
 
     axes: Mapping[str, tuple[AxisValue, ...]]
-    """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the row."""
+    """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the
+    row.
+    """
     parts_s: Mapping[str, FloatArray]
     """Uncalibrated exposed seconds by part, each (n,); without what an allocator's retries add."""
     layer_passes: FloatArray
@@ -35,7 +58,9 @@ class CandidateTable:
     memory_bytes: FloatArray
     """(n,) uncalibrated allocated bytes on the worst rank."""
     usable_bytes: FloatArray
-    """(n,) what allocations may take in a recommended configuration: the device less headroom and overheads."""
+    """(n,) what allocations may take in a recommended configuration: the device less headroom and
+    overheads.
+    """
     device_bytes: FloatArray
     """(n,) what allocations can take before the device runs out."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -99,7 +124,9 @@ class CandidateTable:
         memory_bytes: FloatArray,
         out_of_memory: NDArray[np.bool_],
     ) -> Evidence:
-        """What was measured (NaN: nothing) for the given rows, beside what was predicted for them."""
+        """What was measured (NaN: nothing) for the given rows, beside what was predicted for
+        them.
+        """
         return Evidence(
             measurement_ids=measurement_ids,
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -113,21 +140,26 @@ class CandidateTable:
         )
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
-        """Step times of all rows as this calibration corrects them; with retries, as estimates count them: by the mean of the
-        logarithm."""
+        """Step times of all rows as this calibration corrects them; with retries, as estimates
+        count them: by the mean of the logarithm.
+        """
         step = self.predict_without_retries(calibration)
         return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
 
     def predict_without_retries(self, calibration: Calibration) -> StepPrediction:
         """Step times of all rows where no allocator retries."""
-        return calibration.step_time.predict(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
+        return calibration.step_time.predict(
+            parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
+        )
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
         """Memory needs of all rows as this calibration corrects them."""
         return calibration.memory.predict(memory_bytes=self.memory_bytes, features=self.features)
 
 
-def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: TrainingCosts) -> CandidateTable:
+def candidate_table(
+    *, case: TrainingCase, candidates: Candidates, costs: TrainingCosts
+) -> CandidateTable:
     """The table of candidates whose costs are known."""
     overhead = costs.memory_parts["overhead"]
     return CandidateTable(
@@ -144,11 +176,17 @@ def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: Traini
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
-    """The axes on which candidates differ, with the value of each; data_parallel_size follows from the others."""
+    """The axes on which candidates differ, with the value of each; data_parallel_size follows from
+    the others.
+    """
     columns: dict[str, tuple[AxisValue, ...]] = {
-        f.name: tuple(getattr(candidates, f.name).tolist()) for f in fields(candidates) if f.name not in _NOT_AXES
+        f.name: tuple(getattr(candidates, f.name).tolist())
+        for f in fields(candidates)
+        if f.name not in _NOT_AXES
     }
-    columns["pipeline_schedule"] = tuple(SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist())
+    columns["pipeline_schedule"] = tuple(
+        SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist()
+    )
     columns["moe_token_dispatcher_type"] = tuple(
         DISPATCHERS[code] or "usual" for code in candidates.moe_token_dispatcher_type.tolist()
     )

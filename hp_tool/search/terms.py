@@ -1,4 +1,6 @@
-"""What a coordinator knows beside its search: how the cluster takes its jobs, and how time passes."""
+"""What a coordinator knows beside its search: how the cluster takes its jobs, and how time
+passes.
+"""
 
 import time
 from collections.abc import Callable

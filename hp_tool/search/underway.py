@@ -64,8 +64,14 @@ class Watched:
 
 
 def underway(log: str, *, serves: bool) -> Underway:
-    """Read what a running job has done from its log; `serves`: it answers requests, and writes down no steps."""
-    lines = [line[:LINE_CHARACTERS] for line in log.splitlines() if line.strip() and not line.startswith(RUN)]
+    """Read what a running job has done from its log; `serves`: it answers requests, and writes down
+    no steps.
+    """
+    lines = [
+        line[:LINE_CHARACTERS]
+        for line in log.splitlines()
+        if line.strip() and not line.startswith(RUN)
+    ]
     tail = "\n".join(lines[-LINES:])
     warmup_s, times_s, _ = read_steps(log)
     if serves or not (warmup_s or times_s):

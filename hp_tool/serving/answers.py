@@ -32,30 +32,48 @@ class Serving:
     def configuration(self) -> None:
         return None
 
-    def estimate(self, *, with_fixes: bool = True, calibrations: Calibrations | None = None) -> tuple[InferenceEstimate, None]:
+    def estimate(
+        self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
+    ) -> tuple[InferenceEstimate, None]:
         return estimate(query=self.query, with_fixes=with_fixes), None
 
-    def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[ServingRecommendation]:
+    def rank(
+        self, *, top: int, calibrations: Calibrations | None = None
+    ) -> Ranking[ServingRecommendation]:
         return recommend(query=self.query, top=top)
 
     def answer(
-        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[ServingRecommendation], Beside]:
         """Under an unknown concurrency also the front of throughput."""
         query = self.query
         if sensitivity:
-            raise UnsupportedError("sensitivity belongs to training queries; leave it out", field="sensitivity")
+            raise UnsupportedError(
+                "sensitivity belongs to training queries; leave it out", field="sensitivity"
+            )
         if pareto not in (None, "throughput"):
-            raise UnsupportedError(f"a front of {pareto} belongs to training queries; ask for throughput", field="pareto")
+            raise UnsupportedError(
+                f"a front of {pareto} belongs to training queries; ask for throughput",
+                field="pareto",
+            )
         pools, front = None, None
         if query.inference is not None and query.inference.disaggregated is not None:
             pools = disaggregated(query=query, top=top)
-        ranking: Ranking[ServingRecommendation] = Ranking() if only_pools(query) else self.rank(top=top)
+        ranking: Ranking[ServingRecommendation] = (
+            Ranking() if only_pools(query) else self.rank(top=top)
+        )
         if pareto is not None or (ranking.recommendations and seeks_concurrency(query)):
             front = pareto_front(query=query)
         return ranking, Beside(throughput_front=front, disaggregated=pools)
 
-    def ratio_log_sd(self, one: InferenceEstimate, other: InferenceEstimate, *, alike: bool) -> float:
+    def ratio_log_sd(
+        self, one: InferenceEstimate, other: InferenceEstimate, *, alike: bool
+    ) -> float:
         return ratio_log_sd(resolve_serving(self.query))
 
     def setup(self, configuration: Configuration) -> ServingSetup:

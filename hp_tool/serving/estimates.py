@@ -1,4 +1,6 @@
-"""What serving costs say: latencies against targets, and one row as the full estimate a user reads."""
+"""What serving costs say: latencies against targets, and one row as the full estimate a user
+reads.
+"""
 
 import math
 from collections.abc import Iterator
@@ -27,19 +29,25 @@ from hp_tool.units import SECONDS_PER_HOUR, gib
 
 OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
-NO_QUEUE = "no request waits for a free place in a batch, because no target limits TTFT or request latency"
+NO_QUEUE = (
+    "no request waits for a free place in a batch, because no target limits TTFT or request latency"
+)
 """The rule that an answer for the fewest devices states."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 """Quantiles that every answer has."""
 QUEUED = "queued"
-"""The reason of a configuration whose requests wait for a free place in a batch though they may not."""
+"""The reason of a configuration whose requests wait for a free place in a batch though they may
+not.
+"""
 KERNELS_ALONE = " (timed kernels alone)"
 PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
 
 
 def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
-    """The estimate of one legal configuration; without latencies where the model does not fit. `spread`: with tails."""
+    """The estimate of one legal configuration; without latencies where the model does not fit.
+    `spread`: with tails.
+    """
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
     schedulers, fits = int(candidates.schedulers[row]), bool(costs.fits[row])
@@ -74,7 +82,9 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
         request_rate_per_second=rate,
         concurrency=concurrency,
         users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
-        running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
+        running_requests=min(
+            float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)
+        ),
         expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
         **_price(rows, row),
@@ -85,7 +95,9 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
 
 
 def _price(rows: CostedRows, row: int) -> dict[str, Any]:
-    """What a million tokens cost; input and output by the time that prompts and decoding take of the devices."""
+    """What a million tokens cost; input and output by the time that prompts and decoding take of
+    the devices.
+    """
     problem, costs = rows.problem, rows.costs
     hourly = problem.cluster.price_per_gpu_hour
     if hourly is None:
@@ -101,20 +113,31 @@ def _price(rows: CostedRows, row: int) -> dict[str, Any]:
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
-    """Return the imbalance of passes that decode, each with a stage's share of the running requests; None without experts."""
+    """Return the imbalance of passes that decode, each with a stage's share of the running
+    requests; None without experts.
+    """
     if rows.problem.model.num_experts is None:
         return None
     one = rows.candidates.take(slice(row, row + 1))
-    return float(imbalance(rows.problem, one, rows.costs.running[row] / one.pipeline_parallel_size)[0])
+    return float(
+        imbalance(rows.problem, one, rows.costs.running[row] / one.pipeline_parallel_size)[0]
+    )
 
 
 def _memory(rows: CostedRows, row: int) -> ServingMemory:
     problem, parts = rows.problem, rows.costs.bytes
-    whole = problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
+    whole = (
+        problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
+    )
     tokens = _cached(rows, row, whole)
     room = float(parts.kv_capacity[row])
-    used = min(float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
-    fixed = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in ("weights", "activations", "logits", "overhead")}
+    used = min(
+        float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0)
+    )
+    fixed = {
+        f"{name}_bytes": float(getattr(parts, name)[row])
+        for name in ("weights", "activations", "logits", "overhead")
+    }
     return ServingMemory(
         total_bytes=sum(fixed.values()) + used,
         capacity_bytes=parts.capacity,
@@ -141,7 +164,9 @@ def _cached(rows: CostedRows, row: int, tokens: float) -> float:
 def _without_preemption(rows: CostedRows, row: int) -> int:
     """Requests that find room for prompt and answer even if all are at their last token."""
     fitting = max(float(rows.costs.bytes.kv_capacity[row]), 0.0) / _request_bytes(rows, row)
-    return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(rows.candidates.schedulers[row])
+    return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(
+        rows.candidates.schedulers[row]
+    )
 
 
 def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
@@ -150,7 +175,8 @@ def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
     message = (
-        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights {gib(memory.weights_bytes)}, keys and values of one "
+        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights "
+        f"{gib(memory.weights_bytes)}, keys and values of one "
         f"request {gib(one)}, working set {gib(working)}, engine {gib(memory.overhead_bytes)}; "
         "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
     )
@@ -161,10 +187,15 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     """Full batches, and still requests come faster than they leave."""
     problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
-    reached = float(rows.costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.output_length
+    reached = (
+        float(rows.costs.output_tokens_per_second_per_gpu[row])
+        * problem.cluster.num_gpus
+        / problem.output_length
+    )
     message = (
         f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
-        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices of this layout would keep up"
+        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices of this layout "
+        "would keep up"
     )
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
@@ -182,7 +213,10 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         **(
-            {"expert_matmul_precision": problem.expert_precision, "expert_weight_bytes_each": problem.expert_bytes}
+            {
+                "expert_matmul_precision": problem.expert_precision,
+                "expert_weight_bytes_each": problem.expert_bytes,
+            }
             if problem.model.num_experts
             else {}
         ),
@@ -194,10 +228,13 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return which release's constants an answer has, for which one if they stand in, and the precision of the weights."""
+    """Return which release's constants an answer has, for which one if they stand in, and the
+    precision of the weights.
+    """
     engine = problem.engine
     return {
-        "engine_efficiency": f"{engine.engine} {engine.version}{KERNELS_ALONE * engine.kernels_alone}",
+        "engine_efficiency": f"{engine.engine} "
+        f"{engine.version}{KERNELS_ALONE * engine.kernels_alone}",
         "constants_release": engine.version,
         **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
         "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
@@ -214,18 +251,28 @@ def _has_no_constants(problem: ServingProblem) -> bool:
 
 def _load_words(problem: ServingProblem) -> str:
     if problem.offline:
-        how_many = "more requests than run at once" if problem.num_prompts is None else f"{problem.num_prompts} requests"
+        how_many = (
+            "more requests than run at once"
+            if problem.num_prompts is None
+            else f"{problem.num_prompts} requests"
+        )
         return f"offline, {how_many} queued at once, latencies from admission, equal lengths"
     if problem.concurrency is not None and problem.think_time_s > 0.0:
-        return f"closed, {problem.concurrency} requests in flight, {problem.think_time_s:g} s between requests, equal lengths"
+        return (
+            f"closed, {problem.concurrency} requests in flight, {problem.think_time_s:g} s "
+            "between requests, equal lengths"
+        )
     if problem.concurrency is not None:
         return f"closed, {problem.concurrency} requests in flight, equal lengths"
-    return f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths"
+    return (
+        f"open, {problem.request_rate_per_second} requests a second, independent arrivals, "
+        "equal lengths"
+    )
 
 
 def quantiles(rows: CostedRows, share: float) -> Quantiles:
-    """Seconds that `share` of each configuration's requests do not exceed. In a closed load whoever waits longer before the
-    first token waits shorter after it, and all requests take as long.
+    """Seconds that `share` of each configuration's requests do not exceed. In a closed load whoever
+    waits longer before the first token waits shorter after it, and all requests take as long.
     """
     if rows.in_flight is not None:
         return _open(rows.problem, rows.candidates, rows.in_flight, share)
@@ -238,14 +285,23 @@ def tails(rows: CostedRows, row: int) -> Tails:
     by_quantile = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
 
     def tail(latency: str) -> Tail:
-        seconds = {name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()}
-        return Tail(**{name: seconds[name] for name in SHARES}, others=tuple((name, seconds[name]) for name in others))
+        seconds = {
+            name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
+        }
+        return Tail(
+            **{name: seconds[name] for name in SHARES},
+            others=tuple((name, seconds[name]) for name in others),
+        )
 
-    return Tails(ttft_s=tail("ttft_s"), tpot_s=tail("tpot_s"), request_latency_s=tail("request_latency_s"))
+    return Tails(
+        ttft_s=tail("ttft_s"), tpot_s=tail("tpot_s"), request_latency_s=tail("request_latency_s")
+    )
 
 
 def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
-    """Requests a second and GPU that keep to every bound on single requests; None without targets."""
+    """Requests a second and GPU that keep to every bound on single requests; None without
+    targets.
+    """
     bounds = request_bounds(rows.problem.targets)
     if not bounds:
         return None
@@ -265,12 +321,17 @@ def asked_quantiles(targets: Targets) -> tuple[str, ...]:
 
 
 def request_bounds(targets: Targets) -> dict[str, float]:
-    """What each latency of a single request may be: the tightest of its targets on quantiles, or, without those, the mean's."""
+    """What each latency of a single request may be: the tightest of its targets on quantiles, or,
+    without those, the mean's.
+    """
     bounds: dict[str, dict[bool, float]] = {}
     for _, latency, quantile, limit in targets.limits():
         of_latency = bounds.setdefault(latency, {})
         of_latency[quantile is None] = min(limit, of_latency.get(quantile is None, math.inf))
-    return {latency: by_mean.get(False, by_mean.get(True, math.inf)) for latency, by_mean in bounds.items()}
+    return {
+        latency: by_mean.get(False, by_mean.get(True, math.inf))
+        for latency, by_mean in bounds.items()
+    }
 
 
 def _requests(rows: CostedRows, row: int) -> Quantiles:
@@ -279,22 +340,39 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
         each = np.full(len(PLACES), row)
         return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
     latencies = _closed(rows, slice(row, row + 1), PLACES)
-    return replace(latencies, tpot_s=latencies.tpot_s[::-1])  # the last to be served waits shortest between tokens
+    return replace(
+        latencies, tpot_s=latencies.tpot_s[::-1]
+    )  # the last to be served waits shortest between tokens
 
 
 def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
     """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
-    costs, output, wave = rows.costs, rows.problem.output_length, 0.0 if rows.problem.offline else rows.problem.wave_share
+    costs, output, wave = (
+        rows.costs,
+        rows.problem.output_length,
+        0.0 if rows.problem.offline else rows.problem.wave_share,
+    )
     wave_s = costs.wave_s[part]
     return Quantiles(
-        ttft_s=ttft_quantile(ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave),
-        tpot_s=tpot_quantile(tpot_s=costs.tpot_s[part], wave_s=wave_s, share=share, wave_share=wave, output_length=output),
+        ttft_s=ttft_quantile(
+            ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave
+        ),
+        tpot_s=tpot_quantile(
+            tpot_s=costs.tpot_s[part],
+            wave_s=wave_s,
+            share=share,
+            wave_share=wave,
+            output_length=output,
+        ),
         request_latency_s=costs.request_latency_s[part],
     )
 
 
 def _open(
-    problem: ServingProblem, candidates: ServingCandidates, in_flight: FloatArray, share: float | FloatArray
+    problem: ServingProblem,
+    candidates: ServingCandidates,
+    in_flight: FloatArray,
+    share: float | FloatArray,
 ) -> Quantiles:
     """Quantiles with on average so many independent requests in flight."""
     return open_quantiles(
@@ -306,9 +384,17 @@ def _open(
 
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
-    """Each target of the query: its name, its limit, and the predicted values that it bounds, a mean or a quantile."""
+    """Each target of the query: its name, its limit, and the predicted values that it bounds, a
+    mean or a quantile.
+    """
     for name, latency, quantile, limit in rows.problem.targets.limits():
-        yield name, limit, getattr(rows.costs if quantile is None else quantiles(rows, share_of(quantile)), latency)
+        yield (
+            name,
+            limit,
+            getattr(
+                rows.costs if quantile is None else quantiles(rows, share_of(quantile)), latency
+            ),
+        )
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:
@@ -320,7 +406,9 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def queued(rows: CostedRows) -> BoolArray:
-    """Return True for rows with requests that wait for a free place in a batch, if the problem allows no queue."""
+    """Return True for rows with requests that wait for a free place in a batch, if the problem
+    allows no queue.
+    """
     if rows.problem.may_queue:
         return np.zeros(len(rows.candidates), dtype=bool)
     return _load_over_room(rows) > 1.0
@@ -328,7 +416,9 @@ def queued(rows: CostedRows) -> BoolArray:
 
 def _load_over_room(rows: CostedRows) -> FloatArray:
     """Return (n,) the requests in flight over those that run at once."""
-    ratio: FloatArray = rows.candidates.concurrency / (rows.costs.max_running * rows.candidates.schedulers)
+    ratio: FloatArray = rows.candidates.concurrency / (
+        rows.costs.max_running * rows.candidates.schedulers
+    )
     return ratio
 
 
@@ -338,12 +428,17 @@ def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])
     room = int(rows.costs.max_running[row] * rows.candidates.schedulers[row])
-    message = f"runs {room:,} of {in_flight:,} requests at once; the others wait. Set targets.ttft_s to allow a queue"
+    message = (
+        f"runs {room:,} of {in_flight:,} requests at once; the others wait. Set "
+        "targets.ttft_s to allow a queue"
+    )
     return (Reason(code=QUEUED, message=message, needed=in_flight, available=room),)
 
 
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """Return (n,) each row's value over its limit for the target, or the room for requests, that it misses worst."""
+    """Return (n,) each row's value over its limit for the target, or the room for requests, that it
+    misses worst.
+    """
     worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
         worst = np.maximum(worst, values / limit)

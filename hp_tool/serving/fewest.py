@@ -1,11 +1,14 @@
-"""How many of the cluster's devices to use: the fewest that meet the targets, or the number on which a token is cheapest.
+"""How many of the cluster's devices to use: the fewest that meet the targets, or the number on
+which a token is cheapest.
 
-Fewest: more replicas of one shape share the load, so what a shape does on n devices it does on every larger number that it
-fills. Let m(n) be the largest legal number up to n that a shape fills: whether any shape passes on its m(n) never turns from
-true to false as n grows, and where it first turns true is the answer. Halving finds it.
+Fewest: more replicas of one shape share the load, so what a shape does on n devices it does on
+every larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills:
+whether any shape passes on its m(n) never turns from true to false as n grows, and where it first
+turns true is the answer. Halving finds it.
 
-Cheapest: under a given load in flight every shape is costed on every number of devices that it fills. Under a given rate all
-numbers complete the same tokens, so the fewest devices are the cheapest.
+Cheapest: under a given load in flight every shape is costed on every number of devices that it
+fills. Under a given rate all numbers complete the same tokens, so the fewest devices are the
+cheapest.
 """
 
 from dataclasses import fields, replace
@@ -27,8 +30,9 @@ SAME = 1e-9
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the fewest of the cluster's legal numbers of devices with an acceptable configuration; as it is
-    where none has one."""
+    """Return the problem on the fewest of the cluster's legal numbers of devices with an acceptable
+    configuration; as it is where none has one.
+    """
     counts = np.array(problem.cluster.legal_counts())
     shapes, sizes = _shapes(query, problem, counts)
     low, high = -1, len(counts) - 1
@@ -46,10 +50,11 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
 
 
 def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the number of devices with the most tokens per second and device; the larger number if several
-    give as many.
+    """Return the problem on the number of devices with the most tokens per second and device; the
+    larger number if several give as many.
 
-    A load that the query leaves open fills any number of devices, so the problem stays on all of them.
+    A load that the query leaves open fills any number of devices, so the problem stays on all of
+    them.
     """
     if problem.unknown is not None:
         return problem
@@ -77,22 +82,37 @@ def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntA
     return costed_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
 
-def _shapes(query: Query, problem: ServingProblem, counts: IntArray) -> tuple[ServingCandidates, IntArray]:
-    """Return every shape of a replica that is legal on one of `counts`, once, and its devices; shape (n,)."""
+def _shapes(
+    query: Query, problem: ServingProblem, counts: IntArray
+) -> tuple[ServingCandidates, IntArray]:
+    """Return every shape of a replica that is legal on one of `counts`, once, and its devices;
+    shape (n,).
+    """
     rows = []
     for count in counts.tolist():
         bounds.check()
         case = problem.with_num_gpus(count)
-        candidates, _ = serving_space(query=query.parallel, case=case, concurrency=(problem.concurrency or 1,))
+        candidates, _ = serving_space(
+            query=query.parallel, case=case, concurrency=(problem.concurrency or 1,)
+        )
         one = replace(candidates, data_parallel_size=candidates.attention_data_parallel_size)
         rows.append(np.stack([getattr(one, field.name) for field in fields(one)], axis=1))
     columns = np.unique(np.concatenate(rows), axis=0).T
-    shapes = ServingCandidates(**{field.name: column for field, column in zip(fields(ServingCandidates), columns, strict=True)})
+    shapes = ServingCandidates(
+        **{
+            field.name: column
+            for field, column in zip(fields(ServingCandidates), columns, strict=True)
+        }
+    )
     return shapes, shapes.devices
 
 
-def _passes(problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray) -> BoolArray:
-    """Return whether each shape is acceptable on the largest of the rising `counts` that it fills; shape (n,)."""
+def _passes(
+    problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
+) -> BoolArray:
+    """Return whether each shape is acceptable on the largest of the rising `counts` that it fills;
+    shape (n,).
+    """
     devices = np.zeros_like(sizes)
     for count in counts.tolist():
         devices[count % sizes == 0] = count

@@ -1,4 +1,6 @@
-"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the targets."""
+"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the
+targets.
+"""
 
 import dataclasses
 
@@ -18,10 +20,16 @@ from hp_tool.space.serving import serving_space
 from hp_tool.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
 
 LIMITS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
-"""Powers of two by which an engine's limits are moved; far down, since most targets are missed by crowding."""
+"""Powers of two by which an engine's limits are moved; far down, since most targets are missed by
+crowding.
+"""
 AXES = (
-    "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "attention_data_parallel_size", *LIMITS,
-)  # fmt: skip
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+    "attention_data_parallel_size",
+    *LIMITS,
+)
 """What is chosen; data_parallel_size follows from the devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
 """What a fix shows of its estimate."""
@@ -51,18 +59,30 @@ class Neighbours(CostedRows):
         return self.fits & meets_targets(self)
 
     def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Highest throughput first, of equals the nearest; one row of those that move the same axes in the same directions."""
-        keys = (self.distance[rows], self.costs.request_latency_s[rows], -self.costs.output_tokens_per_second_per_gpu[rows])
+        """Highest throughput first, of equals the nearest; one row of those that move the same axes
+        in the same directions.
+        """
+        keys = (
+            self.distance[rows],
+            self.costs.request_latency_s[rows],
+            -self.costs.output_tokens_per_second_per_gpu[rows],
+        )
         order = rows[np.lexsort(keys)]
-        first: NDArray[np.intp] = order[np.sort(np.unique(self.directions[order], return_index=True)[1])]
+        first: NDArray[np.intp] = order[
+            np.sort(np.unique(self.directions[order], return_index=True)[1])
+        ]
         return first
 
 
-def fixes(*, query: Query, problem: ServingProblem, infeasible: InferenceEstimate) -> tuple[ServingMend, ...]:
-    """Return up to MAX_FIXES changes after which the infeasible estimate of `query` would be feasible.
+def fixes(
+    *, query: Query, problem: ServingProblem, infeasible: InferenceEstimate
+) -> tuple[ServingMend, ...]:
+    """Return up to MAX_FIXES changes after which the infeasible estimate of `query` would be
+    feasible.
 
-    They change as few axes as possible, highest throughput first; then comes one on more devices. If nothing meets the
-    targets, what comes nearest is listed with what it still misses, if it is nearer than the infeasible configuration.
+    They change as few axes as possible, highest throughput first; then comes one on more devices.
+    If nothing meets the targets, what comes nearest is listed with what it still misses, if it is
+    nearer than the infeasible configuration.
     """
     assert infeasible.parallel is not None
     grown = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
@@ -72,7 +92,13 @@ def fixes(*, query: Query, problem: ServingProblem, infeasible: InferenceEstimat
         rows = np.flatnonzero(acceptable & (near.changes == count))
         if len(rows):
             chosen = near.best(rows)[: MAX_FIXES - len(grown)]
-            return (*(_fix(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus) for row in chosen), *grown)
+            return (
+                *(
+                    _fix(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus)
+                    for row in chosen
+                ),
+                *grown,
+            )
     return (*_nearest(near, infeasible), *grown)
 
 
@@ -83,25 +109,39 @@ def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingMen
         return []
     miss = worst_miss(near)
     best = int(rows[np.lexsort((near.distance[rows], miss[rows]))[0]])
-    missed = [r.needed / r.available for r in infeasible.reasons if r.code == "target_missed" and r.needed and r.available]
+    missed = [
+        r.needed / r.available
+        for r in infeasible.reasons
+        if r.code == "target_missed" and r.needed and r.available
+    ]
     if missed and miss[best] >= max(missed):
         return []
     return [_fix(near, best, infeasible, num_gpus=near.problem.cluster.num_gpus)]
 
 
-def _on_more_devices(query: Query, infeasible: InferenceEstimate, *, num_gpus: int) -> list[ServingMend]:
+def _on_more_devices(
+    query: Query, infeasible: InferenceEstimate, *, num_gpus: int
+) -> list[ServingMend]:
     """The best on the smallest multiple of the devices, with at most one axis changed."""
     config = infeasible.parallel
     assert config is not None
-    devices = config.tensor_parallel_size * config.pipeline_parallel_size * config.attention_data_parallel_size
+    devices = (
+        config.tensor_parallel_size
+        * config.pipeline_parallel_size
+        * config.attention_data_parallel_size
+    )
     if infeasible.memory is None and devices <= num_gpus:
         return []  # illegal, and not for want of devices
     for factor in GROWTH:
         try:
             more = factor * num_gpus
-            grown = dataclasses.replace(resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more})
+            grown = dataclasses.replace(
+                resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more}
+            )
             near = _neighbours(grown, config)
-        except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
+        except (
+            InputError
+        ):  # past the largest cluster, or nodes that no longer divide into NVLink domains
             return []
         acceptable = near.acceptable
         for count in (0, 1):
@@ -116,8 +156,12 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     def around(name: str) -> tuple[int, ...]:
         return tuple(sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMITS[name]}))
 
-    query = ParallelQuery(max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens"))
-    candidates, _ = serving_space(query=query, case=problem, concurrency=(problem.concurrency or 1,))
+    query = ParallelQuery(
+        max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens")
+    )
+    candidates, _ = serving_space(
+        query=query, case=problem, concurrency=(problem.concurrency or 1,)
+    )
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
@@ -134,20 +178,29 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     )
 
 
-def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingMend:
+def _fix(
+    near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int
+) -> ServingMend:
     """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)
     else:
         one = near.candidates.take(slice(row, row + 1))
         after = estimate_row(near.problem.costed_under(float(near.loads[row]), one), 0)
-    assert infeasible.parallel is not None and after.parallel is not None and after.memory is not None
+    assert (
+        infeasible.parallel is not None and after.parallel is not None and after.memory is not None
+    )
     figures = {name: getattr(after, name) for name in FIGURES}
-    change = change_in_words(infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus))
+    change = change_in_words(
+        infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus)
+    )
     lowered = after.parallel.max_num_seqs < infeasible.parallel.max_num_seqs
     if lowered and after.some_wait:
         change += "; further requests wait"
-    before, throughput = infeasible.output_tokens_per_second_per_gpu, figures["output_tokens_per_second_per_gpu"]
+    before, throughput = (
+        infeasible.output_tokens_per_second_per_gpu,
+        figures["output_tokens_per_second_per_gpu"],
+    )
     return ServingMend(
         change=change,
         changed=changed_fields(infeasible.parallel, after.parallel),

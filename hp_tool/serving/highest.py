@@ -1,7 +1,8 @@
-"""The load as an unknown: the highest at which a configuration fits, keeps up and meets the targets.
+"""The load as an unknown: the highest at which a configuration fits, keeps up and meets the
+targets.
 
-Latencies never fall as the load grows (tests/serving/test_highest_load.py holds that), so halving finds what trying every load
-would.
+Latencies never fall as the load grows (tests/serving/test_highest_load.py holds that), so halving
+finds what trying every load would.
 """
 
 import dataclasses
@@ -24,25 +25,41 @@ SLOWEST = 1e-3
 MOST = 1 << 31
 
 
-def costed_rows(problem: ServingProblem, candidates: ServingCandidates) -> tuple[CostedRows, FloatArray | None]:
-    """The costs under the problem's load, or, where that is unknown, each candidate's under its highest, and those loads."""
+def costed_rows(
+    problem: ServingProblem, candidates: ServingCandidates
+) -> tuple[CostedRows, FloatArray | None]:
+    """The costs under the problem's load, or, where that is unknown, each candidate's under its
+    highest, and those loads.
+    """
     loads = highest_loads(problem, candidates)
-    return (problem.costed(candidates), None) if loads is None else (_at(problem, candidates, loads), loads)
+    return (
+        (problem.costed(candidates), None)
+        if loads is None
+        else (_at(problem, candidates, loads), loads)
+    )
 
 
 def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
-    """The highest of the problem's loads that each candidate bears, shape (n,); the lowest, if it bears none. None: the load is
-    given."""
+    """The highest of the problem's loads that each candidate bears, shape (n,); the lowest, if it
+    bears none. None: the load is given.
+    """
     if problem.unknown is None:
         return None
     most = most_loads(problem, candidates, by_rate=problem.unknown.by_rate)
     return highest(
-        problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
+        problem.unknown,
+        targets=problem.targets,
+        most=most,
+        borne=lambda loads: bears(_at(problem, candidates, loads)),
     )
 
 
-def most_loads(problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool) -> FloatArray:
-    """Requests that each candidate runs at once, or completes a second in full batches; shape (n,)."""
+def most_loads(
+    problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
+) -> FloatArray:
+    """Requests that each candidate runs at once, or completes a second in full batches; shape
+    (n,).
+    """
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
         return np.floor(running) * candidates.schedulers.astype(np.float64)
@@ -51,23 +68,35 @@ def most_loads(problem: ServingProblem, candidates: ServingCandidates, *, by_rat
     return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 
-def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]) -> FloatArray:
-    """The highest load of each of n rows that is `borne`, or the lowest; `most` runs at once, or is completed a second."""
+def highest(
+    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+) -> FloatArray:
+    """The highest load of each of n rows that is `borne`, or the lowest; `most` runs at once, or is
+    completed a second.
+    """
     count, load = _grid(unknown, targets=targets, most=most, borne=borne)
-    low, high = np.zeros(len(most), dtype=np.int64), count  # low is borne, or the lowest; high is not
+    low, high = (
+        np.zeros(len(most), dtype=np.int64),
+        count,
+    )  # low is borne, or the lowest; high is not
     for _ in range(int(count.max(initial=1)).bit_length()):
         middle = (low + high) // 2
         enough = borne(load(middle))
-        low, high = np.where(enough, middle, low), np.where(enough, high, np.maximum(middle, low + 1))
+        low, high = (
+            np.where(enough, middle, low),
+            np.where(enough, high, np.maximum(middle, low + 1)),
+        )
     return load(low)
 
 
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no target.
+    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no
+    target.
 
-    Without a target on one of WAITING the load is no higher than what runs at once: more requests would only wait.
+    Without a target on one of WAITING the load is no higher than what runs at once: more requests
+    would only wait.
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
@@ -78,8 +107,12 @@ def _grid(
     return load_grid(unknown, top=top)
 
 
-def load_grid(unknown: Loads, *, top: FloatArray) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """How many loads there are for each of n rows, up to `top` where no values are named, and the k-th of them, ascending."""
+def load_grid(
+    unknown: Loads, *, top: FloatArray
+) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """How many loads there are for each of n rows, up to `top` where no values are named, and the
+    k-th of them, ascending.
+    """
     n = len(top)
     if unknown.values is not None:
         values = np.array(unknown.values)
@@ -92,16 +125,22 @@ def load_grid(unknown: Loads, *, top: FloatArray) -> tuple[IntArray, Callable[[I
 
 
 def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
-    """The highest load that one candidate bears, counted as the problem's; None: not even the lowest."""
+    """The highest load that one candidate bears, counted as the problem's; None: not even the
+    lowest.
+    """
     if problem.offline or problem.unknown is not None:
         return None
-    free = dataclasses.replace(problem, unknown=Loads(by_rate=problem.request_rate_per_second is not None))
+    free = dataclasses.replace(
+        problem, unknown=Loads(by_rate=problem.request_rate_per_second is not None)
+    )
     rows, loads = costed_rows(free, candidate)
     return None if loads is None or not bears(rows)[0] else float(loads[0])
 
 
 def bears(rows: CostedRows) -> BoolArray:
-    """Return whether each row fits, keeps up with its load, meets the targets and queues no request that may not wait."""
+    """Return whether each row fits, keeps up with its load, meets the targets and queues no request
+    that may not wait.
+    """
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~queued(rows)
 
 

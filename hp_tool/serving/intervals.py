@@ -1,4 +1,6 @@
-"""How sure serving's predictions are: intervals of latencies and throughput, and of what two layouts differ by."""
+"""How sure serving's predictions are: intervals of latencies and throughput, and of what two
+layouts differ by.
+"""
 
 import math
 
@@ -14,14 +16,19 @@ from hp_tool.serving.problem import CostedRows, ServingProblem
 CONFIDENCE = 0.9
 _Z90 = 1.645
 UNMEASURED = 2.0
-"""Intervals widen by this if the GPU's or the engine version's constants are borrowed from another."""
+"""Intervals widen by this if the GPU's or the engine version's constants are borrowed from
+another.
+"""
 
 
-def log_sd(engine: EngineEfficiency, figure: str, *, own: float, familiar: bool, borrowed: bool) -> float:
+def log_sd(
+    engine: EngineEfficiency, figure: str, *, own: float, familiar: bool, borrowed: bool
+) -> float:
     """Standard deviation of ln(measured / predicted) of `ttft`, `tpot` or `throughput`.
 
-    `own` is that of runs like those fitted on. Beyond it predictions for an unfamiliar model, die or precision scatter as the
-    engine's did for those left out of its fit; with borrowed constants they scatter UNMEASURED times as far. Variances add up.
+    `own` is that of runs like those fitted on. Beyond it predictions for an unfamiliar model, die
+    or precision scatter as the engine's did for those left out of its fit; with borrowed constants
+    they scatter UNMEASURED times as far. Variances add up.
     """
     factor = engine.unfamiliar_ttft_factor if figure == "ttft" else engine.unfamiliar_factor
     beyond = 0.0 if familiar else getattr(engine, f"{figure}_log_sd") * math.sqrt(factor**2 - 1.0)
@@ -37,8 +44,8 @@ def intervals(
     pools: PoolEfficiency | None = None,
     mixers: tuple[float, float] | None = None,
 ) -> ServingIntervals:
-    """The central 90 % around predicted means of a replica, or of pools. `mixers`: as `mixers_doubt` says; None: that of the
-    kernels alone, as if nothing else took time.
+    """The central 90 % around predicted means of a replica, or of pools. `mixers`: as
+    `mixers_doubt` says; None: that of the kernels alone, as if nothing else took time.
     """
     engine, gpu, silicon = problem.engine, problem.profile.gpu, problem.cluster.gpu.silicon
     mixture = problem.model.num_experts is not None
@@ -48,7 +55,9 @@ def intervals(
     if left_out is not None:
         familiar, measured = silicon in engine.fitted_silicon, gpu.measured
     else:
-        familiar = engine.covers(model=problem.model.name, silicon=silicon, precision=problem.precision)
+        familiar = engine.covers(
+            model=problem.model.name, silicon=silicon, precision=problem.precision
+        )
         measured = engine.measured and gpu.measured
 
     first, later = mixers or (_whole_doubt(problem),) * 2
@@ -58,7 +67,8 @@ def intervals(
         if engine.kernels_alone and scatter is not engine:
             own = math.hypot(own, getattr(engine, f"{figure}_log_sd"))
         width = _Z90 * math.hypot(
-            log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured), first if figure == "ttft" else later
+            log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured),
+            first if figure == "ttft" else later,
         )
         return value * math.exp(-width), value * math.exp(width)
 
@@ -72,16 +82,24 @@ def intervals(
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
-    """Standard deviation of ln(measured / predicted) of the ratio of two layouts' `ttft`, `tpot` or `throughput`, one load."""
+    """Standard deviation of ln(measured / predicted) of the ratio of two layouts' `ttft`, `tpot` or
+    `throughput`, one load.
+    """
     scatter = problem.experts if problem.model.num_experts is not None else problem.engine
-    if figure == "throughput" and isinstance(scatter, EngineEfficiency) and scatter.pair_log_sd is not None:
+    if (
+        figure == "throughput"
+        and isinstance(scatter, EngineEfficiency)
+        and scatter.pair_log_sd is not None
+    ):
         return scatter.pair_log_sd
     own: float = getattr(scatter, f"{figure}_log_sd")
     return math.sqrt(2.0) * own
 
 
 def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
-    """(log_sd of first tokens, of those that follow) for want of served runs with recurrent or sparse layers."""
+    """(log_sd of first tokens, of those that follow) for want of served runs with recurrent or
+    sparse layers.
+    """
     problem = rows.problem
     if not _whole_doubt(problem):
         return 0.0, 0.0
@@ -90,7 +108,10 @@ def mixers_doubt(rows: CostedRows, row: int) -> tuple[float, float]:
     length, output = float(problem.input_length), float(problem.output_length)
     prompt = Pass(tokens=none + problem.computed_length, decoding=none, prefill_requests=none + 1.0)
     decode = Pass(tokens=share, decoding=share, prefill_requests=none)
-    first, later = (mixers_log_sd(problem, one, each, context=length + 0.5 * output)[0] for each in (prompt, decode))
+    first, later = (
+        mixers_log_sd(problem, one, each, context=length + 0.5 * output)[0]
+        for each in (prompt, decode)
+    )
     return float(first), float(later)
 
 

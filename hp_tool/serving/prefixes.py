@@ -1,4 +1,6 @@
-"""Where engines resume a cached prompt of a model with recurrent layers: only where one kept their states."""
+"""Where engines resume a cached prompt of a model with recurrent layers: only where one kept their
+states.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,16 +12,19 @@ from hp_tool.domain.releases import release_numbers
 SNAPSHOT_TOKENS = 256
 """TensorRT-LLM's mamba_state_cache_interval, as 1.3 has it by default."""
 SNAPSHOTS_SINCE = (1, 3)
-"""The release since which it keeps states for other requests; earlier ones need enable_block_reuse off for such models."""
+"""The release since which it keeps states for other requests; earlier ones need enable_block_reuse
+off for such models.
+"""
 ANYWHERE, NOWHERE = 1, 0
 
 
 def resumed_every(case: ServingCase, *, release: str) -> int:
-    """Return the tokens of whose multiples a prompt resumes; ANYWHERE also where earlier requests ended.
+    """Return the tokens of whose multiples a prompt resumes; ANYWHERE also where earlier requests
+    ended.
 
-    vLLM keeps states at the ends of its cache blocks. SGLang keeps them at the ends of requests and of their chunks
-    (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of a conversation end. Other engines are taken to
-    do as vLLM does.
+    vLLM keeps states at the ends of its cache blocks. SGLang keeps them at the ends of requests and
+    of their chunks (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of a
+    conversation end. Other engines are taken to do as vLLM does.
     """
     block = state_block(case)
     if block == ANYWHERE or case.engine.engine == "sglang":
@@ -39,8 +44,12 @@ def words(case: ServingCase, every: int) -> str:
     engine = case.engine.engine
     if every == NOWHERE:
         return (
-            f"{engine} keeps no recurrent states for other requests before {'.'.join(map(str, SNAPSHOTS_SINCE))}: none resumes"
+            f"{engine} keeps no recurrent states for other requests before "
+            f"{'.'.join(map(str, SNAPSHOTS_SINCE))}: none resumes"
         )
     if every == ANYWHERE:
-        return f"{engine} keeps recurrent states at ends of requests and chunks: prefixes are taken to end there"
+        return (
+            f"{engine} keeps recurrent states at ends of requests and chunks: prefixes are "
+            "taken to end there"
+        )
     return f"prompts resume at multiples of {every} tokens, where {engine} keeps recurrent states"

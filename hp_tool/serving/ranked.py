@@ -1,4 +1,6 @@
-"""A query's space of serving configurations, costed chunk by chunk, and rows of it as an answer shows them."""
+"""A query's space of serving configurations, costed chunk by chunk, and rows of it as an answer
+shows them.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,14 @@ from hp_tool.cost.serving.legality import REASONS, explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
-from hp_tool.serving.estimates import OVERLOADED, QUEUED, estimate_row, meets_targets, queued, worst_miss
+from hp_tool.serving.estimates import (
+    OVERLOADED,
+    QUEUED,
+    estimate_row,
+    meets_targets,
+    queued,
+    worst_miss,
+)
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.intervals import ratio_log_sd
 from hp_tool.serving.problem import CostedRows, ServingProblem
@@ -50,10 +59,16 @@ class CostedSpace:
         return chosen
 
 
-def cost_space(*, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()) -> CostedSpace:
-    """Enumerate the legal candidates, under each `concurrency` or the problem's load, and cost them chunk by chunk."""
+def cost_space(
+    *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
+) -> CostedSpace:
+    """Enumerate the legal candidates, under each `concurrency` or the problem's load, and cost them
+    chunk by chunk.
+    """
     concurrency = concurrency or (problem.concurrency or 1,)
-    candidates, rejections = serving_space(query=query.parallel, case=problem, concurrency=concurrency)
+    candidates, rejections = serving_space(
+        query=query.parallel, case=problem, concurrency=concurrency
+    )
     n = len(candidates)
     score, tpot, throughput = (np.empty(n) for _ in range(3))
     loads = None if problem.unknown is None else np.empty(n)
@@ -89,7 +104,9 @@ def cost_space(*, query: Query, problem: ServingProblem, concurrency: tuple[int,
 def costed_chunks(
     candidates: ServingCandidates, *, problem: ServingProblem
 ) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
-    """Candidates chunk by chunk: which they are, their costs, and the load of each where the problem leaves it open."""
+    """Candidates chunk by chunk: which they are, their costs, and the load of each where the
+    problem leaves it open.
+    """
     for first in range(0, len(candidates), CHUNK):
         rows = slice(first, first + CHUNK)
         chunk = candidates.take(rows)
@@ -97,15 +114,20 @@ def costed_chunks(
         yield rows, *costed_rows(problem, chunk)
 
 
-def nearest_misses(space: CostedSpace, *, problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
+def nearest_misses(
+    space: CostedSpace, *, problem: ServingProblem
+) -> tuple[ServingRecommendation, ...]:
     """What comes nearest, with the load that it would bear."""
     if not len(space.candidates):
         return _illegal_for_all(problem) if "request_too_long" in space.rejections else ()
     rows = nearest(space.candidates, problem=problem)
-    bearable = [bearable_load(problem, space.candidates.take(slice(row, row + 1))) for row in rows.tolist()]
+    bearable = [
+        bearable_load(problem, space.candidates.take(slice(row, row + 1))) for row in rows.tolist()
+    ]
     misses = recommendations(space, rows, problem=problem)
     return tuple(
-        replace(row, estimate=replace(row.estimate, highest_load=load)) for row, load in zip(misses, bearable, strict=True)
+        replace(row, estimate=replace(row.estimate, highest_load=load))
+        for row, load in zip(misses, bearable, strict=True)
     )
 
 
@@ -121,18 +143,27 @@ def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ..
         longest_request=problem.longest_request,
     )
     estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
-    return (ServingRecommendation(rank=1, parallel=config, set=dict(problem.chosen), estimate=estimate),)
+    return (
+        ServingRecommendation(rank=1, parallel=config, set=dict(problem.chosen), estimate=estimate),
+    )
 
 
 def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
-    """Indices of the NEAREST of candidates none of which is acceptable: those that miss targets alone by the least factor, then
-    those that are too slow for the rate, then those that want the least memory."""
+    """Indices of the NEAREST of candidates none of which is acceptable: those that miss targets
+    alone by the least factor, then those that are too slow for the rate, then those that want the
+    least memory.
+    """
     kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
     for rows, costed, _ in costed_chunks(candidates, problem=problem):
         costs = costed.costs
         kind[rows] = np.where(costs.fits, np.where(costs.sustained, 0.0, 1.0), 2.0)
-        wanted = (costs.bytes.capacity - costs.bytes.kv_capacity, 1.0 / costs.output_tokens_per_second_per_gpu)
-        factor[rows] = np.where(costs.fits, np.where(costs.sustained, worst_miss(costed), wanted[1]), wanted[0])
+        wanted = (
+            costs.bytes.capacity - costs.bytes.kv_capacity,
+            1.0 / costs.output_tokens_per_second_per_gpu,
+        )
+        factor[rows] = np.where(
+            costs.fits, np.where(costs.sustained, worst_miss(costed), wanted[1]), wanted[0]
+        )
     return np.lexsort((factor, kind))[:NEAREST]
 
 
@@ -142,14 +173,22 @@ def grouped(
     """Ranked rows with their groups, by the figure that ranks them."""
     figure = objective if objective in ("ttft", "tpot") else "throughput"
     bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
-    by_latency = problem.request_rate_per_second is not None or (problem.unknown is not None and problem.unknown.by_rate)
+    by_latency = problem.request_rate_per_second is not None or (
+        problem.unknown is not None and problem.unknown.by_rate
+    )
     name = (
-        f"{figure}_s" if figure != "throughput" else "request_latency_s" if by_latency else "output_tokens_per_second_per_gpu"
+        f"{figure}_s"
+        if figure != "throughput"
+        else "request_latency_s"
+        if by_latency
+        else "output_tokens_per_second_per_gpu"
     )
 
     def alike(row: ServingRecommendation, first: ServingRecommendation) -> bool:
         one, other = (getattr(each.estimate, name) for each in (row, first))
-        return bool(one == other or (one > 0.0 and other > 0.0 and abs(math.log(one / other)) <= bound))
+        return bool(
+            one == other or (one > 0.0 and other > 0.0 and abs(math.log(one / other)) <= bound)
+        )
 
     groups = group_numbers(rows, alike=alike)
     return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
@@ -161,7 +200,9 @@ def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) 
         return costs.ttft_s
     if objective == "tpot":
         return costs.tpot_s
-    if problem.request_rate_per_second is not None:  # the same throughput for all: the quickest answer is the better one
+    if (
+        problem.request_rate_per_second is not None
+    ):  # the same throughput for all: the quickest answer is the better one
         return costs.request_latency_s
     return -costs.output_tokens_per_second_per_gpu
 
@@ -173,7 +214,11 @@ def recommendations(
     ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
-        costed = problem.costed(one) if space.loads is None else problem.costed_under(float(space.loads[row]), one)
+        costed = (
+            problem.costed(one)
+            if space.loads is None
+            else problem.costed_under(float(space.loads[row]), one)
+        )
         ranking.append(row_of(place + 1, one, estimate_row(costed, 0), problem))
     return tuple(ranking)
 
@@ -181,4 +226,6 @@ def recommendations(
 def row_of(
     rank: int, candidate: ServingCandidates, estimate: InferenceEstimate, problem: ServingProblem
 ) -> ServingRecommendation:
-    return ServingRecommendation(rank=rank, parallel=candidate.config(0), set=dict(problem.chosen), estimate=estimate)
+    return ServingRecommendation(
+        rank=rank, parallel=candidate.config(0), set=dict(problem.chosen), estimate=estimate
+    )

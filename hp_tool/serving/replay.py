@@ -1,6 +1,8 @@
-"""A trace played event by event on one configuration: what single requests see, where the closed form knows means alone.
+"""A trace played event by event on one configuration: what single requests see, where the closed
+form knows means alone.
 
-Requests are dealt to the schedulers in turn, and one scheduler's share of the first of them stands for all.
+Requests are dealt to the schedulers in turn, and one scheduler's share of the first of them stands
+for all.
 """
 
 import math
@@ -28,7 +30,9 @@ STEPS = 2_000
 
 
 def played(rows: CostedRows) -> InferenceEstimate:
-    """The estimate of one legal configuration under its problem's trace; without latencies where it does not fit or keep up."""
+    """The estimate of one legal configuration under its problem's trace; without latencies where it
+    does not fit or keep up.
+    """
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     untargeted = replace(rows, problem=replace(problem, targets=type(problem.targets)()))
@@ -70,7 +74,8 @@ def played(rows: CostedRows) -> InferenceEstimate:
         running_requests=min(estimate.running_requests or concurrency, concurrency),
         preemptions_per_request=served.preemptions / n,
         cost_per_million_output_tokens=None if output is None else output * dearer,
-        cost_per_million_tokens=prices and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
+        cost_per_million_tokens=prices
+        and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
         tails=Tails(**{name: _tail(values, problem) for name, values in seen.items()}),
         goodput=_goodput(problem, served, latency, rate=rate),
         intervals=intervals(first_s, means["tpot_s"], throughput, problem),
@@ -79,21 +84,35 @@ def played(rows: CostedRows) -> InferenceEstimate:
 
 
 def _tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
-    others = ((name, float(np.quantile(seconds, share_of(name)))) for name in asked_quantiles(problem.targets))
+    others = (
+        (name, float(np.quantile(seconds, share_of(name))))
+        for name in asked_quantiles(problem.targets)
+    )
     return replace(Tail.of(seconds.tolist()), others=tuple(others))
 
 
-def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
-    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the mean lengths; shape (n,)."""
+def flow_latencies(
+    problem: ServingProblem, candidates: ServingCandidates
+) -> tuple[FloatArray, FloatArray]:
+    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the
+    mean lengths; shape (n,).
+    """
     arrival = arrivals_s(problem)
     assert arrival is not None
     counts, edges = np.histogram(arrival, bins=STEPS)
-    latencies = flow(case=problem, candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0]))
+    latencies = flow(
+        case=problem,
+        candidates=candidates,
+        arrivals=counts.astype(np.float64),
+        step_s=float(edges[1] - edges[0]),
+    )
     return latencies.ttft_s, latencies.tpot_s
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
-    """When the trace's requests come, at the problem's rate; None: as many at a time as its concurrency."""
+    """When the trace's requests come, at the problem's rate; None: as many at a time as its
+    concurrency.
+    """
     trace, rate = problem.trace, problem.request_rate_per_second
     assert trace is not None
     if problem.concurrency is not None or rate is None:
@@ -114,28 +133,40 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
         input_tokens=trace.input_tokens[mine],
         output_tokens=trace.output_tokens[mine],
         arrival_s=None if arrival is None else arrival[mine],
-        concurrency=None if problem.concurrency is None else max(round(problem.concurrency / schedulers), 1),
+        concurrency=None
+        if problem.concurrency is None
+        else max(round(problem.concurrency / schedulers), 1),
         think_s=problem.think_time_s,
         cached_tokens=trace.prefix_tokens[mine],
     )
 
 
-def _missed(problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]) -> tuple[Reason, ...]:
+def _missed(
+    problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
+) -> tuple[Reason, ...]:
     """A reason for each target that the requests miss."""
     reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
-        value = means[latency] if quantile is None else float(np.quantile(seen[latency], share_of(quantile)))
+        value = (
+            means[latency]
+            if quantile is None
+            else float(np.quantile(seen[latency], share_of(quantile)))
+        )
         reasons += missed_target(name, value=value, limit=limit)
     return tuple(reasons)
 
 
-def _goodput(problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float) -> ServingGoodput | None:
+def _goodput(
+    problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float
+) -> ServingGoodput | None:
     seen = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "request_latency_s": latency}
     if not (bounds := request_bounds(problem.targets)):
         return None
     kept = np.all([seen[name] <= bound for name, bound in bounds.items()], axis=0)
     share = float(kept.mean())
-    return ServingGoodput(fraction=share, requests_per_second_per_gpu=share * rate / problem.cluster.num_gpus)
+    return ServingGoodput(
+        fraction=share, requests_per_second_per_gpu=share * rate / problem.cluster.num_gpus
+    )
 
 
 def _words(problem: ServingProblem, requests: int) -> str:
@@ -145,4 +176,7 @@ def _words(problem: ServingProblem, requests: int) -> str:
     if problem.concurrency is not None:
         how = f"{problem.concurrency} requests in flight"
     shown = min(requests, len(trace.input_tokens))
-    return f"trace {trace.name}, {how}, {shown:,} of {len(trace.input_tokens):,} requests played event by event"
+    return (
+        f"trace {trace.name}, {how}, {shown:,} of {len(trace.input_tokens):,} requests played "
+        "event by event"
+    )

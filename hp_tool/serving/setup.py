@@ -23,12 +23,20 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
     return _setup(query, problem, problem.cluster, workload, config)
 
 
-def pool_setups(query: Query, *, prefill: PoolConfig, decode: PoolConfig) -> tuple[ServingSetup, ServingSetup]:
+def pool_setups(
+    query: Query, *, prefill: PoolConfig, decode: PoolConfig
+) -> tuple[ServingSetup, ServingSetup]:
     """Return the cases of a query's pools, each on its own devices."""
     problem, sides = pools_problem(query)
     workload = dataclasses.replace(served_workload(query), disaggregated=None)
     first, second = (
-        _setup(query, problem, _devices(side, pool), workload, pool_config(pool, problem, query.parallel))
+        _setup(
+            query,
+            problem,
+            _devices(side, pool),
+            workload,
+            pool_config(pool, problem, query.parallel),
+        )
         for side, pool in zip(sides, (prefill, decode), strict=True)
     )
     return first, second
@@ -41,10 +49,16 @@ def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
 
 
 def _setup(
-    query: Query, problem: ServingProblem, cluster: ClusterSpec, workload: InferenceWorkload, config: ServingConfig
+    query: Query,
+    problem: ServingProblem,
+    cluster: ClusterSpec,
+    workload: InferenceWorkload,
+    config: ServingConfig,
 ) -> ServingSetup:
     stored = stored_checkpoint(query.model, precision=str(workload.precision))
-    usual = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
+    usual = engine_efficiency(
+        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
+    )
     return ServingSetup(
         model=problem.model,
         model_path=None if stored is None else stored.path,
@@ -54,13 +68,15 @@ def _setup(
         longest=_longest(problem),
         parallel=config,
         memory_fraction=problem.engine.memory_fraction,
-        leaves_headroom=workload.memory_fraction is None and problem.engine.memory_fraction < usual.memory_fraction,
+        leaves_headroom=workload.memory_fraction is None
+        and problem.engine.memory_fraction < usual.memory_fraction,
     )
 
 
 def _longest(problem: ServingProblem) -> int:
-    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
-    model knows positions for."""
+    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole
+    thousands; at most what the model knows positions for.
+    """
     whole = problem.longest_request
     roomy = math.ceil(1.1 * whole / 1024) * 1024
     return min(roomy, problem.model.max_position_embeddings or roomy)

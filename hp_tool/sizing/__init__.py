@@ -1,1 +1,3 @@
-"""From a budget to a training: scaling laws, shapes, starting hyperparameters. Pure formulas with sources."""
+"""From a budget to a training: scaling laws, shapes, starting hyperparameters. Pure formulas with
+sources.
+"""

@@ -1,4 +1,6 @@
-"""Published rules: how a budget is divided between parameters and tokens, and where a first run's hyperparameters may begin."""
+"""Published rules: how a budget is divided between parameters and tokens, and where a first run's
+hyperparameters may begin.
+"""
 
 import itertools
 import math
@@ -34,7 +36,9 @@ class ScalingLaw:
 
     def flops_of_parameters(self, parameters: float) -> float:
         """C at which N parameters are optimal."""
-        return float(self.anchor_flops * (parameters / self.anchor_parameters) ** (1.0 / self.exponent))
+        return float(
+            self.anchor_flops * (parameters / self.anchor_parameters) ** (1.0 / self.exponent)
+        )
 
     def flops_of_tokens(self, tokens: float) -> float:
         """C at which D tokens are optimal: D = C^(1-a) C0^a / 6 N0, solved for C."""
@@ -43,19 +47,25 @@ class ScalingLaw:
 
     def extrapolated(self, parameters: float) -> bool:
         """Whether a model of this size is outside the fit."""
-        return self.fitted_parameters is not None and not (self.fitted_parameters[0] <= parameters <= self.fitted_parameters[1])
+        return self.fitted_parameters is not None and not (
+            self.fitted_parameters[0] <= parameters <= self.fitted_parameters[1]
+        )
 
 
-# L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann's third approach as refitted by arXiv 2404.10102 (240 of the paper's runs).
+# L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann's third approach as refitted by arXiv 2404.10102
+# (240 of the paper's runs).
 _E, _A, _B, _ALPHA, _BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 _G = (_ALPHA * _A / (_BETA * _B)) ** (1.0 / (_ALPHA + _BETA))
 _CHINCHILLA_MODELS = (70e6, 16e9)
 
 
-def _chinchilla(number: int, *, exponent: float, flops: float, table: str, doubt: str = "") -> ScalingLaw:
+def _chinchilla(
+    number: int, *, exponent: float, flops: float, table: str, doubt: str = ""
+) -> ScalingLaw:
     return ScalingLaw(
         name=f"chinchilla-{number}",
-        source=f"arXiv 2203.15556, approach {number}: exponent of table 2, anchored at the 67B row of table {table}{doubt}",
+        source=f"arXiv 2203.15556, approach {number}: exponent of table 2, anchored at the 67B row "
+        f"of table {table}{doubt}",
         exponent=exponent,
         anchor_parameters=67e9,
         anchor_flops=flops,
@@ -68,10 +78,17 @@ LAWS = {
     for law in (
         _chinchilla(1, exponent=0.50, flops=5.76e23, table="3"),
         _chinchilla(2, exponent=0.49, flops=6.88e23, table="A3"),
-        _chinchilla(3, exponent=0.46, flops=1.71e24, table="A3", doubt="; arXiv 2404.10102 found its optimizer stopped early"),
+        _chinchilla(
+            3,
+            exponent=0.46,
+            flops=1.71e24,
+            table="A3",
+            doubt="; arXiv 2404.10102 found its optimizer stopped early",
+        ),
         ScalingLaw(
             name="chinchilla-corrected",
-            source="arXiv 2404.10102: approach 3 of arXiv 2203.15556 refitted; N = G (C/6)^(beta / (alpha + beta))",
+            source="arXiv 2404.10102: approach 3 of arXiv 2203.15556 refitted; N = G (C/6)^(beta / "
+            "(alpha + beta))",
             exponent=_BETA / (_ALPHA + _BETA),
             anchor_parameters=_G,
             anchor_flops=6.0,
@@ -79,7 +96,8 @@ LAWS = {
         ),
         ScalingLaw(
             name="kaplan",
-            source="arXiv 2001.08361, section 6 and table 6: N = 1.3e9 (C / PF-day)^0.73, N without embeddings; "
+            source="arXiv 2001.08361, section 6 and table 6: N = 1.3e9 (C / PF-day)^0.73, N "
+            "without embeddings; "
             "superseded by arXiv 2203.15556",
             exponent=0.73,
             anchor_parameters=1.3e9,
@@ -91,7 +109,9 @@ LAWS = {
 
 
 def over_trained(*, tokens_per_parameter: float) -> ScalingLaw:
-    """D = r N whatever the compute, so N = sqrt(C / 6r): what serves many requests is trained past its optimum."""
+    """D = r N whatever the compute, so N = sqrt(C / 6r): what serves many requests is trained past
+    its optimum.
+    """
     return ScalingLaw(
         name=f"{tokens_per_parameter:g} tokens per parameter",
         source="as asked",
@@ -109,8 +129,8 @@ def loss(*, parameters: float, tokens: float) -> float:
 def compute_overhead(*, parameters: float, tokens: float) -> float:
     """6ND over the least compute that reaches the same loss by the same fit, minus 1.
 
-    Along the optimum N = G (C/6)^a, D = (C/6)^(1-a) / G, so L - E = (A / G^alpha + B G^beta) (C/6)^-gamma with
-    gamma = alpha beta / (alpha + beta); solved for C.
+    Along the optimum N = G (C/6)^a, D = (C/6)^(1-a) / G, so L - E = (A / G^alpha + B G^beta)
+    (C/6)^-gamma with gamma = alpha beta / (alpha + beta); solved for C.
     """
     gamma = _ALPHA * _BETA / (_ALPHA + _BETA)
     reducible = loss(parameters=parameters, tokens=tokens) - _E
@@ -134,29 +154,46 @@ _INITIAL_STD = 0.02
 _GPT3_CONFIG = "arXiv 2005.14165, appendix B"
 _HABIT = f"{_GPT3_CONFIG}; the same in arXiv 2302.13971, section 2.3"
 _OPTIMIZER = (
-    Choice(name="adam_betas", value=(0.9, 0.95), rule="a second moment over fewer steps than 0.999's", source=_HABIT),
+    Choice(
+        name="adam_betas",
+        value=(0.9, 0.95),
+        rule="a second moment over fewer steps than 0.999's",
+        source=_HABIT,
+    ),
     Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
-    Choice(name="weight_decay", value=0.1, rule="decoupled (AdamW), not on norms and biases", source=_HABIT),
+    Choice(
+        name="weight_decay",
+        value=0.1,
+        rule="decoupled (AdamW), not on norms and biases",
+        source=_HABIT,
+    ),
     Choice(name="clip_grad", value=1.0, rule="global norm", source=_HABIT),
 )
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
-    """C of DeepSeek's laws: M D, M the non-embedding FLOPs a token, 72 L h^2 + 12 L h s for a plain GPT (arXiv 2401.02954,
-    section 3.2), so without the output layer.
+    """C of DeepSeek's laws: M D, M the non-embedding FLOPs a token, 72 L h^2 + 12 L h s for a plain
+    GPT (arXiv 2401.02954, section 3.2), so without the output layer.
     """
-    flops = token_flops(model, TrainingWorkload(sequence_length=sequence_length, global_batch_size=1))
+    flops = token_flops(
+        model, TrainingWorkload(sequence_length=sequence_length, global_batch_size=1)
+    )
     return 3.0 * (flops.layers + flops.attention) * tokens
 
 
 def starting_hyperparameters(
-    *, model: ModelSpec, parameters: float, tokens: float, sequence_length: int, global_batch_size: int
+    *,
+    model: ModelSpec,
+    parameters: float,
+    tokens: float,
+    sequence_length: int,
+    global_batch_size: int,
 ) -> tuple[Choice, ...]:
-    """Batch, learning rate and its schedule, Adam, decay, clipping and initialisation to begin a training of `tokens` with; a
-    sweep on a small model comes next.
+    """Batch, learning rate and its schedule, Adam, decay, clipping and initialisation to begin a
+    training of `tokens` with; a sweep on a small model comes next.
 
-    `parameters`: those a token passes. Laws of learning rate were fitted on dense models with Adam in the standard
-    parametrisation.
+    `parameters`: those a token passes. Laws of learning rate were fitted on dense models with Adam
+    in the standard parametrisation.
     """
     flops = hyperparameter_flops(model=model, sequence_length=sequence_length, tokens=tokens)
     steps = max(math.ceil(tokens / (global_batch_size * sequence_length)), 1)
@@ -165,16 +202,20 @@ def starting_hyperparameters(
     rate = Choice(
         name="learning_rate",
         value=float(0.3118 * flops**-0.1250),
-        rule=f"0.3118 C^-0.1250 at C = {flops:.3g} non-embedding FLOPs; the peak, for the batch size of the same law",
+        rule=f"0.3118 C^-0.1250 at C = {flops:.3g} non-embedding FLOPs; the peak, for the batch "
+        "size of the same law",
         source=deepseek,
         extrapolated=outside,
-        alternatives={"GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)},
+        alternatives={
+            "GPT-3, table 2.1 interpolated": gpt3("learning_rate", parameters=parameters)
+        },
     )
     batch = Choice(
         name="global_batch_size",
         value=global_batch_size,
         unit="sequences",
-        rule="0.2920 C^0.3271 tokens, in sequences that replicas divide evenly; what was given, where it was",
+        rule="0.2920 C^0.3271 tokens, in sequences that replicas divide evenly; what was given, "
+        "where it was",
         source=deepseek,
         extrapolated=outside,
         alternatives={
@@ -183,11 +224,19 @@ def starting_hyperparameters(
         },
     )
     warmup = min(_WARMUP_STEPS, math.ceil(_WARMUP_SHARE * steps))
-    return (rate, batch, *_schedule(steps=steps, warmup=warmup), *_OPTIMIZER, *_initialisation(model))
+    return (
+        rate,
+        batch,
+        *_schedule(steps=steps, warmup=warmup),
+        *_OPTIMIZER,
+        *_initialisation(model),
+    )
 
 
 def gpt3(column: Literal["learning_rate", "batch_tokens"], *, parameters: float) -> float:
-    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table, its ends beyond them."""
+    """Peak learning rate, or tokens per step, of GPT-3's models: log-log between rows of the table,
+    its ends beyond them.
+    """
     rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
     low, high = next((a, b) for a, b in itertools.pairwise(rows) if inside <= b[0])
@@ -203,18 +252,26 @@ def _schedule(*, steps: int, warmup: int) -> tuple[Choice, ...]:
             rule="a cosine that outlasts the training by more than a quarter costs loss",
             source=f"{_GPT3_CONFIG}; arXiv 2203.15556, appendix B",
         ),
-        Choice(name="train_steps", value=steps, unit="steps", rule="tokens / (batch x sequence length)", source="definition"),
+        Choice(
+            name="train_steps",
+            value=steps,
+            unit="steps",
+            rule="tokens / (batch x sequence length)",
+            source="definition",
+        ),
         Choice(
             name="warmup_steps",
             value=warmup,
             unit="steps",
             rule="linear over 2,000 steps, over 2 % of a training shorter than 100,000",
-            source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; the share is a habit, not a law",
+            source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; the share "
+            "is a habit, not a law",
         ),
         Choice(
             name="batch_ramp",
             value="linear from 32,000 tokens over the first 4 to 12 billion tokens",
-            rule="small batches suffice while gradients agree; without it the same loss takes more tokens at first",
+            rule="small batches suffice while gradients agree; without it the same loss takes more "
+            "tokens at first",
             source=f"{_GPT3_CONFIG}; the same in three steps: arXiv 2407.21783, section 3.4.1",
         ),
     )
@@ -227,7 +284,11 @@ def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
             value=_INITIAL_STD,
             rule="normal, for matrices and embeddings",
             source="GPT-2 and Megatron-LM, --init-method-std",
-            alternatives={"sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(1.0 / (3.0 * model.hidden_size))},
+            alternatives={
+                "sqrt(1 / 3h), MT-NLG (arXiv 2201.11990)": math.sqrt(
+                    1.0 / (3.0 * model.hidden_size)
+                )
+            },
         ),
         Choice(
             name="output_init_std",
@@ -237,25 +298,32 @@ def _initialisation(model: ModelSpec) -> tuple[Choice, ...]:
         ),
         Choice(
             name="transfer",
-            value="tune the learning rate on a narrow model and divide it by the ratio of widths for hidden matrices",
-            rule="under muP the best rate does not move with width; under the parametrisation above it does",
+            value="tune the learning rate on a narrow model and divide it by the ratio of widths "
+            "for hidden matrices",
+            rule="under muP the best rate does not move with width; under the parametrisation "
+            "above it does",
             source="arXiv 2203.03466, table 8",
         ),
     )
 
 
 FITTED_FLOPS = (1e17, 2e19)
-"""Compute of the runs that DeepSeek's laws of batch size and learning rate were fitted on (arXiv 2401.02954, section 3.1)."""
+"""Compute of the runs that DeepSeek's laws of batch size and learning rate were fitted on (arXiv
+2401.02954, section 3.1).
+"""
 
 
 def batch_tokens(*, flops: float) -> float:
-    """Tokens a step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training (arXiv 2401.02954, equation 1)."""
+    """Tokens a step: B = 0.2920 C^0.3271, C non-embedding FLOPs of the training (arXiv 2401.02954,
+    equation 1).
+    """
     return float(0.2920 * flops**0.3271)
 
 
 def batch_sequences(*, flops: float, sequence_length: int, num_gpus: int) -> int:
-    """`batch_tokens` in whole sequences, at most 11 % off: 4, 5, 6 or 7 times a power of two, times the odd part of
-    num_gpus, so that replicas get equal shares whichever part of the devices they take.
+    """`batch_tokens` in whole sequences, at most 11 % off: 4, 5, 6 or 7 times a power of two, times
+    the odd part of num_gpus, so that replicas get equal shares whichever part of the devices they
+    take.
     """
     odd = num_gpus
     while odd % 2 == 0:

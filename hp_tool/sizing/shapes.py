@@ -1,4 +1,6 @@
-"""The shape of a model of a given size: depth against width, heads, MLP and vocabulary that devices divide evenly."""
+"""The shape of a model of a given size: depth against width, heads, MLP and vocabulary that devices
+divide evenly.
+"""
 
 import math
 from collections.abc import Iterator
@@ -12,13 +14,17 @@ from hp_tool.errors import InputError
 TENSOR_PARALLEL = 8
 """Degree that shapes are made to divide by: the devices of the usual node."""
 TILE = 128
-"""Multiple of matrix dimensions on each rank that fills whole tiles of the tensor cores' matmuls."""
+"""Multiple of matrix dimensions on each rank that fills whole tiles of the tensor cores'
+matmuls.
+"""
 TOLERANCE = 0.03
 """Parameters off the target that are given up for a better divisible depth."""
 ASPECT_TOLERANCE = 1.4
 """h/L off the rule that is accepted; published models of one size differ by more."""
 WHOLE_NODE = 10e9
-"""Parameters from which heads are made to divide by a whole node; smaller models need half of one at most."""
+"""Parameters from which heads are made to divide by a whole node; smaller models need half of one
+at most.
+"""
 DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
 MAX_LAYERS = 256
 MAX_HEADS = 512
@@ -27,19 +33,23 @@ _SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
 
 
 def aspect_ratio(*, parameters: float) -> float:
-    """h / L of GPT-3's models (arXiv 2005.14165, table 2.1): 64 up to 0.76B, 128 from 6.7B, geometric between.
+    """h / L of GPT-3's models (arXiv 2005.14165, table 2.1): 64 up to 0.76B, 128 from 6.7B,
+    geometric between.
 
-    Loss is flat around it: 3 % over a factor of 40 (arXiv 2001.08361, section 3.1). Llama's models have 102 to 130.
+    Loss is flat around it: 3 % over a factor of 40 (arXiv 2001.08361, section 3.1). Llama's models
+    have 102 to 130.
     """
     share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
 
 
 def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
-    """A model with about so many active parameters, and what the query says of its style, words, heads and experts.
+    """A model with about so many active parameters, and what the query says of its style, words,
+    heads and experts.
 
-    Of the depths divisible by 8, else 4, 2, 1 (pipeline stages), those within 3 % of the target whose h/L is within a factor
-    of 1.4 of the rule's; among them the nearest to the rule. Where there is none, size counts ten times as much as ratio.
+    Of the depths divisible by 8, else 4, 2, 1 (pipeline stages), those within 3 % of the target
+    whose h/L is within a factor of 1.4 of the rule's; among them the nearest to the rule. Where
+    there is none, size counts ten times as much as ratio.
     """
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
@@ -63,7 +73,12 @@ def shaped(query: SizingQuery, *, parameters: float) -> ModelSpec:
             "ask for more parameters (or days), or a smaller vocab_size",
             field="parameters",
         )
-    return min(options, key=lambda one: 10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio))
+    return min(
+        options,
+        key=lambda one: (
+            10.0 * abs(math.log(active_parameters(one) / parameters)) + _off(one, target_ratio)
+        ),
+    )
 
 
 def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) -> tuple[Choice, ...]:
@@ -71,13 +86,29 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
     degree = _tensor_degree(model.num_attention_heads)
     wide = model.hidden_size / model.num_hidden_layers
     ratio = query.aspect_ratio
-    rule = f"{ratio:g} as asked" if ratio is not None else f"{aspect_ratio(parameters=parameters):.0f} at this size"
+    rule = (
+        f"{ratio:g} as asked"
+        if ratio is not None
+        else f"{aspect_ratio(parameters=parameters):.0f} at this size"
+    )
     table = "arXiv 2005.14165, table 2.1; flat around it: arXiv 2001.08361, section 3.1"
-    tiles = "matmul tiles of 128 on each tensor-parallel rank (NVIDIA, Matrix Multiplication Background User's Guide)"
-    mlp = ("8/3 hidden_size, the third matrix paid for", "arXiv 2002.05202") if model.gated_mlp else ("4 hidden_size", table)
+    tiles = (
+        "matmul tiles of 128 on each tensor-parallel rank (NVIDIA, Matrix Multiplication "
+        "Background User's Guide)"
+    )
+    mlp = (
+        ("8/3 hidden_size, the third matrix paid for", "arXiv 2002.05202")
+        if model.gated_mlp
+        else ("4 hidden_size", table)
+    )
     width = model.intermediate_size or 4 * model.hidden_size
     choices = [
-        Choice(name="hidden_size / num_hidden_layers", value=round(wide, 1), rule=f"near {rule}", source=table),
+        Choice(
+            name="hidden_size / num_hidden_layers",
+            value=round(wide, 1),
+            rule=f"near {rule}",
+            source=table,
+        ),
         Choice(
             name="num_hidden_layers",
             value=model.num_hidden_layers,
@@ -90,7 +121,12 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
             rule=f"head_dim {model.head_size}; tensor parallelism up to {degree} divides the heads",
             source="arXiv 1909.08053, section 3; " + tiles,
         ),
-        Choice(name="intermediate_size", value=width, rule=f"{mlp[0]}; a multiple of {TILE} x {degree}", source=mlp[1]),
+        Choice(
+            name="intermediate_size",
+            value=width,
+            rule=f"{mlp[0]}; a multiple of {TILE} x {degree}",
+            source=mlp[1],
+        ),
         Choice(
             name="vocab_size",
             value=model.vocab_size,
@@ -103,7 +139,8 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
             Choice(
                 name="num_key_value_heads",
                 value=model.kv_heads,
-                rule="8, one for each tensor-parallel rank of a node, unless given or fewer divide the heads",
+                rule="8, one for each tensor-parallel rank of a node, unless given or fewer divide "
+                "the heads",
                 source="grouped queries: arXiv 2305.13245; 8: arXiv 2307.09288 and 2407.21783",
             )
         )
@@ -131,12 +168,18 @@ def _options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator
         depth = 1.0 + (parameters - one) / (two - one)
         if depth < 1.0:
             return
-        rounded = {d * k for d in (8, 4, 2, 1) for k in (math.floor(depth / d), math.ceil(depth / d))}
+        rounded = {
+            d * k for d in (8, 4, 2, 1) for k in (math.floor(depth / d), math.ceil(depth / d))
+        }
         yield from (model(heads, layers) for layers in sorted(rounded) if 1 <= layers <= MAX_LAYERS)
 
 
-def _model(query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int) -> ModelSpec:
-    """Heads have 128 dimensions from a billion parameters up, 64 below: GPT-3's and Llama's sizes between them."""
+def _model(
+    query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int
+) -> ModelSpec:
+    """Heads have 128 dimensions from a billion parameters up, 64 below: GPT-3's and Llama's sizes
+    between them.
+    """
     h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
     gated = query.style == "llama"
     model = ModelSpec(

@@ -1,4 +1,6 @@
-"""The newest steady steps of a job: the reference that further steps are compared with, and how they scatter about it."""
+"""The newest steady steps of a job: the reference that further steps are compared with, and how
+they scatter about it.
+"""
 
 import itertools
 import math
@@ -13,7 +15,9 @@ from hp_tool.assumptions import assumed
 REACH = 1.645
 """Standard deviations to either end of an interval of 90 %."""
 DOUBT = 2.33
-"""Standard deviations of a share's upper bound: a baseline shows too small a share in one case of a hundred."""
+"""Standard deviations of a share's upper bound: a baseline shows too small a share in one case of a
+hundred.
+"""
 DIGITS = 6
 """Decimals of ln seconds that are kept: a millionth of a step."""
 NORMAL_QUARTILES = 1.349
@@ -21,22 +25,27 @@ NORMAL_QUARTILES = 1.349
 MOST_IN_ROWS = 0.95
 """Largest correlation of signs that is believed."""
 CAP = 10.0
-"""Medians beyond which a step counts as so many in a mean: stalls have no mean of their own (`stalls.mean_log_excess`)."""
+"""Medians beyond which a step counts as so many in a mean: stalls have no mean of their own
+(`stalls.mean_log_excess`).
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Baseline:
     """Steady steps of a regime, at most `Watch.baseline_steps`, the newest ones.
 
-    The reference is the median of the newest `Watch.reference_steps`: it follows the load of a day, which a fixed one would
-    mistake for a slowdown. A step's residual is its distance from the reference that stood before it came, so that residuals
-    scatter by as much as the reference lags behind, too.
+    The reference is the median of the newest `Watch.reference_steps`: it follows the load of a day,
+    which a fixed one would mistake for a slowdown. A step's residual is its distance from the
+    reference that stood before it came, so that residuals scatter by as much as the reference lags
+    behind, too.
     """
 
     logs: list[float] = field(default_factory=list)
     """ln seconds, in their order."""
     residuals: list[float] = field(default_factory=list)
-    """ln seconds less the reference, of the same steps; empty until there are `Watch.least_baseline_steps`."""
+    """ln seconds less the reference, of the same steps; empty until there are
+    `Watch.least_baseline_steps`.
+    """
     _window: list[float] = field(default_factory=list)
     """ln seconds of the newest reference_steps, sorted."""
 
@@ -58,7 +67,9 @@ class Baseline:
     @classmethod
     def of(cls, logs: list[float], residuals: list[float]) -> Self:
         """Return the baseline that had these steps."""
-        return cls(logs=logs, residuals=residuals, _window=sorted(logs[-assumed().watch.reference_steps :]))
+        return cls(
+            logs=logs, residuals=residuals, _window=sorted(logs[-assumed().watch.reference_steps :])
+        )
 
     def __len__(self) -> int:
         return len(self.logs)
@@ -67,7 +78,11 @@ class Baseline:
     def reference(self) -> float:
         """Median of the newest reference_steps."""
         middle = len(self._window) // 2
-        return self._window[middle] if len(self._window) % 2 else (self._window[middle - 1] + self._window[middle]) / 2.0
+        return (
+            self._window[middle]
+            if len(self._window) % 2
+            else (self._window[middle - 1] + self._window[middle]) / 2.0
+        )
 
     @property
     def median(self) -> float:
@@ -83,7 +98,9 @@ class Baseline:
         return ordered[max(low, 0)], ordered[min(high, n - 1)]
 
     def mean(self) -> tuple[float, float]:
-        """Return ln of the mean step time, each capped at CAP medians, and half of its 90 % interval in ln."""
+        """Return ln of the mean step time, each capped at CAP medians, and half of its 90 %
+        interval in ln.
+        """
         cap = self.median + math.log(CAP)
         seconds = [math.exp(min(each, cap)) for each in self.logs]
         mean = statistics.fmean(seconds)
@@ -91,9 +108,11 @@ class Baseline:
         return math.log(mean), REACH * error / mean
 
     def noise(self) -> tuple[float, float]:
-        """Return the standard deviation of steps about the median of all, and the correlation of consecutive signs.
+        """Return the standard deviation of steps about the median of all, and the correlation of
+        consecutive signs.
 
-        The deviation is the interquartile range over that of the normal distribution: neither follows the tails.
+        The deviation is the interquartile range over that of the normal distribution: neither
+        follows the tails.
         """
         ordered = sorted(self.logs)
         n, median = len(ordered), self.median
@@ -103,12 +122,16 @@ class Baseline:
 
 
 def correlation_bound(in_rows: float, n: int) -> float:
-    """Return an upper bound of the correlation of consecutive steps from that of their signs in n steps.
+    """Return an upper bound of the correlation of consecutive steps from that of their signs in n
+    steps.
 
-    sin(pi q / 2) for signs of correlation q (the arcsine law of normal variables), with q larger by (1 + q)^2 / sqrt(n): a
-    standard error of 1 / sqrt(n) if they are independent, and more of it the longer the noise remembers.
+    sin(pi q / 2) for signs of correlation q (the arcsine law of normal variables), with q larger by
+    (1 + q)^2 / sqrt(n): a standard error of 1 / sqrt(n) if they are independent, and more of it the
+    longer the noise remembers.
     """
-    return math.sin(math.pi / 2.0 * min(in_rows + (1.0 + in_rows) ** 2 / math.sqrt(n), MOST_IN_ROWS))
+    return math.sin(
+        math.pi / 2.0 * min(in_rows + (1.0 + in_rows) ** 2 / math.sqrt(n), MOST_IN_ROWS)
+    )
 
 
 def share_beyond(ordered: Sequence[float], limit: float, *, above: bool) -> float:

@@ -1,9 +1,11 @@
-"""Single slow steps that recur: every tenth step four times as long costs 30 % of the throughput and moves no median.
+"""Single slow steps that recur: every tenth step four times as long costs 30 % of the throughput
+and moves no median.
 
-A step is slow if it is half of the largest level above the reference, and isolated if the step before it is not. For each
-period P up to LONGEST_PERIOD and each phase the number of isolated slow steps in a row at distance P is counted. With p0 an
-upper bound of a slow step's probability, k in a row come by chance with p0^k at any one step and period: k ln(1 / p0) >=
-ln(run length x periods) keeps the mean run to a false alarm (the union bound). A period that a job has from its start on, as
+A step is slow if it is half of the largest level above the reference, and isolated if the step
+before it is not. For each period P up to LONGEST_PERIOD and each phase the number of isolated slow
+steps in a row at distance P is counted. With p0 an upper bound of a slow step's probability, k in a
+row come by chance with p0^k at any one step and period: k ln(1 / p0) >= ln(run length x periods)
+keeps the mean run to a false alarm (the union bound). A period that a job has from its start on, as
 that of its checkpoints, is its own and never an alarm.
 """
 
@@ -16,7 +18,9 @@ from hp_tool.assumptions import assumed
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
 LEAST_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
-"""Slow steps in a row that make a period the job's own, if they begin within so many periods of its start."""
+"""Slow steps in a row that make a period the job's own, if they begin within so many periods of its
+start.
+"""
 MISSES = 5
 """Steps that are not slow where one was due, in a row, after which a pattern has ended."""
 
@@ -63,7 +67,11 @@ class Recurring:
                 run = self.runs[key] = Run(first=number, hits=0, excess=0.0, p0=p0)
             run.hits += 1
             run.excess += math.exp(min(residual, 10.0)) - 1.0
-            if run.hits >= OWN_HITS and run.first < self.begun + OWN_PERIODS * period and period not in self.own:
+            if (
+                run.hits >= OWN_HITS
+                and run.first < self.begun + OWN_PERIODS * period
+                and period not in self.own
+            ):
                 self.own.append(period)
             known = period in self.own or bool(self.active and period % self.active[0] == 0)
             if alarm is None and not known and self._tells(period, run):
@@ -75,7 +83,11 @@ class Recurring:
         periods = LONGEST_PERIOD - SHORTEST_PERIOD + 1
         needed = math.log(assumed().watch.false_alarm_steps * periods)
         costs = run.excess / run.hits / period
-        return run.hits >= LEAST_HITS and run.hits * -math.log(run.p0) >= needed and costs >= assumed().watch.slowdowns[0]
+        return (
+            run.hits >= LEAST_HITS
+            and run.hits * -math.log(run.p0) >= needed
+            and costs >= assumed().watch.slowdowns[0]
+        )
 
     def ended(self, residual: float, number: int) -> bool:
         """Return whether the pattern that was told last has ended with this step."""
@@ -87,14 +99,25 @@ class Recurring:
 
     def state(self) -> dict[str, Any]:
         """Return everything that is remembered, as JSON's types."""
-        runs = [[*key, run.first, run.hits, run.excess, run.p0] for key, run in sorted(self.runs.items())]
-        return {"begun": self.begun, "runs": runs, "own": self.own, "was_slow": self.was_slow, "active": self.active}
+        runs = [
+            [*key, run.first, run.hits, run.excess, run.p0]
+            for key, run in sorted(self.runs.items())
+        ]
+        return {
+            "begun": self.begun,
+            "runs": runs,
+            "own": self.own,
+            "was_slow": self.was_slow,
+            "active": self.active,
+        }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
         """Return the test that had this state."""
         runs = {
-            (int(period), int(phase)): Run(first=int(first), hits=int(hits), excess=float(excess), p0=float(p0))
+            (int(period), int(phase)): Run(
+                first=int(first), hits=int(hits), excess=float(excess), p0=float(p0)
+            )
             for period, phase, first, hits, excess, p0 in state["runs"]
         }
         known = {name: state[name] for name in ("begun", "was_slow")}

@@ -1,10 +1,18 @@
-"""The values each axis may take: the user's, or those that make sense for this model and cluster."""
+"""The values each axis may take: the user's, or those that make sense for this model and
+cluster.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Bools, Ints
-from hp_tool.cost.candidates import DISPATCHERS, ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
+from hp_tool.cost.candidates import (
+    DISPATCHERS,
+    ONE_F_ONE_B,
+    Candidates,
+    recompute_codes,
+    schedule_code,
+)
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import Degree, facts, wrapped
 from hp_tool.domain.parallel import (
@@ -56,12 +64,18 @@ class Axes:
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
     """None: 1F1B, interleaved where there are several model chunks per rank."""
     chunks_are_asked: bool = False
-    """Whether the query names the chunks per rank. Otherwise those are tried that divide the layers, ends counted or not."""
+    """Whether the query names the chunks per rank. Otherwise those are tried that divide the
+    layers, ends counted or not.
+    """
 
     def lengths(self, *names: str) -> dict[str, int]:
         """How many values each of these axes has, by its path in a query."""
         values = {name: getattr(self, name) for name in names}
-        return {f"parallel.{name}": len(each) for name, each in values.items() if isinstance(each, tuple)}
+        return {
+            f"parallel.{name}": len(each)
+            for name, each in values.items()
+            if isinstance(each, tuple)
+        }
 
     def schedules(self) -> tuple[tuple[int, int], ...]:
         """(pipeline_schedule code, virtual_pipeline_parallel_size) pairs that go together."""
@@ -69,11 +83,17 @@ class Axes:
         if self.pipeline_schedule is None:
             return tuple((ONE_F_ONE_B, count) for count in chunks)
         names = self.pipeline_schedule
-        return tuple((schedule_code(name), count) for name in names for count in scheduled_chunks(chunks, schedule=name))
+        return tuple(
+            (schedule_code(name), count)
+            for name in names
+            for count in scheduled_chunks(chunks, schedule=name)
+        )
 
 
 def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
-    """What a query leaves free: every divisor that the framework accepts, within what anyone would run."""
+    """What a query leaves free: every divisor that the framework accepts, within what anyone would
+    run.
+    """
     model, cluster, workload = case.model, case.cluster, case.workload
     n = cluster.num_gpus
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
@@ -83,34 +103,58 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     plain = (1,) if framework.is_plain else whole
 
     def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the query's values of an axis, or those tried where it is free: 1 where the framework has no such degree."""
-        return axis_values(getattr(query, name)) or (values() if name in framework.degrees else (1,))
+        """Return the query's values of an axis, or those tried where it is free: 1 where the
+        framework has no such degree.
+        """
+        return axis_values(getattr(query, name)) or (
+            values() if name in framework.degrees else (1,)
+        )
 
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
-    stages = free("pipeline_parallel_size", lambda: whole or tuple(sorted((*divisors(layers, limit=n), *unevenly))))
-    laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
+    stages = free(
+        "pipeline_parallel_size",
+        lambda: whole or tuple(sorted((*divisors(layers, limit=n), *unevenly))),
+    )
+    laid_out = (
+        len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
+    )
     if laid_out:  # which fixes p v
         stages = axis_values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
     chunks = (
         axis_values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or (plain if "virtual_pipeline_parallel_size" in framework.degrees else (1,))
-        or tuple(k for k in range(1, layers + 1) if layers % k == 0 or _with_ends(layers, stages, k))
+        or tuple(
+            k for k in range(1, layers + 1) if layers % k == 0 or _with_ends(layers, stages, k)
+        )
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
     known = framework.zero_stages
-    usual = tuple(stage for stage in known if stage == 1 or (stage == 0 and not any(shards)))  # 0 shards nothing
+    usual = tuple(
+        stage for stage in known if stage == 1 or (stage == 0 and not any(shards))
+    )  # 0 shards nothing
     return Axes(
-        tensor_parallel_size=free("tensor_parallel_size", lambda: divisors(model.num_attention_heads, limit=n)),
+        tensor_parallel_size=free(
+            "tensor_parallel_size", lambda: divisors(model.num_attention_heads, limit=n)
+        ),
         pipeline_parallel_size=stages,
         virtual_pipeline_parallel_size=chunks,
-        context_parallel_size=free("context_parallel_size", lambda: plain or _context_sizes(workload, n)),
-        expert_parallel_size=free("expert_parallel_size", lambda: divisors(model.num_experts or 1, limit=n)),
-        expert_tensor_parallel_size=free("expert_tensor_parallel_size", lambda: _expert_tensor_sizes(case)),
+        context_parallel_size=free(
+            "context_parallel_size", lambda: plain or _context_sizes(workload, n)
+        ),
+        expert_parallel_size=free(
+            "expert_parallel_size", lambda: divisors(model.num_experts or 1, limit=n)
+        ),
+        expert_tensor_parallel_size=free(
+            "expert_tensor_parallel_size", lambda: _expert_tensor_sizes(case)
+        ),
         moe_token_dispatcher_type=_dispatchers(query, case),
         micro_batch_size=axis_values(query.micro_batch_size)
-        or divisors(workload.global_batch_size, limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH),
+        or divisors(
+            workload.global_batch_size,
+            limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH,
+        ),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute_values(query, case),
         zero_stage=axis_values(query.zero_stage) or usual or known,
@@ -118,13 +162,16 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
-        chunks_are_asked=query.virtual_pipeline_parallel_size is not None or bool(laid_out) or bool(cluster.kinds),
+        chunks_are_asked=query.virtual_pipeline_parallel_size is not None
+        or bool(laid_out)
+        or bool(cluster.kinds),
     )
 
 
 def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
-    """Powers of two that divide an expert within an NVLink domain, if there are more ranks than experts; else experts stay
-    whole: splitting them adds communication, and more expert parallelism takes its place.
+    """Powers of two that divide an expert within an NVLink domain, if there are more ranks than
+    experts; else experts stay whole: splitting them adds communication, and more expert parallelism
+    takes its place.
     """
     model, cluster = case.model, case.cluster
     if not model.num_experts or model.num_experts >= cluster.num_gpus:
@@ -134,17 +181,24 @@ def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
 
 
 def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
-    """The codes of those the query names, else of alltoall and flex where the release and the GPUs have both."""
+    """The codes of those the query names, else of alltoall and flex where the release and the GPUs
+    have both.
+    """
     names: tuple[TokenDispatcher, ...] = axis_values(query.moe_token_dispatcher_type)
-    exists = has_come(case.workload.framework_version or LATEST, since=FLEX_EXISTS) and case.cluster.runs_flex_dispatcher
+    exists = (
+        has_come(case.workload.framework_version or LATEST, since=FLEX_EXISTS)
+        and case.cluster.runs_flex_dispatcher
+    )
     if not names and case.model.num_experts and exists:
         names = facts(case.workload.framework).dispatchers
     return tuple(DISPATCHERS.index(name) for name in names) or (0,)
 
 
-def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
-    """Return those numbers of model chunks per rank that the schedule runs: interleaving two or more, those of a V two, the
-    others one; None runs any.
+def scheduled_chunks(
+    chunks: tuple[int, ...], *, schedule: PipelineSchedule | None
+) -> tuple[int, ...]:
+    """Return those numbers of model chunks per rank that the schedule runs: interleaving two or
+    more, those of a V two, the others one; None runs any.
 
     Raises InputError where none is left.
     """
@@ -155,16 +209,19 @@ def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | No
     kept = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
     if not kept:
         raise InputError(
-            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size {'above' if interleaved else 'of'} {fixed}, "
-            f"got {', '.join(map(str, chunks))}; change one of them, or leave pipeline_schedule out",
+            f"pipeline_schedule {schedule} wants a virtual_pipeline_parallel_size "
+            f"{'above' if interleaved else 'of'} {fixed}, "
+            f"got {', '.join(map(str, chunks))}; change one of them, or leave pipeline_schedule "
+            "out",
             field="parallel.pipeline_schedule",
         )
     return kept
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication. 1 alone
-    under unfused attention, which does not split a sequence (Megatron Core, Transformer Engine).
+    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only
+    adds communication. 1 alone under unfused attention, which does not split a sequence (Megatron
+    Core, Transformer Engine).
     """
     if workload.attention != "flash":
         return (1,)
@@ -173,8 +230,8 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that divide the devices and not the layers, of which the ends then hold fewer
-    (`domain.pipeline_layout`).
+    """Numbers of stages that divide the devices and not the layers, of which the ends then hold
+    fewer (`domain.pipeline_layout`).
     """
     return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
@@ -185,7 +242,9 @@ def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
 
 
 def is_usual(c: Candidates, *, layers: int) -> Bools:
-    """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or not."""
+    """Where one chunk a rank is asked for, or as many as divide the layers with the ends counted or
+    not.
+    """
     v = c.virtual_pipeline_parallel_size
     usual: Bools = (v == 1) | _counts_ends(layers, c.pipeline_parallel_size * v)
     return usual
@@ -201,19 +260,28 @@ def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[i
     if not values and facts(workload.framework).is_plain:
         values = ("none", "full")
     elif not values:  # merged passes cannot run whole layers again
-        sets = tuple(Recompute(granularity="selective", modules=modules) for modules in _module_sets(case))
+        sets = tuple(
+            Recompute(granularity="selective", modules=modules) for modules in _module_sets(case)
+        )
         values = ("none", "selective", *sets, *(() if workload.merges_passes else ("full",)))
     return tuple(dict.fromkeys(recompute_codes(value) for value in values))
 
 
 def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
-    """What recipes of models with experts recompute (Megatron-Bridge): what costs little to make again, by itself or together.
-    Megatron Core does not recompute norms and activations under delayed scaling.
+    """What recipes of models with experts recompute (Megatron-Bridge): what costs little to make
+    again, by itself or together. Megatron Core does not recompute norms and activations under
+    delayed scaling.
     """
     model, workload = case.model, case.workload
-    if not model.num_experts or wrapped(workload.framework) != "megatron-core" or workload.lora is not None:
+    if (
+        not model.num_experts
+        or wrapped(workload.framework) != "megatron-core"
+        or workload.lora is not None
+    ):
         return ()
     latent: tuple[RecomputeModule, ...] = ("mla_up_proj",) if model.kv_lora_rank is not None else ()
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
     cheap: tuple[RecomputeModule, ...] = () if delayed else ("layernorm", "moe_act")
-    return tuple(dict.fromkeys(modules for modules in (latent, cheap, (*latent, *cheap)) if modules))
+    return tuple(
+        dict.fromkeys(modules for modules in (latent, cheap, (*latent, *cheap)) if modules)
+    )

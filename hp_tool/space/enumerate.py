@@ -1,7 +1,8 @@
 """All combinations of the axes as arrays, chunk by chunk, and which of them are legal.
 
-What decides legality is combined first and filtered; the survivors and the values of the other axes (recomputation, ZeRO
-stage) span a grid. However large a space is, no more than one block of it is held at a time.
+What decides legality is combined first and filtered; the survivors and the values of the other axes
+(recomputation, ZeRO stage) span a grid. However large a space is, no more than one block of it is
+held at a time.
 """
 
 import math
@@ -26,7 +27,9 @@ MAX_COMBINATIONS = 100_000_000
 BLOCK = 1 << 15
 """Combinations looked at together; they stay in the processor's cache."""
 CHUNK = 32_768
-"""Candidates handed out together: large enough for numpy, small enough for the processor's cache."""
+"""Candidates handed out together: large enough for numpy, small enough for the processor's
+cache.
+"""
 
 AXES = tuple(f.name for f in fields(ParallelQuery) if f.name in Axes.__slots__)
 """That a query may list values of."""
@@ -36,7 +39,9 @@ Columns = dict[str, IntArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The legal candidates, or a chunk of them, and how many combinations each rule turned away on the way."""
+    """The legal candidates, or a chunk of them, and how many combinations each rule turned away on
+    the way.
+    """
 
     candidates: Candidates
     """Rows; a chunk is a grid."""
@@ -44,27 +49,36 @@ class Space:
 
 
 def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterator[Space]:
-    """Every legal combination once, in chunks of about `size`; at least one chunk, which may be empty.
+    """Every legal combination once, in chunks of about `size`; at least one chunk, which may be
+    empty.
 
-    Sizes that cannot divide the devices are dropped before the product is formed; they are counted like the rest.
-    Combinations that mean the same thing (sequence parallelism without tensor parallelism, ZeRO without replicas)
-    appear once.
+    Sizes that cannot divide the devices are dropped before the product is formed; they are counted
+    like the rest. Combinations that mean the same thing (sequence parallelism without tensor
+    parallelism, ZeRO without replicas) appear once.
     """
     cluster = case.cluster
     groups, dropped = _groups(axes, cluster)
     choices = _choices(axes, groups)
-    # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for them.
-    grids = (_Grid(axes, stages=axes.zero_stage, size=size), _Grid(axes, stages=axes.zero_stage[-1:], size=size))
+    # ZeRO shards over the replicas: with one, all stages are the same, and the last one stands for
+    # them.
+    grids = (
+        _Grid(axes, stages=axes.zero_stage, size=size),
+        _Grid(axes, stages=axes.zero_stage[-1:], size=size),
+    )
     schedules = np.array(axes.schedules(), dtype=np.int64).T
     total = math.prod(len(values) for values in choices.values())
     bounds.plan(total * grids[0].each, axes=axes.lengths(*AXES), most=MAX_COMBINATIONS)
     counts = Counter({"world_size_mismatch": dropped} if dropped else {})
     for start in range(0, total, BLOCK):
         bounds.check(done=min(BLOCK, total - start) * grids[0].each)
-        block = _block(choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total)))
+        block = _block(
+            choices, groups, schedules, cluster, np.arange(start, min(start + BLOCK, total))
+        )
         codes = legality(case=case, candidates=block)
         if not axes.chunks_are_asked:
-            codes = codes | ~is_usual(block, layers=case.model.num_hidden_layers) * (1 << REASONS.index("layers_not_divisible"))
+            codes = codes | ~is_usual(block, layers=case.model.num_hidden_layers) * (
+                1 << REASONS.index("layers_not_divisible")
+            )
         replicas = block.data_parallel_size * block.context_parallel_size > 1
         weights = np.where(replicas, grids[0].each, grids[1].each)
         counts.update(rejection_counts(codes, weights=weights))
@@ -80,10 +94,19 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
-    """(t, p, c) triples that leave a whole data_parallel_size (the asked one, if any), shape (3, k), and how many do not."""
-    lengths = axes.lengths("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    """(t, p, c) triples that leave a whole data_parallel_size (the asked one, if any), shape (3,
+    k), and how many do not.
+    """
+    lengths = axes.lengths(
+        "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
+    )
     bounds.plan(number := math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
-    grid = np.meshgrid(axes.tensor_parallel_size, axes.pipeline_parallel_size, axes.context_parallel_size, indexing="ij")
+    grid = np.meshgrid(
+        axes.tensor_parallel_size,
+        axes.pipeline_parallel_size,
+        axes.context_parallel_size,
+        indexing="ij",
+    )
     triples = np.stack([axis.ravel() for axis in grid]).astype(np.int64)
     ranks = triples.prod(axis=0)
     d = axes.data_parallel_size
@@ -93,7 +116,9 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
 
 
 def _choices(axes: Axes, groups: IntArray) -> Columns:
-    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple, `schedule` one of Axes.schedules."""
+    """The axes that decide legality, outermost first; `group` is a (t, p, c) triple, `schedule` one
+    of Axes.schedules.
+    """
     # 2 stands for "on where there is tensor parallelism".
     sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
     choices: dict[str, Any] = {
@@ -109,10 +134,16 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
     return {name: np.asarray(values, dtype=np.int64) for name, values in choices.items()}
 
 
-def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray) -> Candidates:
-    """The combinations of these numbers, counted as an odometer does, the last axis fastest; those repeated left out."""
+def _block(
+    choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray
+) -> Candidates:
+    """The combinations of these numbers, counted as an odometer does, the last axis fastest; those
+    repeated left out.
+    """
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
-    columns: Columns = {name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)}
+    columns: Columns = {
+        name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)
+    }
     t, p, c = groups[:, columns.pop("group")]
     d = cluster.num_gpus // np.maximum(t * p * c, 1)
     schedule, v = schedules[:, columns.pop("schedule")]
@@ -138,19 +169,22 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
     )
     # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
     once = (t > 1) | (split == choices["sequence_parallel"][0])
-    # Ranks that hold all experts have nothing to dispatch: one of several dispatchers stands for all.
+    # Ranks that hold all experts have nothing to dispatch: one of several dispatchers stands for
+    # all.
     if len(dispatchers := choices["moe_token_dispatcher_type"]) > 1:
         dispatched = block.expert_parallel_size * block.expert_tensor_parallel_size > 1
         once &= dispatched | (block.moe_token_dispatcher_type == dispatchers[0])
-        block = replace(block, moe_token_dispatcher_type=block.moe_token_dispatcher_type * dispatched)
+        block = replace(
+            block, moe_token_dispatcher_type=block.moe_token_dispatcher_type * dispatched
+        )
     if 0 in choices["data_parallel_shard_size"]:
         once &= shards != d
     return block if once.all() else block.take(np.flatnonzero(once))
 
 
 class _Grid:
-    """Gathers legal combinations until there are enough for a chunk, and spans it with the axes that do not matter to
-    legality: shape (combinations, recomputations, ZeRO stages).
+    """Gathers legal combinations until there are enough for a chunk, and spans it with the axes
+    that do not matter to legality: shape (combinations, recomputations, ZeRO stages).
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
@@ -168,7 +202,9 @@ class _Grid:
         while sum(map(len, self._waiting)) >= self._rows:
             ready = Candidates.concatenate(self._waiting)
             self._waiting = [ready.take(slice(self._rows, None))]
-            yield spanned(ready.take(slice(self._rows)), recompute=self._recompute, stages=self._stages)
+            yield spanned(
+                ready.take(slice(self._rows)), recompute=self._recompute, stages=self._stages
+            )
 
     def rest(self) -> Candidates:
         """What is left, maybe nothing."""
@@ -177,11 +213,21 @@ class _Grid:
         return spanned(combinations, recompute=self._recompute, stages=self._stages)
 
 
-def spanned(rows: Candidates, *, recompute: Sequence[tuple[int, int, int]], stages: Sequence[int] | None = None) -> Candidates:
-    """The grid of rows, codes of recomputation and ZeRO stages; without `stages` each row keeps its own."""
+def spanned(
+    rows: Candidates,
+    *,
+    recompute: Sequence[tuple[int, int, int]],
+    stages: Sequence[int] | None = None,
+) -> Candidates:
+    """The grid of rows, codes of recomputation and ZeRO stages; without `stages` each row keeps its
+    own.
+    """
     columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
     codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T
-    columns |= {name: values.reshape(1, -1, 1) for name, values in zip(RECOMPUTE_COLUMNS, codes, strict=True)}
+    columns |= {
+        name: values.reshape(1, -1, 1)
+        for name, values in zip(RECOMPUTE_COLUMNS, codes, strict=True)
+    }
     if stages is not None:
         columns["zero_stage"] = np.asarray(stages, dtype=np.int64).reshape(1, 1, -1)
     return Candidates(**columns)

@@ -7,8 +7,12 @@ from hp_tool.cost.arrays import FloatArray
 
 
 def undominated(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
-    """Indices of the points that no other beats in both, by rising cost; of equal points the first."""
+    """Indices of the points that no other beats in both, by rising cost; of equal points the
+    first.
+    """
     order = np.lexsort((-gain, cost))
-    best_before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
+    best_before = (
+        np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]]) if len(order) else gain
+    )
     chosen: NDArray[np.intp] = order[gain[order] > best_before]
     return chosen

@@ -16,16 +16,20 @@ MAX_STAGES = 16
 """Pipeline stages tried by default: each adds a hop to every token."""
 
 WHOLE_STAGES = ("vllm",)
-"""Engines that divide experts over all ranks of a stage or over none (vLLM's --enable-expert-parallel)."""
+"""Engines that divide experts over all ranks of a stage or over none (vLLM's
+--enable-expert-parallel).
+"""
 
 
 def serving_space(
     *, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Every legal combination of what the query allows, under each concurrency, once; and how many each rule turned away.
+    """Every legal combination of what the query allows, under each concurrency, once; and how many
+    each rule turned away.
 
-    Left free, the sizes are the divisors of the devices, and redundant experts the fewest that fill equal slots; expert and
-    attention data parallelism belong to models with experts; batch limits are the engine's.
+    Left free, the sizes are the divisors of the devices, and redundant experts the fewest that fill
+    equal slots; expert and attention data parallelism belong to models with experts; batch limits
+    are the engine's.
     """
     model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)
@@ -35,17 +39,22 @@ def serving_space(
         "parallel.tensor_parallel_size": axis_values(query.tensor_parallel_size)
         or tuple(k for k in shares if model.num_attention_heads % k == 0),
         "parallel.pipeline_parallel_size": axis_values(query.pipeline_parallel_size) or stages,
-        "parallel.attention_data_parallel_size": axis_values(query.attention_data_parallel_size) or expert_shares,
+        "parallel.attention_data_parallel_size": axis_values(query.attention_data_parallel_size)
+        or expert_shares,
         "parallel.expert_parallel_size": axis_values(query.expert_parallel_size) or expert_shares,
         "parallel.redundant_experts": axis_values(query.redundant_experts) or (-1,),
         "parallel.max_num_seqs": axis_values(query.max_num_seqs) or (engine.max_num_seqs,),
-        "parallel.max_num_batched_tokens": axis_values(query.max_num_batched_tokens) or (engine.max_num_batched_tokens,),
+        "parallel.max_num_batched_tokens": axis_values(query.max_num_batched_tokens)
+        or (engine.max_num_batched_tokens,),
         "inference.concurrency": concurrency,
     }
     lengths = {name: len(values) for name, values in axes.items()}
     bounds.plan(math.prod(lengths.values()), axes=lengths, most=MAX_COMBINATIONS)
     t, p, d, e, r, seqs, budget, load = (
-        axis.ravel() for axis in np.meshgrid(*(np.array(values, dtype=np.int64) for values in axes.values()), indexing="ij")
+        axis.ravel()
+        for axis in np.meshgrid(
+            *(np.array(values, dtype=np.int64) for values in axes.values()), indexing="ij"
+        )
     )
     candidates = ServingCandidates(
         tensor_parallel_size=t,
@@ -60,7 +69,9 @@ def serving_space(
     )
     if engine.engine in WHOLE_STAGES and query.expert_parallel_size is None:
         candidates = candidates.take(np.flatnonzero((e == 1) | (e == t * d)))
-    codes = legality(model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request)
+    codes = legality(
+        model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request
+    )
     legal = np.flatnonzero(codes == 0)
     bounds.check(done=len(codes) - len(legal))
     return candidates.take(legal), rejection_counts(codes)

@@ -1,4 +1,6 @@
-"""Where searches, runs, measurements and calibrations are kept. SQLAlchemy is loaded with the first name that needs it."""
+"""Where searches, runs, measurements and calibrations are kept. SQLAlchemy is loaded with the first
+name that needs it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ if TYPE_CHECKING:
     from hp_tool.store.engine import masked
     from hp_tool.store.sql import SqlStore, open_store
 
-__all__ = ["SqlStore", "database_url", "masked", "may_hold_calibrations", "open_calibrations", "open_store"]
+__all__ = [
+    "SqlStore",
+    "database_url",
+    "masked",
+    "may_hold_calibrations",
+    "open_calibrations",
+    "open_store",
+]
 _HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
 
 
@@ -28,7 +37,9 @@ def __getattr__(name: str) -> Any:
 
 
 def database_url(url: str | None = None) -> str:
-    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a password: see `masked`."""
+    """The URL given, else HP_DATABASE_URL, else a SQLite file in the user's data folder. May hold a
+    password: see `masked`.
+    """
     if url := url or os.environ.get("HP_DATABASE_URL"):
         return url
     from platformdirs import user_data_path
@@ -41,12 +52,16 @@ CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
 LEAST_TRUST = 0.5
 """Of a measurement that teaches everybody; below it its owner alone."""
 HEAD = "0015"
-"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
+"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a
+test compares the two.
+"""
 VERSION_TABLE = "hp_alembic_version"
 
 
 def open_calibrations(url: str) -> Store:
-    """The store at a URL for whoever only looks for calibrations: a SQLite file of today's schema without SQLAlchemy."""
+    """The store at a URL for whoever only looks for calibrations: a SQLite file of today's schema
+    without SQLAlchemy.
+    """
     path = sqlite_path(url)
     if path is not None:
         from hp_tool.store.calibration_file import CalibrationFile
@@ -62,13 +77,15 @@ def sqlite_path(url: str) -> Path | None:
     """The file that a URL of SQLite names; None for any other URL."""
     scheme, separator, place = url.partition(":///")
     path = Path(place.partition("?")[0])
-    known = separator and scheme.partition("+")[0] == "sqlite" and path.name and path.name != ":memory:"
+    known = (
+        separator and scheme.partition("+")[0] == "sqlite" and path.name and path.name != ":memory:"
+    )
     return path if known else None
 
 
 def may_hold_calibrations(url: str) -> bool:
-    """False where the URL names a SQLite file that is missing, not of ours, or has no calibration; else whoever opens it
-    properly will see. Nothing is created or changed.
+    """False where the URL names a SQLite file that is missing, not of ours, or has no calibration;
+    else whoever opens it properly will see. Nothing is created or changed.
     """
     path = sqlite_path(url)
     if path is None:
@@ -76,10 +93,16 @@ def may_hold_calibrations(url: str) -> bool:
     if not path.is_file():
         return False
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (CALIBRATIONS,))
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        ) as connection:
+            known = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (CALIBRATIONS,)
+            )
             if known.fetchone() is None:
                 return False
-            return connection.execute(f"SELECT 1 FROM {CALIBRATIONS} LIMIT 1").fetchone() is not None  # noqa: S608
+            return (
+                connection.execute(f"SELECT 1 FROM {CALIBRATIONS} LIMIT 1").fetchone() is not None  # noqa: S608
+            )
     except sqlite3.Error:
         return True

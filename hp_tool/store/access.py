@@ -1,5 +1,6 @@
-"""API keys and the audit log; and what searches use and may use: GPU-seconds per day, used and promised to searches under way,
-and runs at a time on a cluster."""
+"""API keys and the audit log; and what searches use and may use: GPU-seconds per day, used and
+promised to searches under way, and runs at a time on a cluster.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,11 +10,30 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, NewAudit, NewKey, Scope, Usage
-from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRunsLimit, Page, Paging, RunState, SearchState
+from hp_tool.domain.records import (
+    ANY_KEY,
+    GpuSecondsLimit,
+    JsonObject,
+    OpenRunsLimit,
+    Page,
+    Paging,
+    RunState,
+    SearchState,
+)
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import GPU_SECONDS, ID, OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
+from hp_tool.store.base import (
+    GPU_SECONDS,
+    ID,
+    OPEN,
+    OPEN_RUN,
+    StoreBase,
+    checked,
+    counts,
+    now,
+    row_by_id,
+)
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import HOOK, untold
@@ -21,9 +41,13 @@ from hp_tool.store.webhooks import HOOK, untold
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
 ADMISSION_LOCK = 0x68705F61646D6974
-"""PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
+"""PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free.
+(SQLite has one writer.)
+"""
 RUNS_LOCK = 0x6870_7275
-"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's hash."""
+"""The first half of the PostgreSQL advisory lock of a cluster's runs; the second is its name's
+hash.
+"""
 BUDGET_FIELD = "search.budget_gpu_seconds"
 FULL_RETRY_S = 1.0
 LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0
@@ -32,10 +56,16 @@ LONGEST_LIFETIME_S = 100 * 365.25 * 86_400.0
 class Access(StoreBase):
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
         values = asdict(key)
-        amounts = {"lifetime_s": lifetime_s, **{name: values[name] for name in ("requests_per_second", "gpu_seconds_per_day")}}
+        amounts = {
+            "lifetime_s": lifetime_s,
+            **{name: values[name] for name in ("requests_per_second", "gpu_seconds_per_day")},
+        }
         for name, amount in amounts.items():
             if amount is not None and not 0 < amount <= LONGEST_LIFETIME_S:
-                raise InputError(f"{name} is {amount}; it must be above 0 and at most {LONGEST_LIFETIME_S:g}", field=name)
+                raise InputError(
+                    f"{name} is {amount}; it must be above 0 and at most {LONGEST_LIFETIME_S:g}",
+                    field=name,
+                )
         if not key.owner.strip():
             raise InputError("a key needs an owner", field="owner")
         with self._writing() as connection:
@@ -51,7 +81,9 @@ class Access(StoreBase):
 
     def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return Listing(table=KEY, paging=paging).page(connection, limit=limit, record=_key_record)
+            return Listing(table=KEY, paging=paging).page(
+                connection, limit=limit, record=_key_record
+            )
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
         with self._writing() as connection:
@@ -67,12 +99,20 @@ class Access(StoreBase):
     def usage(self) -> Usage:
         with self._reading() as connection:
             at = now(connection)
-            next_in_line = sa.select(SEARCH.c.updated_at).where(SEARCH.c.state == SearchState.QUEUED)
-            oldest = connection.execute(next_in_line.order_by(SEARCH.c.updated_at).limit(1)).scalar_one_or_none()
+            next_in_line = sa.select(SEARCH.c.updated_at).where(
+                SEARCH.c.state == SearchState.QUEUED
+            )
+            oldest = connection.execute(
+                next_in_line.order_by(SEARCH.c.updated_at).limit(1)
+            ).scalar_one_or_none()
             expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
             webhooks = counts(connection, HOOK.c.state, WebhookState)
-            webhooks[WebhookState.PENDING] = connection.execute(untold(sa.func.count())).scalar_one()
-            by_state = sa.select(RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)).group_by(RUN.c.state)
+            webhooks[WebhookState.PENDING] = connection.execute(
+                untold(sa.func.count())
+            ).scalar_one()
+            by_state = sa.select(
+                RUN.c.state, sa.func.count(), sa.func.sum(RUN.c.gpu_seconds)
+            ).group_by(RUN.c.state)
             runs = connection.execute(by_state).all()
             counted = {state: number for state, number, _ in runs}
             return Usage(
@@ -80,7 +120,9 @@ class Access(StoreBase):
                 runs={state: counted.get(state, 0) for state in RunState},
                 gpu_seconds=float(sum(gpu_seconds or 0.0 for _, _, gpu_seconds in runs)),
                 oldest_queued_s=0.0 if oldest is None else max((at - oldest).total_seconds(), 0.0),
-                expired_leases=connection.execute(sa.select(sa.func.count()).where(*expired)).scalar_one(),
+                expired_leases=connection.execute(
+                    sa.select(sa.func.count()).where(*expired)
+                ).scalar_one(),
                 webhooks=webhooks,
             )
 
@@ -88,16 +130,24 @@ class Access(StoreBase):
         resource = storable(entry["resource"][:500])  # what a stranger typed
         shortened = {**entry, "action": entry["action"][:200], "resource": resource}
         with self._writing(lasting=False) as connection:
-            connection.execute(sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened))
+            connection.execute(
+                sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened)
+            )
 
-    def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
+    def audit(
+        self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+    ) -> Page[AuditRecord]:
         with self._reading() as connection:
             listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner}, paging=paging)
-            return listing.page(connection, limit=limit, record=lambda row: AuditRecord(**row_dict(row)))
+            return listing.page(
+                connection, limit=limit, record=lambda row: AuditRecord(**row_dict(row))
+            )
 
 
 def _read_key(connection: sa.Connection, key_id: str) -> KeyRecord:
-    return _key_record(row_by_id(connection, sa.select(KEY).where(KEY.c.id == ID), key_id, kind="key"))
+    return _key_record(
+        row_by_id(connection, sa.select(KEY).where(KEY.c.id == ID), key_id, kind="key")
+    )
 
 
 def _key_record(row: sa.Row[Any]) -> KeyRecord:
@@ -105,9 +155,15 @@ def _key_record(row: sa.Row[Any]) -> KeyRecord:
 
 
 def admit(
-    connection: sa.Connection, limits: Sequence[GpuSecondsLimit], *, query: JsonObject, at: datetime, spent: float = 0.0
+    connection: sa.Connection,
+    limits: Sequence[GpuSecondsLimit],
+    *,
+    query: JsonObject,
+    at: datetime,
+    spent: float = 0.0,
 ) -> None:
-    """Raise LimitError where what `query` may still spend passes a limit; `spent` is what its runs took already.
+    """Raise LimitError where what `query` may still spend passes a limit; `spent` is what its runs
+    took already.
 
     Held until the transaction ends, so that the search is stored before the next one is looked at.
     """
@@ -118,14 +174,18 @@ def admit(
     wanted = max(budget_of(query) - spent, 0.0)
     for limit in limits:
         taken = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
-        reserved = reserved_by_open_searches(connection, api_key_id=limit.api_key_id, cluster=limit.cluster)
+        reserved = reserved_by_open_searches(
+            connection, api_key_id=limit.api_key_id, cluster=limit.cluster
+        )
         left = limit.per_day - taken - reserved
         if left <= 0 or wanted > left:
             whose = "this service's" if limit.api_key_id is ANY_KEY else "this key's"
             whose = whose if limit.cluster is None else f"cluster {limit.cluster}'s"
             raise LimitError(
-                f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left ({taken:g} used, {reserved:g} "
-                f"promised to searches under way) and this search may use {wanted:g}: lower its budget, cancel another, "
+                f"of {whose} {limit.per_day:g} GPU-seconds a day {max(left, 0.0):g} are left "
+                f"({taken:g} used, {reserved:g} "
+                f"promised to searches under way) and this search may use {wanted:g}: lower its "
+                "budget, cancel another, "
                 "or wait until midnight UTC",
                 field=BUDGET_FIELD,
                 code="quota_exhausted",
@@ -139,7 +199,9 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
     Held until the transaction ends, so that the run is stored before the next one is looked at.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster))))
+        connection.execute(
+            sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster)))
+        )
     if open_runs_on(connection, limit.cluster) >= limit.runs:
         raise LimitError(
             f"cluster {limit.cluster} has all of the {limit.runs} runs that it takes at a time",
@@ -150,11 +212,15 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
 
 
 def open_runs_on(connection: sa.Connection, cluster: str) -> int:
-    """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
+    """Runs that have not ended, of all searches on the cluster that have not either: a failed one
+    may leave some behind.
+    """
     return int(connection.execute(OPEN_RUNS_ON, {"cluster": cluster}).scalar_one())
 
 
-def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
+def used_today(
+    connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None
+) -> float:
     """GPU-seconds of the runs that ended since midnight UTC."""
     query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
     if api_key_id is not ANY_KEY or cluster is not None:
@@ -169,19 +235,29 @@ def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | Non
 def on_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
     """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
     cluster = SEARCH.c.query["cluster"]
-    return sa.or_(cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name)
+    return sa.or_(
+        cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name
+    )
 
 
 OPEN_RUNS_ON = (
     sa.select(sa.func.count())
     .select_from(RUN)
     .join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-    .where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(OPEN), on_cluster(sa.bindparam("cluster", type_=sa.String)))
+    .where(
+        RUN.c.state.in_(OPEN_RUN),
+        SEARCH.c.state.in_(OPEN),
+        on_cluster(sa.bindparam("cluster", type_=sa.String)),
+    )
 )
 
 
-def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:
-    """What searches that have not ended may still spend. One without a budget (from a command line) promises nothing."""
+def reserved_by_open_searches(
+    connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None
+) -> float:
+    """What searches that have not ended may still spend. One without a budget (from a command line)
+    promises nothing.
+    """
     of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
     if api_key_id is not ANY_KEY:

@@ -1,4 +1,6 @@
-"""Calibrations of a SQLite file for a single answer, without SQLAlchemy: to import it takes a third of an estimate's time."""
+"""Calibrations of a SQLite file for a single answer, without SQLAlchemy: to import it takes a third
+of an estimate's time.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,31 @@ from hp_tool.store import CALIBRATIONS, HEAD, LEAST_TRUST, MEASUREMENTS, VERSION
 if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
 
-COLUMNS = "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, created_at"
+COLUMNS = (
+    "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, "
+    "created_at"
+)
 NEWEST = (
-    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? AND owner = ? "  # noqa: S608
+    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND "  # noqa: S608
+    "model_family = ? AND owner = ? "
     "ORDER BY version DESC LIMIT 1"
 )
 
 
 class CalibrationFile:
-    """The part of a `Store` that looks for a calibration; whatever else is asked of it opens the whole store."""
+    """The part of a `Store` that looks for a calibration; whatever else is asked of it opens the
+    whole store.
+    """
 
     def __init__(self, *, url: str, path: Path) -> None:
-        """Raises sqlite3.Error where the file cannot be read as it is, ValueError where its schema is another version's."""
+        """Raises sqlite3.Error where the file cannot be read as it is, ValueError where its schema
+        is another version's.
+        """
         self._url = url
         self._store: SqlStore | None = None
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+        )
         revision = self._connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()  # noqa: S608
         if revision != (HEAD,):
             self._connection.close()
@@ -39,20 +51,39 @@ class CalibrationFile:
         """Return the newest calibration of a series (`Store.latest_calibration`), or None."""
         if query.get("before") is not None:
             return self._whole().latest_calibration(**query)
-        series = query["cluster_key"], query["framework"], query.get("model_family", ""), query.get("owner", "")
+        series = (
+            query["cluster_key"],
+            query["framework"],
+            query.get("model_family", ""),
+            query.get("owner", ""),
+        )
         row = self._connection.execute(NEWEST, series).fetchone()
         if row is None:
             return None
         values = dict(zip(COLUMNS.split(", "), row, strict=True))
-        at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
-        return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
+        at = datetime.fromisoformat(values["created_at"]).replace(
+            tzinfo=UTC
+        )  # as UtcDateTime writes it
+        return CalibrationRecord(
+            **values | {"payload": json.loads(values["payload"]), "created_at": at}
+        )
 
     def measurements(self, *, limit: int, teaches: str, **filters: str) -> Page[Any]:
-        """Return matching measurements (`Store.measurements`); of each row only where it was measured."""
-        wanted = " AND ".join([*(f"{name} = ?" for name in filters), f"(trust >= {LEAST_TRUST} OR owner = ?)"])
-        newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
+        """Return matching measurements (`Store.measurements`); of each row only where it was
+        measured.
+        """
+        wanted = " AND ".join(
+            [*(f"{name} = ?" for name in filters), f"(trust >= {LEAST_TRUST} OR owner = ?)"]
+        )
+        newest = (
+            f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY "  # noqa: S608
+            f"created_at DESC LIMIT {limit}"
+        )
         rows = self._connection.execute(newest, (*filters.values(), teaches))
-        return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
+        return Page(
+            items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows),
+            next_cursor=None,
+        )
 
     def close(self) -> None:
         """Give the file back."""

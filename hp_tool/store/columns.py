@@ -18,7 +18,9 @@ from hp_tool.errors import InputError
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """An instant. SQLite knows no time zones, so it gets UTC without one and gives it back with it."""
+    """An instant. SQLite knows no time zones, so it gets UTC without one and gives it back with
+    it.
+    """
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -53,18 +55,24 @@ def row_dict(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 T = TypeVar("T")
-ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Fidelity, Measurement)}
+ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (Fidelity, Measurement)
+}
 CONFIGURATIONS: TypeAdapter[RunConfig] = TypeAdapter(
     Annotated[
         Annotated[ParallelConfig, Tag("training")] | Annotated[ServingConfig, Tag("serving")],
         Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
     ]
 )
-"""A way to serve is stored with all of its fields, of which none but its sizes is one of training's."""
+"""A way to serve is stored with all of its fields, of which none but its sizes is one of
+training's.
+"""
 
 
 def encode(value: Any, *, field: str) -> JsonObject:
-    """A dataclass or mapping as a JSON object. InputError names `field` where it holds NaN, infinity or no JSON at all."""
+    """A dataclass or mapping as a JSON object. InputError names `field` where it holds NaN,
+    infinity or no JSON at all.
+    """
     try:
         encoded = to_jsonable_python(value, inf_nan_mode="constants")
         text = json.dumps(encoded, allow_nan=False)
@@ -76,12 +84,16 @@ def encode(value: Any, *, field: str) -> JsonObject:
 
 
 def storable(text: str) -> str:
-    """Text from outside, such as a log, with NUL replaced: PostgreSQL cannot store that character."""
+    """Text from outside, such as a log, with NUL replaced: PostgreSQL cannot store that
+    character.
+    """
     return text.replace("\0", "\ufffd")
 
 
 def _storable(value: Any) -> Any:
-    """Return a JSON value with NUL replaced in all its text: PostgreSQL would store it, but fail to read any text of it."""
+    """Return a JSON value with NUL replaced in all its text: PostgreSQL would store it, but fail to
+    read any text of it.
+    """
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -90,13 +102,17 @@ def _storable(value: Any) -> Any:
 
 
 def decode(kind: type[T], value: JsonObject | str) -> T:
-    """A stored JSON object, or its text, as the dataclass it was; fields that a newer version added are passed over."""
+    """A stored JSON object, or its text, as the dataclass it was; fields that a newer version added
+    are passed over.
+    """
     adapter: TypeAdapter[T] = ADAPTERS[kind]
     return _decoded(adapter, value)
 
 
 def decode_configuration(value: JsonObject | str) -> RunConfig:
-    """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to serve."""
+    """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to
+    serve.
+    """
     return _decoded(CONFIGURATIONS, value)
 
 

@@ -18,29 +18,39 @@ from hp_tool.extras import require
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
-"""How long a writer waits for its turn on SQLite; a transaction of ours takes about a millisecond."""
+"""How long a writer waits for its turn on SQLite; a transaction of ours takes about a
+millisecond.
+"""
 _LOOK_S = 0.002
 ASLEEP_S = 30.0
-"""How long a transaction on PostgreSQL may stand still: its process was stopped, or its host sleeps, and others may wait for
-its rows."""
+"""How long a transaction on PostgreSQL may stand still: its process was stopped, or its host
+sleeps, and others may wait for its rows.
+"""
 WRITES = "hp_writes"
 """Execution option: this transaction will write."""
 LASTING = "hp_lasting"
-"""Execution option: what it writes survives a power cut. What is written often and means little after one does without."""
+"""Execution option: what it writes survives a power cut. What is written often and means little
+after one does without.
+"""
 
 
 def parse_url(url: str) -> URL:
-    """Check a URL and name the driver. InputError says what is expected, never the URL itself: it may hold a password."""
+    """Check a URL and name the driver. InputError says what is expected, never the URL itself: it
+    may hold a password.
+    """
     expected = "expected sqlite:////absolute/path.sqlite3 or postgresql://user@host/database"
     try:
         parsed = make_url(url)
     except (sa.exc.ArgumentError, ValueError):
-        raise InputError(f"the database URL cannot be read; {expected}", field=ENVIRONMENT_VARIABLE) from None
+        raise InputError(
+            f"the database URL cannot be read; {expected}", field=ENVIRONMENT_VARIABLE
+        ) from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         if parsed.database in (None, "", ":memory:"):
             raise InputError(
-                f"an in-memory database cannot be shared between processes; {expected}", field=ENVIRONMENT_VARIABLE
+                f"an in-memory database cannot be shared between processes; {expected}",
+                field=ENVIRONMENT_VARIABLE,
             )
         return parsed.set(drivername="sqlite")
     if backend in ("postgresql", "postgres"):
@@ -54,18 +64,22 @@ def masked(url: str) -> str:
 
 
 POSTGRESQL_OPTIONS = {"connect_timeout": 10, "client_encoding": "utf8"}
-"""Options of every connection. The driver returns bytes instead of text from a database in SQL_ASCII unless told otherwise."""
+"""Options of every connection. The driver returns bytes instead of text from a database in
+SQL_ASCII unless told otherwise.
+"""
 
 
 def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     """An engine with transactions that wait for each other instead of failing.
 
-    foreign_keys=False is for migrations, which on SQLite rebuild tables. MissingExtraError without PostgreSQL's driver,
-    StoreError where a SQLite file has no place.
+    foreign_keys=False is for migrations, which on SQLite rebuild tables. MissingExtraError without
+    PostgreSQL's driver, StoreError where a SQLite file has no place.
     """
     parsed = parse_url(url)
     # A NaN in JSON would be accepted by SQLite and break every reader after it.
-    connect = partial(sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True)
+    connect = partial(
+        sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True
+    )
     if parsed.get_backend_name() == "postgresql":
         require("postgresql", by="PostgreSQL")
         engine = connect(parsed, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS)
@@ -76,7 +90,8 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"the database's folder {folder} cannot be made: {error.strerror}; name another place in {ENVIRONMENT_VARIABLE}"
+            f"the database's folder {folder} cannot be made: {error.strerror}; name another place "
+            f"in {ENVIRONMENT_VARIABLE}"
         ) from None
     engine = connect(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
     _set_up_sqlite(engine, foreign_keys=foreign_keys)
@@ -113,7 +128,9 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
     def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # transactions begin below, not where the driver guesses
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
+            connection.execute(
+                "PRAGMA journal_mode = WAL"
+            )  # readers and the writer do not block each other
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         file.remember()
 
@@ -126,17 +143,21 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
         if not options.get(WRITES, False):
             connection.exec_driver_sql("BEGIN")
             return
-        # Either is safe against a crash of any process; FULL waits for the disk, with all that was written before.
-        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if options.get(LASTING, False) else 'NORMAL'}")
-        # A transaction that reads first and writes later fails at once when another wrote in between, whatever the
-        # timeout. Taking the write lock at the start makes it wait its turn.
+        # Either is safe against a crash of any process; FULL waits for the disk, with all that was
+        # written before.
+        connection.exec_driver_sql(
+            f"PRAGMA synchronous = {'FULL' if options.get(LASTING, False) else 'NORMAL'}"
+        )
+        # A transaction that reads first and writes later fails at once when another wrote in
+        # between, whatever the timeout. Taking the write lock at the start makes it wait its turn.
         _begin_to_write(connection, turns)
 
 
 def _begin_to_write(connection: sa.Connection, turns: threading.Lock) -> None:
     """Begin as soon as nobody else writes, one thread of this process after the other.
 
-    SQLite's own waiting looks ever more rarely, so that under load whoever waits longest is overtaken until its time is up.
+    SQLite's own waiting looks ever more rarely, so that under load whoever waits longest is
+    overtaken until its time is up.
     """
     raw = connection.connection.driver_connection
     assert isinstance(raw, sqlite3.Connection)
@@ -161,7 +182,9 @@ def _begin_to_write(connection: sa.Connection, turns: threading.Lock) -> None:
 
 
 class _SameFile:
-    """The file of a SQLite database: what is written into one that was deleted or replaced meanwhile is lost without a word."""
+    """The file of a SQLite database: what is written into one that was deleted or replaced
+    meanwhile is lost without a word.
+    """
 
     def __init__(self, url: URL) -> None:
         self._url, self._path = url, Path(url.database or "").absolute()
@@ -175,7 +198,9 @@ class _SameFile:
         return stat.st_dev, stat.st_ino
 
     def make(self) -> None:
-        """Make a new database for its owner's eyes alone, and so the files that SQLite lays beside it."""
+        """Make a new database for its owner's eyes alone, and so the files that SQLite lays beside
+        it.
+        """
         with suppress(OSError):  # it is there, or SQLite will say why not
             self._path.touch(mode=0o600, exist_ok=False)
 
@@ -186,6 +211,7 @@ class _SameFile:
         """Raises StoreError where it is not the file that was opened first."""
         if self._known is not None and self._identity() != self._known:
             raise StoreError(
-                f"database {self._url.render_as_string(hide_password=True)}: its file was deleted or replaced while in use; "
+                f"database {self._url.render_as_string(hide_password=True)}: its file was deleted "
+                "or replaced while in use; "
                 "put it back, or restart what uses it"
             )

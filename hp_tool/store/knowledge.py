@@ -1,4 +1,6 @@
-"""What is kept by name: calibrations in versions, and the clusters and models that users registered."""
+"""What is kept by name: calibrations in versions, and the clusters and models that users
+registered.
+"""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -6,14 +8,24 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from hp_tool.domain.records import CalibrationRecord, JsonObject, Page, Paging, RegistrationKind, RegistrationRecord
+from hp_tool.domain.records import (
+    CalibrationRecord,
+    JsonObject,
+    Page,
+    Paging,
+    RegistrationKind,
+    RegistrationRecord,
+)
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
-CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations  # everybody's registrations have the empty owner
+CALIBRATION, REGISTRATION = (
+    tables.calibrations,
+    tables.registrations,
+)  # everybody's registrations have the empty owner
 MAX_RIVALS = 50
 MOST_REGISTRATIONS = 1000
 """Of one kind and owner."""
@@ -30,22 +42,49 @@ class Knowledge(StoreBase):
         model_family: str = "",
         owner: str = "",
     ) -> CalibrationRecord:
-        series = {"cluster_key": cluster_key, "framework": framework, "model_family": model_family, "owner": owner}
+        series = {
+            "cluster_key": cluster_key,
+            "framework": framework,
+            "model_family": model_family,
+            "owner": owner,
+        }
         payload = encode(payload, field="payload")
-        values: dict[str, Any] = {"id": new_id(), **series, "payload": payload, "num_measurements": num_measurements}
-        newest = sa.select(sa.func.coalesce(sa.func.max(CALIBRATION.c.version), 0)).filter_by(**series)
+        values: dict[str, Any] = {
+            "id": new_id(),
+            **series,
+            "payload": payload,
+            "num_measurements": num_measurements,
+        }
+        newest = sa.select(sa.func.coalesce(sa.func.max(CALIBRATION.c.version), 0)).filter_by(
+            **series
+        )
         with self._writing() as connection:
-            for _ in range(MAX_RIVALS):  # another may take the version meanwhile; then take the one after it
-                values |= {"version": connection.execute(newest).scalar_one() + 1, "created_at": now(connection)}
+            for _ in range(
+                MAX_RIVALS
+            ):  # another may take the version meanwhile; then take the one after it
+                values |= {
+                    "version": connection.execute(newest).scalar_one() + 1,
+                    "created_at": now(connection),
+                }
                 if insert_if_new(connection, CALIBRATION, values):
                     return CalibrationRecord(**values)
-        raise ConflictError(f"too many calibrations of {cluster_key} are being saved at once; try again")
+        raise ConflictError(
+            f"too many calibrations of {cluster_key} are being saved at once; try again"
+        )
 
     def latest_calibration(
-        self, *, cluster_key: str, framework: str, model_family: str = "", owner: str = "", before: datetime | None = None
+        self,
+        *,
+        cluster_key: str,
+        framework: str,
+        model_family: str = "",
+        owner: str = "",
+        before: datetime | None = None,
     ) -> CalibrationRecord | None:
         query = sa.select(CALIBRATION).order_by(CALIBRATION.c.version.desc()).limit(1)
-        query = query.filter_by(cluster_key=cluster_key, framework=framework, model_family=model_family, owner=owner)
+        query = query.filter_by(
+            cluster_key=cluster_key, framework=framework, model_family=model_family, owner=owner
+        )
         if before is not None:
             query = query.where(CALIBRATION.c.created_at < before)
         with self._reading() as connection:
@@ -67,7 +106,12 @@ class Knowledge(StoreBase):
         filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
         listing = Listing(table=CALIBRATION, filters=filters, paging=paging)
         with self._reading() as connection:
-            return listing.page(connection, limit=limit, record=lambda row: CalibrationRecord(**row_dict(row)), query=listed)
+            return listing.page(
+                connection,
+                limit=limit,
+                record=lambda row: CalibrationRecord(**row_dict(row)),
+                query=listed,
+            )
 
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
@@ -76,41 +120,83 @@ class Knowledge(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             changed["updated_at"] = at
-            update = sa.update(REGISTRATION).where(*_here(kind, name, owner)).values(**changed).returning(REGISTRATION)
+            update = (
+                sa.update(REGISTRATION)
+                .where(*_here(kind, name, owner))
+                .values(**changed)
+                .returning(REGISTRATION)
+            )
             if (row := connection.execute(update).one_or_none()) is not None:
                 return _record(row)
-            registered = sa.select(sa.func.count()).where(REGISTRATION.c.kind == kind, REGISTRATION.c.owner == (owner or ""))
+            registered = sa.select(sa.func.count()).where(
+                REGISTRATION.c.kind == kind, REGISTRATION.c.owner == (owner or "")
+            )
             if connection.execute(registered).scalar_one() >= MOST_REGISTRATIONS:
-                raise ConflictError(f"{MOST_REGISTRATIONS} of kind {kind} are registered; delete some first", code="too_many")
-            new: dict[str, Any] = {"kind": kind, "name": name, "owner": owner or "", "created_at": at, **changed}
-            if not insert_if_new(connection, REGISTRATION, new):  # another put it there meanwhile; the last one wins
+                raise ConflictError(
+                    f"{MOST_REGISTRATIONS} of kind {kind} are registered; delete some first",
+                    code="too_many",
+                )
+            new: dict[str, Any] = {
+                "kind": kind,
+                "name": name,
+                "owner": owner or "",
+                "created_at": at,
+                **changed,
+            }
+            if not insert_if_new(
+                connection, REGISTRATION, new
+            ):  # another put it there meanwhile; the last one wins
                 connection.execute(update)
-            return _record(connection.execute(sa.select(REGISTRATION).where(*_here(kind, name, owner))).one())
+            return _record(
+                connection.execute(sa.select(REGISTRATION).where(*_here(kind, name, owner))).one()
+            )
 
-    def get_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> RegistrationRecord | None:
+    def get_registration(
+        self, *, kind: RegistrationKind, name: str, owner: str | None = None
+    ) -> RegistrationRecord | None:
         query = sa.select(REGISTRATION).where(*_known_to(kind, owner), REGISTRATION.c.name == name)
         with self._reading() as connection:
-            row = connection.execute(query.order_by(REGISTRATION.c.owner.desc()).limit(1)).one_or_none()
+            row = connection.execute(
+                query.order_by(REGISTRATION.c.owner.desc()).limit(1)
+            ).one_or_none()
         return None if row is None else _record(row)
 
     def registered_names(self, *, kind: RegistrationKind, owner: str | None = None) -> list[str]:
-        query = sa.select(REGISTRATION.c.name).distinct().where(*_known_to(kind, owner)).order_by(REGISTRATION.c.name)
+        query = (
+            sa.select(REGISTRATION.c.name)
+            .distinct()
+            .where(*_known_to(kind, owner))
+            .order_by(REGISTRATION.c.name)
+        )
         with self._reading() as connection:
             return list(connection.scalars(query))
 
     def list_registrations(
-        self, *, kind: RegistrationKind, owner: str | None = None, names: Collection[str] | None = None
+        self,
+        *,
+        kind: RegistrationKind,
+        owner: str | None = None,
+        names: Collection[str] | None = None,
     ) -> list[RegistrationRecord]:
         query = sa.select(REGISTRATION).where(*_known_to(kind, owner))
         if names is not None:
             query = query.where(REGISTRATION.c.name.in_(names))
         with self._reading() as connection:
-            rows = connection.execute(query.order_by(REGISTRATION.c.name, REGISTRATION.c.owner)).all()
+            rows = connection.execute(
+                query.order_by(REGISTRATION.c.name, REGISTRATION.c.owner)
+            ).all()
         return list({row.name: _record(row) for row in rows}.values())
 
-    def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
+    def remove_registration(
+        self, *, kind: RegistrationKind, name: str, owner: str | None = None
+    ) -> None:
         with self._writing() as connection:
-            if connection.execute(sa.delete(REGISTRATION).where(*_here(kind, name, owner))).rowcount == 0:
+            if (
+                connection.execute(
+                    sa.delete(REGISTRATION).where(*_here(kind, name, owner))
+                ).rowcount
+                == 0
+            ):
                 raise NotFoundError(f"no {kind} {name!r} is registered", field="name")
 
 
@@ -118,8 +204,14 @@ def _known_to(kind: RegistrationKind, owner: str | None) -> tuple[sa.ColumnEleme
     return REGISTRATION.c.kind == kind, REGISTRATION.c.owner.in_({owner or "", ""})
 
 
-def _here(kind: RegistrationKind, name: str, owner: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    return REGISTRATION.c.kind == kind, REGISTRATION.c.name == name, REGISTRATION.c.owner == (owner or "")
+def _here(
+    kind: RegistrationKind, name: str, owner: str | None
+) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        REGISTRATION.c.kind == kind,
+        REGISTRATION.c.name == name,
+        REGISTRATION.c.owner == (owner or ""),
+    )
 
 
 def _record(row: sa.Row[Any]) -> RegistrationRecord:

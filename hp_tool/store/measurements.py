@@ -1,4 +1,6 @@
-"""Measurements: of our own runs, reported by trainings, imported from files; and which of them teach."""
+"""Measurements: of our own runs, reported by trainings, imported from files; and which of them
+teach.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,13 +20,24 @@ from hp_tool.domain.measurement_records import (
 )
 from hp_tool.domain.records import JsonObject, Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
-from hp_tool.store.base import ID, StoreBase, as_earlier_editions, checked, earlier_use, first_use, now, row_by_id
+from hp_tool.store.base import (
+    ID,
+    StoreBase,
+    as_earlier_editions,
+    checked,
+    earlier_use,
+    first_use,
+    now,
+    row_by_id,
+)
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
 MEASUREMENT, DUE_REFIT = tables.measurements, tables.due_refits
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
-AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(MEASUREMENT.c.id == ID)
+AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(
+    MEASUREMENT.c.id == ID
+)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 WINDOW = 1000
@@ -36,7 +49,11 @@ TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
 class Measurements(StoreBase):
     def add_measurement(
-        self, *, measurement: NewMeasurement, request: JsonObject | None = None, idempotency_key: str | None = None
+        self,
+        *,
+        measurement: NewMeasurement,
+        request: JsonObject | None = None,
+        idempotency_key: str | None = None,
     ) -> MeasurementRecord:
         with self._writing() as connection:
             at = now(connection)
@@ -55,7 +72,12 @@ class Measurements(StoreBase):
             return _read_measurement(connection, stands)
 
     def earlier_measurement(
-        self, *, request: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
+        self,
+        *,
+        request: JsonObject,
+        idempotency_key: str,
+        owner: str | None = None,
+        expanded: JsonObject | None = None,
     ) -> MeasurementRecord | None:
         with self._reading() as connection:
 
@@ -70,7 +92,9 @@ class Measurements(StoreBase):
                 earlier = as_earlier_editions(expanded, request=request, stored=stored)
                 return any(fingerprint == json_digest(each) for each in earlier)
 
-            stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its)
+            stands = earlier_use(
+                connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its
+            )
             return None if stands is None else _read_measurement(connection, stands)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
@@ -81,7 +105,10 @@ class Measurements(StoreBase):
         self, *, owner: str | None = None, limit: int = 100, **query: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         apart = {"teaches", "repeats", *Paging.__annotations__}
-        wanted = {"owner": owner, **{name: value for name, value in query.items() if name not in apart}}
+        wanted = {
+            "owner": owner,
+            **{name: value for name, value in query.items() if name not in apart},
+        }
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         listed = sa.select(MEASUREMENT)
         if query.get("state") is None:
@@ -90,15 +117,21 @@ class Measurements(StoreBase):
             listed = listed.where(sa.or_(TRUSTED, MEASUREMENT.c.owner == teaches))
         if (repeats := query.get("repeats")) is not None:
             wheres = [column == value for column, value in filters.items() if value is not None]
-            listed = listed.where(MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*wheres), repeats)))
+            listed = listed.where(
+                MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*wheres), repeats))
+            )
         with self._reading() as connection:
             listing = Listing(table=MEASUREMENT, filters=filters, paging=query)
             return listing.page(connection, limit=limit, record=_record, query=listed)
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
+    def set_measurement_state(
+        self, *, measurement_id: str, state: MeasurementState, trusted: bool = True
+    ) -> MeasurementRecord:
         values = {"state": state} | ({"trust": float(trusted)} if state == "accepted" else {})
         with self._writing() as connection:
-            connection.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(values))
+            connection.execute(
+                sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(values)
+            )
             record = _read_measurement(connection, measurement_id)
             place = {name: getattr(record, name) for name in ("cluster_key", "framework", "owner")}
             connection.execute(sa.insert(DUE_REFIT), {"id": new_id(), **place})
@@ -106,16 +139,25 @@ class Measurements(StoreBase):
 
     def due_refits(self) -> list[DueRefit]:
         with self._reading() as connection:
-            return [DueRefit(**row_dict(row)) for row in connection.execute(sa.select(DUE_REFIT).limit(MOST_DUE))]
+            return [
+                DueRefit(**row_dict(row))
+                for row in connection.execute(sa.select(DUE_REFIT).limit(MOST_DUE))
+            ]
 
     def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
         with self._writing() as connection:
-            connection.execute(sa.delete(DUE_REFIT).where(DUE_REFIT.c.id.in_([each.id for each in refits])))
+            connection.execute(
+                sa.delete(DUE_REFIT).where(DUE_REFIT.c.id.in_([each.id for each in refits]))
+            )
 
-    def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
+    def measured_clusters(
+        self, *, gpu: str | None = None, framework: str | None = None
+    ) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)
         teaching = sa.func.sum(sa.case((MEASUREMENT.c.state == "accepted", 1), else_=0))
-        query: sa.Select[Any] = sa.select(*names, teaching.label("measurements")).group_by(*names).order_by(*names)
+        query: sa.Select[Any] = (
+            sa.select(*names, teaching.label("measurements")).group_by(*names).order_by(*names)
+        )
         if gpu is not None:
             query = query.where(MEASUREMENT.c.gpu == gpu)
         if framework is not None:
@@ -124,20 +166,30 @@ class Measurements(StoreBase):
             return [MeasuredCluster(**row_dict(row)) for row in connection.execute(query)]
 
     def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
-        query = sa.select(MEASUREMENT.c.owner).distinct().where(~TRUSTED, MEASUREMENT.c.owner.is_not(None))
-        query = query.filter_by(cluster_key=cluster_key, framework=framework, state="accepted").order_by(MEASUREMENT.c.owner)
+        query = (
+            sa.select(MEASUREMENT.c.owner)
+            .distinct()
+            .where(~TRUSTED, MEASUREMENT.c.owner.is_not(None))
+        )
+        query = query.filter_by(
+            cluster_key=cluster_key, framework=framework, state="accepted"
+        ).order_by(MEASUREMENT.c.owner)
         with self._reading() as connection:
             return list(connection.scalars(query))
 
 
 def _newest_repeats(listed: sa.Select[Any], repeats: int) -> sa.Select[Any]:
-    """Ids of so many newest measurements of each configuration and outcome, among the newest WINDOW of those listed."""
+    """Ids of so many newest measurements of each configuration and outcome, among the newest WINDOW
+    of those listed.
+    """
     newest = MEASUREMENT.c.created_at.desc(), MEASUREMENT.c.id.desc()
     alike = "problem_digest", "digest", "status"
     columns = [MEASUREMENT.c[name] for name in ("id", "created_at", *alike)]
     window = listed.with_only_columns(*columns).order_by(*newest).limit(WINDOW).subquery().c
     order = window.created_at.desc(), window.id.desc()
-    number = sa.func.row_number().over(partition_by=[window[name] for name in alike], order_by=order)
+    number = sa.func.row_number().over(
+        partition_by=[window[name] for name in alike], order_by=order
+    )
     numbered = sa.select(window.id, number.label("number")).subquery().c
     return sa.select(numbered.id).where(numbered.number <= repeats)
 
@@ -155,8 +207,16 @@ def insert_measurement(
     values = encode(measurement, field="measurement")
     values["trust"] = float(values.pop("trusted"))
     numbers = {name: values["measurement"][name] for name in NUMBERS}
-    digest = configuration_digest(parallel=measurement.parallel, fidelity=measurement.measurement.fidelity)
-    ids = {"id": measurement_id or new_id(), "search_id": search_id, "run_id": run_id, "digest": digest, "created_at": at}
+    digest = configuration_digest(
+        parallel=measurement.parallel, fidelity=measurement.measurement.fidelity
+    )
+    ids = {
+        "id": measurement_id or new_id(),
+        "search_id": search_id,
+        "run_id": run_id,
+        "digest": digest,
+        "created_at": at,
+    }
     connection.execute(NEW_MEASUREMENT, checked(MEASUREMENT, ids | values | numbers))
 
 

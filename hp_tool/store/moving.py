@@ -1,7 +1,9 @@
-"""What migrations do to large tables while others use them: move rows in batches, create indexes beside writers.
+"""What migrations do to large tables while others use them: move rows in batches, create indexes
+beside writers.
 
-A migration that calls these is committed piece by piece. Each piece is skipped, or changes nothing, where an interrupted
-upgrade was done with it: run again, the migration goes on. So it first expands (columns, indexes), then moves, then contracts.
+A migration that calls these is committed piece by piece. Each piece is skipped, or changes nothing,
+where an interrupted upgrade was done with it: run again, the migration goes on. So it first expands
+(columns, indexes), then moves, then contracts.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +30,14 @@ def create_index(name: str, table: str, columns: Sequence[str]) -> None:
     with op.get_context().autocommit_block():
         if op.get_bind().dialect.name == "postgresql" and _is_invalid(name):
             op.drop_index(name, table)
-        op.create_index(name, table, list(columns), if_not_exists=True, postgresql_concurrently=True)
+        op.create_index(
+            name, table, list(columns), if_not_exists=True, postgresql_concurrently=True
+        )
 
 
 def in_batches(query: sa.Select[Any], *, key: sa.ColumnElement[str], change: Change) -> None:
-    """Read the rows of `query` in the order of `key`, BATCH_ROWS at a time; `change` each batch in a transaction of its own.
+    """Read the rows of `query` in the order of `key`, BATCH_ROWS at a time; `change` each batch in
+    a transaction of its own.
 
     `query` selects `key`; `change` leaves rows as they are that it has changed before.
     """
@@ -40,7 +45,9 @@ def in_batches(query: sa.Select[Any], *, key: sa.ColumnElement[str], change: Cha
         engine, last = op.get_bind().engine, ""
         while True:
             with transaction(engine) as connection:
-                batch = connection.execute(query.where(key > last).order_by(key).limit(BATCH_ROWS)).all()
+                batch = connection.execute(
+                    query.where(key > last).order_by(key).limit(BATCH_ROWS)
+                ).all()
             if batch:
                 with writing(engine) as connection:
                     change(connection, batch)
@@ -49,11 +56,15 @@ def in_batches(query: sa.Select[Any], *, key: sa.ColumnElement[str], change: Cha
             last = batch[-1]._mapping[key]
 
 
-def update_in_batches(table: sa.TableClause, *, where: sa.ColumnElement[bool], values: dict[str, Any]) -> None:
+def update_in_batches(
+    table: sa.TableClause, *, where: sa.ColumnElement[bool], values: dict[str, Any]
+) -> None:
     """Set `values` in the rows of `where`, which have an `id`."""
 
     def change(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-        connection.execute(sa.update(table).where(table.c.id.in_([row.id for row in rows])).values(values))
+        connection.execute(
+            sa.update(table).where(table.c.id.in_([row.id for row in rows])).values(values)
+        )
 
     in_batches(sa.select(table.c.id).where(where), key=table.c.id, change=change)
 

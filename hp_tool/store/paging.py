@@ -1,4 +1,6 @@
-"""Pages of a list, newest first or oldest first, by (created_at, id): no page is slower than another and none skips a row."""
+"""Pages of a list, newest first or oldest first, by (created_at, id): no page is slower than
+another and none skips a row.
+"""
 
 import base64
 import binascii
@@ -37,7 +39,9 @@ class Listing:
         record: Callable[[sa.Row[Any]], T],
         query: sa.Select[Any] | None = None,
     ) -> Page[T]:
-        """One page, from the cursor on. `query` selects created_at and id of the table, by default its whole rows."""
+        """One page, from the cursor on. `query` selects created_at and id of the table, by default
+        its whole rows.
+        """
         if not 1 <= limit <= MAX_LIMIT:
             raise InputError(f"limit is {limit}; it must be from 1 to {MAX_LIMIT}", field="limit")
         query = self._selected(sa.select(self.table) if query is None else query)
@@ -58,11 +62,17 @@ class Listing:
             query = query.where(created_at >= since)
         if until := self.paging.get("until"):
             query = query.where(created_at < until)
-        return query.order_by(*(column.asc() if self._rises else column.desc() for column in self._key))
+        return query.order_by(
+            *(column.asc() if self._rises else column.desc() for column in self._key)
+        )
 
     def cursor(self, at: datetime, last: str) -> str:
         """The cursor of what comes after the row that was created at `at` and has the id `last`."""
-        return base64.urlsafe_b64encode(f"{at.isoformat()}|{last}|{self._digest}".encode()).decode().rstrip("=")
+        return (
+            base64.urlsafe_b64encode(f"{at.isoformat()}|{last}|{self._digest}".encode())
+            .decode()
+            .rstrip("=")
+        )
 
     @property
     def _key(self) -> tuple[sa.Column[Any], sa.Column[Any]]:
@@ -74,9 +84,15 @@ class Listing:
 
     @property
     def _digest(self) -> str:
-        filters = {str(column): str(wanted) for column, wanted in self.filters.items() if wanted is not None}
+        filters = {
+            str(column): str(wanted)
+            for column, wanted in self.filters.items()
+            if wanted is not None
+        }
         instants = (self.paging.get("since"), self.paging.get("until"))
-        span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in instants]
+        span = [
+            None if instant is None else instant.astimezone(UTC).isoformat() for instant in instants
+        ]
         return json_digest([self.table.name, filters, span, self._rises, *self.words])[:16]
 
     def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:

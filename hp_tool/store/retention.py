@@ -27,9 +27,13 @@ SEARCH, RUN, EVENT, KEY, MEASUREMENT = (
 UNFINISHED = sa.select(SEARCH.id).where(SEARCH.state.not_in(ENDED))
 NOT_NEEDED = sa.and_(
     sa.or_(MEASUREMENT.search_id.is_(None), MEASUREMENT.search_id.not_in(UNFINISHED)),
-    ~sa.exists().where(RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id),
+    ~sa.exists().where(
+        RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id
+    ),
 )
-"""Measurements that no unfinished search needs: neither its own, nor one that stands for a run of it."""
+"""Measurements that no unfinished search needs: neither its own, nor one that stands for a run of
+it.
+"""
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
@@ -38,12 +42,20 @@ class Forgetting(StoreBase):
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
         before = self._before(older_than_days)
-        of_old = sa.exists().where(SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < before)
-        deleted = sa.and_(MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before, NOT_NEEDED)
+        of_old = sa.exists().where(
+            SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < before
+        )
+        deleted = sa.and_(
+            MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before, NOT_NEEDED
+        )
         return {
             "events": self._delete(tables.events, of_old, dry_run=dry_run),
-            "audit": self._delete(tables.audit, tables.audit.c.created_at < before, dry_run=dry_run),
-            "idempotency_keys": self._delete(tables.idempotency_keys, KEY.created_at < before, dry_run=dry_run),
+            "audit": self._delete(
+                tables.audit, tables.audit.c.created_at < before, dry_run=dry_run
+            ),
+            "idempotency_keys": self._delete(
+                tables.idempotency_keys, KEY.created_at < before, dry_run=dry_run
+            ),
             "logs": self._cut_logs(before, dry_run=dry_run),
             "measurements": self._delete(tables.measurements, deleted, dry_run=dry_run),
         }
@@ -56,9 +68,15 @@ class Forgetting(StoreBase):
         old = tables.watches.c.updated_at < self._before(older_than_days)
         return self._delete(tables.watches, old, dry_run=dry_run)
 
-    def old_searches(self, *, older_than_days: float | None = None, keep: int | None = None) -> list[str]:
+    def old_searches(
+        self, *, older_than_days: float | None = None, keep: int | None = None
+    ) -> list[str]:
         yesterday = self._before(SHORTEST_DAYS)
-        ended = sa.select(SEARCH.id).where(SEARCH.state.in_(ENDED)).order_by(SEARCH.finished_at.desc(), SEARCH.id)
+        ended = (
+            sa.select(SEARCH.id)
+            .where(SEARCH.state.in_(ENDED))
+            .order_by(SEARCH.finished_at.desc(), SEARCH.id)
+        )
         may_go = SEARCH.finished_at < yesterday, NO_OPEN_RUN
         old: set[str] = set()
         with self._reading() as connection:
@@ -67,7 +85,11 @@ class Forgetting(StoreBase):
                 old.update(connection.scalars(ended.where(SEARCH.finished_at < before, *may_go)))
             if keep is not None:
                 newest = ended.limit(keep).subquery()
-                old.update(connection.scalars(ended.where(SEARCH.id.not_in(sa.select(newest.c.id)), *may_go)))
+                old.update(
+                    connection.scalars(
+                        ended.where(SEARCH.id.not_in(sa.select(newest.c.id)), *may_go)
+                    )
+                )
         return sorted(old)
 
     def delete_searches(self, *, search_ids: Sequence[str]) -> int:
@@ -75,7 +97,9 @@ class Forgetting(StoreBase):
         for start in range(0, len(search_ids), PRUNED_SEARCHES):
             ids = search_ids[start : start + PRUNED_SEARCHES]
             with self._writing() as connection:
-                gone = sa.delete(tables.searches).where(SEARCH.id.in_(ids), SEARCH.state.in_(ENDED), NO_OPEN_RUN)
+                gone = sa.delete(tables.searches).where(
+                    SEARCH.id.in_(ids), SEARCH.state.in_(ENDED), NO_OPEN_RUN
+                )
                 deleted = list(connection.scalars(gone.returning(SEARCH.id)))
                 used = KEY.scope == "searches", KEY.resource_id.in_(deleted)
                 connection.execute(sa.delete(tables.idempotency_keys).where(*used))
@@ -84,7 +108,9 @@ class Forgetting(StoreBase):
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
         names, ended = list(job_names), {}
-        query = sa.select(RUN.job_name, RUN.search_id, RUN.finished_at).join(tables.searches, SEARCH.id == RUN.search_id)
+        query = sa.select(RUN.job_name, RUN.search_id, RUN.finished_at).join(
+            tables.searches, SEARCH.id == RUN.search_id
+        )
         query = query.where(RUN.state.not_in(OPEN_RUN), SEARCH.state.in_(ENDED))
         with self._reading() as connection:
             at = now(connection)
@@ -110,7 +136,11 @@ class Forgetting(StoreBase):
         """Delete what is old, some rows at a time, or only count it; the number of rows."""
         if dry_run:
             with self._reading() as connection:
-                return int(connection.execute(sa.select(sa.func.count()).select_from(table).where(old)).scalar_one())
+                return int(
+                    connection.execute(
+                        sa.select(sa.func.count()).select_from(table).where(old)
+                    ).scalar_one()
+                )
         columns = list(table.primary_key.columns)
         key: Any = columns[0] if len(columns) == 1 else sa.tuple_(*columns)
         total = 0
@@ -125,17 +155,27 @@ class Forgetting(StoreBase):
     def _cut_logs(self, before: datetime, *, dry_run: bool) -> int:
         """Take the ends of logs out of old measurements; status and cause stay."""
         table, last, total = tables.measurements, "", 0
-        old = table.c.status != "ok", table.c.created_at < before, table.c.measurement["log_tail"].as_string() != ""
+        old = (
+            table.c.status != "ok",
+            table.c.created_at < before,
+            table.c.measurement["log_tail"].as_string() != "",
+        )
         if dry_run:
             with self._reading() as connection:
-                return int(connection.execute(sa.select(sa.func.count()).select_from(table).where(*old)).scalar_one())
+                return int(
+                    connection.execute(
+                        sa.select(sa.func.count()).select_from(table).where(*old)
+                    ).scalar_one()
+                )
         while True:
             with self._writing() as connection:
                 query = sa.select(table.c.id, table.c.measurement).where(*old, table.c.id > last)
                 rows = connection.execute(query.order_by(table.c.id).limit(PRUNED_ROWS)).all()
                 for row in rows:
                     cut = row.measurement | {"log_tail": None}
-                    connection.execute(sa.update(table).where(table.c.id == row.id).values(measurement=cut))
+                    connection.execute(
+                        sa.update(table).where(table.c.id == row.id).values(measurement=cut)
+                    )
             total += len(rows)
             if len(rows) < PRUNED_ROWS:
                 return total
@@ -144,7 +184,9 @@ class Forgetting(StoreBase):
 
 def kept_in(connection: sa.Connection) -> Kept:
     """What the database behind a connection keeps of ended searches."""
-    ended = sa.select(sa.func.count(), sa.func.min(SEARCH.finished_at)).where(SEARCH.state.in_(ENDED))
+    ended = sa.select(sa.func.count(), sa.func.min(SEARCH.finished_at)).where(
+        SEARCH.state.in_(ENDED)
+    )
     number, oldest = connection.execute(ended).one()
     age_s = 0.0 if oldest is None else (now(connection) - oldest).total_seconds()
     return Kept(ended_searches=number, oldest_s=age_s, database_bytes=_size_bytes(connection))
@@ -152,5 +194,9 @@ def kept_in(connection: sa.Connection) -> Kept:
 
 def _size_bytes(connection: sa.Connection) -> int:
     if connection.dialect.name == "postgresql":
-        return int(connection.execute(sa.select(sa.func.pg_database_size(sa.func.current_database()))).scalar_one())
+        return int(
+            connection.execute(
+                sa.select(sa.func.pg_database_size(sa.func.current_database()))
+            ).scalar_one()
+        )
     return Path(connection.engine.url.database or "").stat().st_size

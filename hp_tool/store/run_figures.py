@@ -13,7 +13,14 @@ from hp_tool.store.columns import decode, decode_configuration
 
 RUN, MEASURED = tables.runs, tables.measurements
 LATENCIES = tuple(field.name for field in fields(Latencies))
-CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
+CONVERTED = {
+    "state",
+    "parallel",
+    "fidelity",
+    "expected_step_s_interval",
+    "objective_s",
+    "latencies",
+}
 AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
 FIGURES = sa.select(
     RUN.c.id,
@@ -34,7 +41,10 @@ FIGURES = sa.select(
     MEASURED.c.measurement["extrapolated_step_s"].as_float().label("extrapolated_step_s"),
     MEASURED.c.tokens_per_second_per_gpu,
     MEASURED.c.peak_memory_bytes,
-    *(MEASURED.c.measurement[("load", name)].as_float().label(name) for name in (*LATENCIES, "penalised_latency_s")),
+    *(
+        MEASURED.c.measurement[("load", name)].as_float().label(name)
+        for name in (*LATENCIES, "penalised_latency_s")
+    ),
     sa.func.coalesce(RUN.c.cause, MEASURED.c.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
 """Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
@@ -46,7 +56,9 @@ NAMES = tuple(FIGURES.selected_columns.keys())
 def figures_of(connection: sa.Connection, search_id: str) -> list[RunFigures]:
     """The figures of a search's runs, by number."""
     rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number))
-    return [_run_figures(dict(zip(NAMES, row, strict=True))) for row in rows]  # a row's own names are slow to look up
+    return [
+        _run_figures(dict(zip(NAMES, row, strict=True))) for row in rows
+    ]  # a row's own names are slow to look up
 
 
 def _run_figures(row: dict[str, Any]) -> RunFigures:
@@ -57,8 +69,11 @@ def _run_figures(row: dict[str, Any]) -> RunFigures:
         parallel=decode_configuration(row["parallel"]),
         fidelity=fidelity,
         expected_step_s_interval=None if low_s is None or high_s is None else (low_s, high_s),
-        objective_s=row["penalised_latency_s"] or (row["step_s"] if fidelity.is_whole else row["extrapolated_step_s"]),
-        latencies=None if row["ttft_s"] is None else Latencies(**{name: row[name] for name in LATENCIES}),
+        objective_s=row["penalised_latency_s"]
+        or (row["step_s"] if fidelity.is_whole else row["extrapolated_step_s"]),
+        latencies=None
+        if row["ttft_s"] is None
+        else Latencies(**{name: row[name] for name in LATENCIES}),
     )
 
 

@@ -1,4 +1,6 @@
-"""Profile runs of a search: intended, submitted, then finished or abandoned, always under the search's lease."""
+"""Profile runs of a search: intended, submitted, then finished or abandoned, always under the
+search's lease.
+"""
 
 from dataclasses import replace
 from datetime import datetime
@@ -24,7 +26,16 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.access import admit_run, open_runs_on
-from hp_tool.store.base import ID, StoreBase, add_event, checked, leased_search, now, read_search, row_by_id
+from hp_tool.store.base import (
+    ID,
+    StoreBase,
+    add_event,
+    checked,
+    leased_search,
+    now,
+    read_search,
+    row_by_id,
+)
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
@@ -62,7 +73,9 @@ class Runs(StoreBase):
                 return read_run(connection, last.id)
             if limit is not None:
                 admit_run(connection, limit)
-            number = connection.execute(sa.select(sa.func.count()).where(RUN.c.search_id == search_id)).scalar_one()
+            number = connection.execute(
+                sa.select(sa.func.count()).where(RUN.c.search_id == search_id)
+            ).scalar_one()
             at = now(connection)
             run_id = new_id()
             new = {
@@ -71,7 +84,8 @@ class Runs(StoreBase):
                 "number": number,
                 "digest": digest,
                 "attempt": 0 if last is None else last.attempt + 1,
-                "job_name": f"hp-{search_id}-r{number}-t{lease.token}-{run_id}",  # a restored database counts these again
+                # a restored database counts these again
+                "job_name": f"hp-{search_id}-r{number}-t{lease.token}-{run_id}",
                 "token": lease.token,
                 "state": RunState.INTENDED,
                 "created_at": at,
@@ -88,11 +102,22 @@ class Runs(StoreBase):
                 raise ConflictError(f"run {run_id} is already {run.state}")
             at = now(connection)
             return change_run(
-                connection, run, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
+                connection,
+                run,
+                at=at,
+                state=RunState.SUBMITTED,
+                handle=handle,
+                submitted_at=run.submitted_at or at,
             )
 
     def abandon_run(
-        self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0, account: RunAccount | None = None
+        self,
+        *,
+        lease: Lease,
+        run_id: str,
+        cause: str,
+        gpu_seconds: float = 0.0,
+        account: RunAccount | None = None,
     ) -> RunRecord:
         with self._writing() as connection:
             run = _leased_run(connection, lease, run_id)
@@ -101,7 +126,12 @@ class Runs(StoreBase):
             if run.state is RunState.FINISHED:
                 raise ConflictError(f"run {run_id} is already finished")
             at = now(connection)
-            ended = {"state": RunState.ABANDONED, "cause": storable(cause), "gpu_seconds": gpu_seconds, "finished_at": at}
+            ended = {
+                "state": RunState.ABANDONED,
+                "cause": storable(cause),
+                "gpu_seconds": gpu_seconds,
+                "finished_at": at,
+            }
             return change_run(connection, run, at=at, **ended, account=_stored(account))
 
     def finish_run(
@@ -120,16 +150,24 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
-            owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
-            measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
-            insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
+            owner = connection.execute(
+                sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id)
+            )
+            measurement = replace(
+                measurement, owner=owner.scalar_one()
+            )  # the search's, not the worker's
+            insert_measurement(
+                connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at
+            )
             run = read_run(connection, run_id)  # with the measurement as it is stored
             ended = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
             return change_run(connection, run, at=at, **ended, account=_stored(account))
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
-            rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
+            rows = connection.execute(
+                WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)
+            ).all()
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
             return [run_record(row) for row in rows]
@@ -148,7 +186,9 @@ class Runs(StoreBase):
         with self._reading() as connection:
             page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=run_record)
             if not page.items:
-                read_search(connection, search_id)  # none of this kind is one thing, no such search another
+                read_search(
+                    connection, search_id
+                )  # none of this kind is one thing, no such search another
             return page
 
     def count_open_runs(self, *, cluster: str) -> int:
@@ -167,9 +207,13 @@ class Runs(StoreBase):
             return _run_of(connection, search_id, run_id)
 
 
-def _last_attempt(connection: sa.Connection, search_id: str, digest: str) -> sa.Row[Any, Any, Any] | None:
+def _last_attempt(
+    connection: sa.Connection, search_id: str, digest: str
+) -> sa.Row[Any, Any, Any] | None:
     """(id, state, attempt) of the newest run with this digest, or None."""
-    attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
+    attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(
+        RUN.c.search_id == search_id, RUN.c.digest == digest
+    )
     return connection.execute(attempts.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
 
 
@@ -206,16 +250,22 @@ def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord
     return run
 
 
-def change_run(connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any) -> RunRecord:
+def change_run(
+    connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any
+) -> RunRecord:
     """Change a run of a locked search and append its event; the run as it is now."""
     connection.execute(sa.update(RUN).where(RUN.c.id == run.id), checked(RUN, values))
     return _with_event(connection, replace(run, **values), at=at)
 
 
 def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
-    """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no longer count."""
+    """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no
+    longer count.
+    """
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}
-    add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at, lost_claims=0)
+    add_event(
+        connection, search_id=run.search_id, kind="run", payload=payload, at=at, lost_claims=0
+    )
     return run

@@ -1,4 +1,6 @@
-"""The schema's version, how it gets the newest (Alembic's scripts in migrations/), and what state a database is in."""
+"""The schema's version, how it gets the newest (Alembic's scripts in migrations/), and what state a
+database is in.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def revision(connection: sa.Connection) -> str | None:
     """The revision that this connection's database has."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
-    value = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()  # noqa: S608
+    value = connection.execute(
+        sa.text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+    ).scalar_one_or_none()
     return None if value is None else str(value)
 
 
 def check_known(connection: sa.Connection) -> str | None:
-    """Return the database's revision. Raises StoreError `older_edition` where it is of a newer hp-tool than this one."""
+    """Return the database's revision. Raises StoreError `older_edition` where it is of a newer
+    hp-tool than this one.
+    """
     current = revision(connection)
     if current is not None and current > HEAD:
         raise newer(current, where="the database")
@@ -61,33 +67,43 @@ def check_known(connection: sa.Connection) -> str | None:
 
 def newer(revision: str, *, where: str) -> StoreError:
     """Return the error of a database whose schema this hp-tool is too old for."""
-    return StoreError(f"{where} has schema {revision} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION)
+    return StoreError(
+        f"{where} has schema {revision} of a newer hp-tool, this one knows {HEAD}: {INSTALL}",
+        code=OLDER_EDITION,
+    )
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
     """Bring a database to the newest (or a given) revision; harmless where it has it.
 
-    Each migration is a transaction, or several where it moves many rows: interrupted, it goes on where it was.
+    Each migration is a transaction, or several where it moves many rows: interrupted, it goes on
+    where it was.
     """
     with alone(url, lock=UPGRADE_LOCK):
         migrate(url, to=to)
 
 
 def downgrade(url: str, *, to: str) -> None:
-    """Take a database back to an older revision (`base`: no tables of ours), losing what only the newer one holds."""
+    """Take a database back to an older revision (`base`: no tables of ours), losing what only the
+    newer one holds.
+    """
     with alone(url, lock=UPGRADE_LOCK):
         migrate(url, to=to, down=True)
 
 
 @contextmanager
 def alone(url: str, *, lock: int = OTHERS_LOCK) -> Iterator[None]:
-    """Wait until no other process is here with this database, for tables that are not ours; `lock`: for ours."""
+    """Wait until no other process is here with this database, for tables that are not ours; `lock`:
+    for ours.
+    """
     with opened(url) as engine:
         if engine.dialect.name == "postgresql":
             # The session's lock, which ends with it: a transaction that stands still is given up.
             with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
                 # A statement that waits would itself be waited for by CREATE INDEX CONCURRENTLY.
-                while not connection.execute(sa.select(sa.func.pg_try_advisory_lock(lock))).scalar_one():
+                while not connection.execute(
+                    sa.select(sa.func.pg_try_advisory_lock(lock))
+                ).scalar_one():
                     time.sleep(LOOK_S)
                 yield
             return
@@ -107,12 +123,18 @@ def migrate(url: str, *, to: str, down: bool = False) -> None:
 
     try:
         # Without foreign keys: SQLite rebuilds tables to change them.
-        with opened(url, foreign_keys=False) as engine, translated_errors(engine), _changing(engine) as connection:
+        with (
+            opened(url, foreign_keys=False) as engine,
+            translated_errors(engine),
+            _changing(engine) as connection,
+        ):
             config = alembic_config()
             config.attributes["connection"] = connection
             (command.downgrade if down else command.upgrade)(config, to)
     except CommandError as error:
-        raise StoreError(f"{error}; the database may have been written by a newer hp-tool") from error
+        raise StoreError(
+            f"{error}; the database may have been written by a newer hp-tool"
+        ) from error
 
 
 @contextmanager
@@ -142,8 +164,12 @@ def migrations_folder() -> Path:
 
 
 def is_ours(name: str | None, kind: str, _: Any) -> bool:
-    """Alembic's include_name: of the tables found in a database only ours are compared, never Optuna's or the user's."""
-    return kind != "table" or (name is not None and name.startswith(PREFIX) and name != VERSION_TABLE)
+    """Alembic's include_name: of the tables found in a database only ours are compared, never
+    Optuna's or the user's.
+    """
+    return kind != "table" or (
+        name is not None and name.startswith(PREFIX) and name != VERSION_TABLE
+    )
 
 
 def probe(url: str) -> DatabaseState | None:
@@ -152,7 +178,8 @@ def probe(url: str) -> DatabaseState | None:
 
 
 def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
-    """What `read` finds in the database; None for a SQLite file that is not there, which reading does not make.
+    """What `read` finds in the database; None for a SQLite file that is not there, which reading
+    does not make.
 
     Raises StoreError where it does not answer, InputError for a URL that cannot be read.
     """
@@ -164,8 +191,12 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
 
 
 def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
-    """Return those of the names, sorted, that no run of the database at a URL has; none where there is no database yet."""
-    known = sa.select(runs.c.job_name).where(runs.c.job_name.in_(sa.bindparam("names", expanding=True)))
+    """Return those of the names, sorted, that no run of the database at a URL has; none where there
+    is no database yet.
+    """
+    known = sa.select(runs.c.job_name).where(
+        runs.c.job_name.in_(sa.bindparam("names", expanding=True))
+    )
 
     def look_up(connection: sa.Connection) -> list[str]:
         if revision(connection) is None:
@@ -197,7 +228,8 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 def _overdue_webhooks(connection: sa.Connection) -> int:
     if not sa.inspect(connection).has_table(HOOK.name):  # of an older version, or of nobody's yet
         return 0
-    # The first attempt is due as the search ends, though `next_attempt_at` says when it was submitted.
+    # The first attempt is due as the search ends, though `next_attempt_at` says when it was
+    # submitted.
     before = now(connection) - timedelta(seconds=OVERDUE_S)
     late = HOOK.c.next_attempt_at <= before, SEARCH.c.finished_at <= before
     number: int = connection.execute(untold(sa.func.count()).where(*late)).scalar_one()
@@ -216,4 +248,6 @@ def _read_only(connection: sa.Connection) -> bool:
         answer: str = connection.execute(sa.text("SHOW transaction_read_only")).scalar_one()
         return answer == "on"
     file = Path(connection.engine.url.database or "")
-    return not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))  # WAL needs the folder too
+    return not (
+        os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    )  # WAL needs the folder too

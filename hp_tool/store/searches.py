@@ -128,9 +128,14 @@ class Searches(StoreBase):
                 if expanded is None or stored is None:
                     return False
                 earlier = as_earlier_editions(expanded, request=request, stored=stored.query)
-                return any(fingerprint == _fingerprint(each, priority=priority, webhook=webhook) for each in earlier)
+                return any(
+                    fingerprint == _fingerprint(each, priority=priority, webhook=webhook)
+                    for each in earlier
+                )
 
-            used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its)
+            used = earlier_use(
+                connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its
+            )
             return None if used is None else read_search(connection, used)
 
     def get_search(self, *, search_id: str) -> SearchRecord:
@@ -162,10 +167,14 @@ class Searches(StoreBase):
         with self._writing() as connection:
             locked_search(connection, search_id)
             stored = encode(label, field="label")
-            connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(label=stored))
+            connection.execute(
+                sa.update(SEARCH).where(SEARCH.c.id == search_id).values(label=stored)
+            )
             connection.execute(sa.delete(WORD).where(WORD.c.search_id == search_id))
             if words := _words(" ".join([label.name, *label.tags, label.note])):
-                connection.execute(sa.insert(WORD), [{"word": word, "search_id": search_id} for word in words])
+                connection.execute(
+                    sa.insert(WORD), [{"word": word, "search_id": search_id} for word in words]
+                )
             return read_search(connection, search_id)
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
@@ -180,9 +189,21 @@ class Searches(StoreBase):
                 update_search(connection, search_id, at=at, requested="cancel")
             elif row.state != SearchState.CANCELLED and open_runs(connection, search_id):
                 # Its jobs may still be running, so a coordinator has to end them.
-                update_search(connection, search_id, at=at, requested="cancel", state=SearchState.QUEUED, **UNENDED)
+                update_search(
+                    connection,
+                    search_id,
+                    at=at,
+                    requested="cancel",
+                    state=SearchState.QUEUED,
+                    **UNENDED,
+                )
             elif row.state != SearchState.CANCELLED:
-                values = {**UNENDED, "stopped_because": "cancelled", "finished_at": at, "requested": None}
+                values = {
+                    **UNENDED,
+                    "stopped_because": "cancelled",
+                    "finished_at": at,
+                    "requested": None,
+                }
                 update_search(connection, search_id, at=at, state=SearchState.CANCELLED, **values)
             return read_search(connection, search_id)
 
@@ -190,7 +211,9 @@ class Searches(StoreBase):
         with self._writing() as connection:
             row = locked_search(connection, search_id)
             if SearchState(row.state).ended or row.requested == "cancel":
-                raise ConflictError(f"search {search_id} cannot pause: it is {row.requested or row.state}")
+                raise ConflictError(
+                    f"search {search_id} cannot pause: it is {row.requested or row.state}"
+                )
             at = now(connection)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested="pause")
@@ -198,19 +221,42 @@ class Searches(StoreBase):
                 update_search(connection, search_id, at=at, state=SearchState.PAUSED)
             return read_search(connection, search_id)
 
-    def resume_search(self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()) -> SearchRecord:
+    def resume_search(
+        self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()
+    ) -> SearchRecord:
         with self._writing() as connection:
             row = locked_search(connection, search_id)
-            if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
-                raise ConflictError(f"search {search_id} cannot resume: it is {row.requested or row.state}")
+            if (
+                row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED)
+                or row.requested == "cancel"
+            ):
+                raise ConflictError(
+                    f"search {search_id} cannot resume: it is {row.requested or row.state}"
+                )
             at = now(connection)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested=None)
             elif row.state != SearchState.QUEUED:
-                if row.state == SearchState.FAILED:  # it had ended, so what is left of its budget was no longer reserved
-                    admit(connection, limits, query=row.query, at=at, spent=gpu_seconds_of(connection, search_id))
+                if (
+                    row.state == SearchState.FAILED
+                ):  # it had ended, so what is left of its budget was no longer reserved
+                    admit(
+                        connection,
+                        limits,
+                        query=row.query,
+                        at=at,
+                        spent=gpu_seconds_of(connection, search_id),
+                    )
                     reset_webhook(connection, search_id=search_id, at=at)
-                update_search(connection, search_id, at=at, state=SearchState.QUEUED, requested=None, lost_claims=0, **UNENDED)
+                update_search(
+                    connection,
+                    search_id,
+                    at=at,
+                    state=SearchState.QUEUED,
+                    requested=None,
+                    lost_claims=0,
+                    **UNENDED,
+                )
             return read_search(connection, search_id)
 
     def change_budget(
@@ -225,9 +271,13 @@ class Searches(StoreBase):
         changed = {name: value for name, value in budgets.items() if value is not None}
         with self._writing() as connection:
             row = locked_search(connection, search_id)
-            if row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED) or row.requested == "cancel":
+            if (
+                row.state in (SearchState.SUCCEEDED, SearchState.CANCELLED)
+                or row.requested == "cancel"
+            ):
                 raise ConflictError(
-                    f"the budget of search {search_id} cannot change: its state is {row.requested or row.state}"
+                    f"the budget of search {search_id} cannot change: its state is "
+                    f"{row.requested or row.state}"
                 )
             at = now(connection)
             query = {**row.query, "search": {**(row.query.get("search") or {}), **changed}}
@@ -239,14 +289,25 @@ class Searches(StoreBase):
 
     def heads(self, search_ids: Collection[str]) -> dict[str, Head]:
         event = tables.events
-        last = sa.select(sa.func.max(event.c.seq)).where(event.c.search_id == SEARCH.c.id).scalar_subquery()
+        last = (
+            sa.select(sa.func.max(event.c.seq))
+            .where(event.c.search_id == SEARCH.c.id)
+            .scalar_subquery()
+        )
         with self._reading() as connection:
-            rows = connection.execute(sa.select(SEARCH.c.id, SEARCH.c.state, last).where(SEARCH.c.id.in_(search_ids))).all()
+            rows = connection.execute(
+                sa.select(SEARCH.c.id, SEARCH.c.state, last).where(SEARCH.c.id.in_(search_ids))
+            ).all()
         return {search_id: Head(SearchState(state), seq or 0) for search_id, state, seq in rows}
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
         table = tables.events
-        query = sa.select(table).where(table.c.search_id == search_id, table.c.seq > after).order_by(table.c.seq).limit(limit)
+        query = (
+            sa.select(table)
+            .where(table.c.search_id == search_id, table.c.seq > after)
+            .order_by(table.c.seq)
+            .limit(limit)
+        )
         with self._reading() as connection:
             rows = connection.execute(query).all()
             if not rows:

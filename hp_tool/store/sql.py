@@ -18,8 +18,22 @@ from hp_tool.store.webhooks import Deliveries
 from hp_tool.store.workers import Workers
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Forgetting, Deliveries, Strays, Watches, Workers):
-    """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
+class SqlStore(
+    Searches,
+    Coordination,
+    Runs,
+    Measurements,
+    Knowledge,
+    Access,
+    Forgetting,
+    Deliveries,
+    Strays,
+    Watches,
+    Workers,
+):
+    """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened
+    anew in each process.
+    """
 
     def state(self) -> DatabaseState:
         with self._reading() as connection:
@@ -32,9 +46,9 @@ class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Fo
 def open_store(url: str | None = None) -> SqlStore:
     """The store at a URL, by default `database_url()`; close() it in the end.
 
-    A SQLite file is created or upgraded on the way; an older one is copied beside itself first, and left alone with a
-    ConflictError while a worker is at work on it. PostgreSQL is shared by many hosts, so only `hp-tool db upgrade` changes its
-    schema; a StoreError says so.
+    A SQLite file is created or upgraded on the way; an older one is copied beside itself first, and
+    left alone with a ConflictError while a worker is at work on it. PostgreSQL is shared by many
+    hosts, so only `hp-tool db upgrade` changes its schema; a StoreError says so.
     """
     url = database_url(url)
     engine = create_engine(url)
@@ -54,7 +68,13 @@ def open_store(url: str | None = None) -> SqlStore:
                 engine.dispose()
                 raise
         else:
-            state = "has no hp-tool schema" if revision is None else f"has schema {revision}, this version needs {schema.HEAD}"
+            state = (
+                "has no hp-tool schema"
+                if revision is None
+                else f"has schema {revision}, this version needs {schema.HEAD}"
+            )
             engine.dispose()
-            raise StoreError(f"database {masked(url)} {state}: run `hp-tool db upgrade`", code="schema_outdated")
+            raise StoreError(
+                f"database {masked(url)} {state}: run `hp-tool db upgrade`", code="schema_outdated"
+            )
     return SqlStore(engine=engine)

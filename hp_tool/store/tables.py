@@ -1,4 +1,6 @@
-"""The tables; names begin with hp_, so that Optuna's may live in the same database. A change here needs a migration."""
+"""The tables; names begin with hp_, so that Optuna's may live in the same database. A change here
+needs a migration.
+"""
 
 import sqlalchemy as sa
 
@@ -23,7 +25,9 @@ searches = sa.Table(
     sa.Column("id", ID, primary_key=True),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("query", json_column(), nullable=False),
-    sa.Column("edition", sa.Integer),  # of the hp-tool that stored it; none: stored before this was kept
+    sa.Column(
+        "edition", sa.Integer
+    ),  # of the hp-tool that stored it; none: stored before this was kept
     sa.Column("owner", sa.String(200)),
     sa.Column("api_key_id", ID),
     sa.Column("cluster", sa.String(200)),
@@ -33,7 +37,9 @@ searches = sa.Table(
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
     sa.Column("lease_token", sa.Integer, nullable=False),
-    sa.Column("lost_claims", sa.Integer, nullable=False, server_default="0"),  # in a row, with no run moved on
+    sa.Column(
+        "lost_claims", sa.Integer, nullable=False, server_default="0"
+    ),  # in a row, with no run moved on
     sa.Column("lease_expires_at", UtcDateTime),
     sa.Column("heartbeat_at", UtcDateTime),
     sa.Column("last_event", sa.Integer, nullable=False),
@@ -57,7 +63,9 @@ search_words = sa.Table(  # of names, tags and notes
     "hp_search_words",
     metadata,
     sa.Column("word", sa.String(64), primary_key=True),
-    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True
+    ),
     sa.Index(None, "search_id"),
 )
 
@@ -73,7 +81,9 @@ workers = sa.Table(
 events = sa.Table(
     "hp_events",
     metadata,
-    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True
+    ),
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("kind", sa.String(64), nullable=False),
     sa.Column("payload", json_column(), nullable=False),
@@ -83,7 +93,9 @@ events = sa.Table(
 webhooks = sa.Table(
     "hp_webhooks",
     metadata,
-    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True
+    ),
     sa.Column("url", sa.String(2000), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
@@ -142,14 +154,19 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # below a half: it teaches its owner alone
+    sa.Column(
+        "trust", sa.Double, nullable=False, default=1.0
+    ),  # below a half: it teaches its owner alone
     sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "cluster_key", "framework", "created_at", "id"),
     sa.Index(None, "cluster_key", "gpu", "framework", "state"),
-    *(sa.Index(None, name, "created_at", "id") for name in ("owner", "model", "gpu", "framework", "status", "source", "state")),
+    *(
+        sa.Index(None, name, "created_at", "id")
+        for name in ("owner", "model", "gpu", "framework", "status", "source", "state")
+    ),
     sa.Index(None, "problem_digest", "digest"),
     sa.Index(None, "search_id"),
 )
@@ -166,7 +183,14 @@ calibrations = sa.Table(
     sa.Column("payload", json_column(), nullable=False),
     sa.Column("num_measurements", sa.Integer, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("cluster_key", "framework", "model_family", "owner", "version", name="uq_hp_calibrations_version"),
+    sa.UniqueConstraint(
+        "cluster_key",
+        "framework",
+        "model_family",
+        "owner",
+        "version",
+        name="uq_hp_calibrations_version",
+    ),
     sa.Index(None, "created_at", "id"),
 )
 

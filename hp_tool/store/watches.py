@@ -1,4 +1,6 @@
-"""Watched jobs: their detectors' state, changed under a lock, and the webhook that tells of their newest event."""
+"""Watched jobs: their detectors' state, changed under a lock, and the webhook that tells of their
+newest event.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -52,8 +54,13 @@ class Watches(StoreBase):
             )
             if first == watch_id:
                 mine = sa.func.coalesce(WATCH.c.owner, "") == (owner or "")
-                if connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one() >= MOST_WATCHES:
-                    raise ConflictError(f"{MOST_WATCHES} jobs are watched; delete some first", code="too_many")
+                if (
+                    connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+                    >= MOST_WATCHES
+                ):
+                    raise ConflictError(
+                        f"{MOST_WATCHES} jobs are watched; delete some first", code="too_many"
+                    )
                 values: dict[str, Any] = {
                     "id": watch_id,
                     "name": storable(name),
@@ -78,7 +85,9 @@ class Watches(StoreBase):
         with self._reading() as connection:
             return _sources(connection, watch_id)
 
-    def list_watches(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[WatchRecord]:
+    def list_watches(
+        self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+    ) -> Page[WatchRecord]:
         listing = Listing(table=WATCH, filters={WATCH.c.owner: owner}, paging=paging)
         with self._reading() as connection:
             return listing.page(connection, limit=limit, record=_record)
@@ -91,8 +100,14 @@ class Watches(StoreBase):
             known = connection.execute(sa.select(SOURCE.c.state).where(*here)).scalar_one_or_none()
             counted = sa.select(sa.func.count()).where(SOURCE.c.watch_id == watch_id)
             if known is None and connection.execute(counted).scalar_one() >= MOST_SOURCES:
-                raise ConflictError(f"{MOST_SOURCES:,} processes reported to this watch; begin another", code="too_many")
-            after, at = change(before, known, lambda: _sources(connection, watch_id)), now(connection)
+                raise ConflictError(
+                    f"{MOST_SOURCES:,} processes reported to this watch; begin another",
+                    code="too_many",
+                )
+            after, at = (
+                change(before, known, lambda: _sources(connection, watch_id)),
+                now(connection),
+            )
             state = {"state": encode(after.source, field="reports")}
             if known is None:
                 new = checked(SOURCE, {"watch_id": watch_id, "source": source, **state})
@@ -103,11 +118,21 @@ class Watches(StoreBase):
             if after.state is not None:
                 values["state"] = encode(after.state, field="reports")
             if after.message is not None:
-                values |= {"event": before.event + 1, "message": encode(after.message, field="reports")}
+                values |= {
+                    "event": before.event + 1,
+                    "message": encode(after.message, field="reports"),
+                }
                 if before.webhook is not None:
-                    fresh = {"webhook_state": WebhookState.PENDING, "attempts": 0, "next_attempt_at": at, "last_error": None}
+                    fresh = {
+                        "webhook_state": WebhookState.PENDING,
+                        "attempts": 0,
+                        "next_attempt_at": at,
+                        "last_error": None,
+                    }
                     values |= fresh
-            connection.execute(sa.update(WATCH).where(WATCH.c.id == watch_id).values(checked(WATCH, values)))
+            connection.execute(
+                sa.update(WATCH).where(WATCH.c.id == watch_id).values(checked(WATCH, values))
+            )
             return _read(connection, watch_id)
 
     def note_teaching(self, *, watch_id: str, measurement_id: str | None, why: str | None) -> None:
@@ -121,7 +146,9 @@ class Watches(StoreBase):
                 raise _unknown(watch_id)
 
     def claim_watch_event(self, *, except_of: Collection[str | None] = ()) -> WatchRecord | None:
-        with self._reading() as connection:  # most of the time nothing is due, which costs no write lock
+        with (
+            self._reading() as connection
+        ):  # most of the time nothing is due, which costs no write lock
             if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
         with self._writing() as connection:
@@ -131,20 +158,32 @@ class Watches(StoreBase):
                 return None
             record = _record(row)
             attempt = record.attempts + 1
-            begun = replace(record, attempts=attempt, next_attempt_at=at + timedelta(seconds=wait_s(attempt=attempt)))
+            begun = replace(
+                record,
+                attempts=attempt,
+                next_attempt_at=at + timedelta(seconds=wait_s(attempt=attempt)),
+            )
             values = {"attempts": attempt, "next_attempt_at": begun.next_attempt_at}
             connection.execute(sa.update(WATCH).where(WATCH.c.id == record.id).values(values))
             return begun
 
     def settle_watch_event(self, *, watch: WatchRecord, error: str | None) -> None:
-        mine = WATCH.c.id == watch.id, WATCH.c.event == watch.event, WATCH.c.next_attempt_at == watch.next_attempt_at
+        mine = (
+            WATCH.c.id == watch.id,
+            WATCH.c.event == watch.event,
+            WATCH.c.next_attempt_at == watch.next_attempt_at,
+        )
         values: dict[str, Any] = {"last_error": error and storable(error[:500])}
         if error is None:
             values["webhook_state"] = WebhookState.DELIVERED
         elif watch.attempts >= ATTEMPTS:
             values["webhook_state"] = WebhookState.FAILED
         with self._writing() as connection:
-            connection.execute(sa.update(WATCH).where(WATCH.c.webhook_state == WebhookState.PENDING, *mine).values(values))
+            connection.execute(
+                sa.update(WATCH)
+                .where(WATCH.c.webhook_state == WebhookState.PENDING, *mine)
+                .values(values)
+            )
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
@@ -167,7 +206,11 @@ def _read(connection: sa.Connection, watch_id: str, *, locked: bool = False) -> 
 
 
 def _sources(connection: sa.Connection, watch_id: str) -> list[WatchSource]:
-    query = sa.select(SOURCE.c.source, SOURCE.c.state).where(SOURCE.c.watch_id == watch_id).order_by(SOURCE.c.source)
+    query = (
+        sa.select(SOURCE.c.source, SOURCE.c.state)
+        .where(SOURCE.c.watch_id == watch_id)
+        .order_by(SOURCE.c.source)
+    )
     return [WatchSource(source=row.source, state=row.state) for row in connection.execute(query)]
 
 

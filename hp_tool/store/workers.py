@@ -25,7 +25,9 @@ class Workers(StoreBase):
             update = sa.update(WORKER).where(WORKER.c.holder == holder).values(**changed)
             if connection.execute(update).rowcount == 0:
                 # Who was killed could not take leave; a new one clears up.
-                connection.execute(sa.delete(WORKER).where(WORKER.c.seen_at < at - timedelta(seconds=SILENT_S)))
+                connection.execute(
+                    sa.delete(WORKER).where(WORKER.c.seen_at < at - timedelta(seconds=SILENT_S))
+                )
                 insert_if_new(connection, WORKER, {"holder": holder, "started_at": at, **changed})
 
     def retire_worker(self, *, holder: str) -> None:
@@ -35,5 +37,10 @@ class Workers(StoreBase):
     def live_workers(self) -> list[WorkerRecord]:
         with self._reading() as connection:
             alive = WORKER.c.seen_at >= now(connection) - timedelta(seconds=SILENT_S)
-            rows = connection.execute(sa.select(WORKER).where(alive).order_by(WORKER.c.started_at, WORKER.c.holder)).all()
-        return [WorkerRecord(**row_dict(row) | {"offers": tuple(Offer(**each) for each in row.offers)}) for row in rows]
+            rows = connection.execute(
+                sa.select(WORKER).where(alive).order_by(WORKER.c.started_at, WORKER.c.holder)
+            ).all()
+        return [
+            WorkerRecord(**row_dict(row) | {"offers": tuple(Offer(**each) for each in row.offers)})
+            for row in rows
+        ]

@@ -1,4 +1,5 @@
-"""Where the seconds of recorded steps went: arrays of events in, the parts of `time.parts_s` of each rank out.
+"""Where the seconds of recorded steps went: arrays of events in, the parts of `time.parts_s` of
+each rank out.
 
 It reads no file and knows no tool's names: `hp_tool.traces` reads and classes what was recorded.
 """

@@ -1,4 +1,6 @@
-"""What one rank recorded, as columns: kernels (of a CPU process operators), collectives, phases of its host, marked steps."""
+"""What one rank recorded, as columns: kernels (of a CPU process operators), collectives, phases of
+its host, marked steps.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,37 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-KINDS = ("matmul", "attention", "experts", "elementwise", "optimizer", "copy_device", "copy_host", "unknown", "collective")
-"""Classes of events. `experts`: grouped matmuls and the permutation of tokens. `elementwise`: other kernels known to compute.
-`copy_host`: between device and host. `unknown`: no rule recognizes the name; the kernel may compute or communicate."""
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast", "other")
-LINK_PARTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
+KINDS = (
+    "matmul",
+    "attention",
+    "experts",
+    "elementwise",
+    "optimizer",
+    "copy_device",
+    "copy_host",
+    "unknown",
+    "collective",
+)
+"""Classes of events. `experts`: grouped matmuls and the permutation of tokens. `elementwise`: other
+kernels known to compute. `copy_host`: between device and host. `unknown`: no rule recognizes the
+name; the kernel may compute or communicate.
+"""
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_receive",
+    "broadcast",
+    "other",
+)
+LINK_PARTS = (
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "pipeline_p2p",
+    "data_parallel",
+)
 """Parts of a step that are communication."""
 MAX_UNKNOWN_NAMES = 1000
 """Names of unknown kernels that are listed."""
@@ -24,8 +52,9 @@ MAX_NAME_CHARACTERS = 200
 WORKLOADS = ("training", "serving")
 """Kinds of work that names of kernels and spans give away."""
 PHASES = ("optimizer", "recompute", "backward")
-"""Spans of the host. A kernel launched in `optimizer` is the optimizer's; in `recompute` it runs again, unless the span is
-interrupted by `backward`."""
+"""Spans of the host. A kernel launched in `optimizer` is the optimizer's; in `recompute` it runs
+again, unless the span is interrupted by `backward`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +68,9 @@ class Group:
     name: str = ""
     """As its framework calls it."""
     size: int = 0
-    """Number of its members, which a trace may say where it abbreviates their list; 0: as many as `ranks`."""
+    """Number of its members, which a trace may say where it abbreviates their list; 0: as many as
+    `ranks`.
+    """
 
     @property
     def members(self) -> int:
@@ -112,7 +143,9 @@ class RankEvents:
     kind: IntArray
     """(n,) index in KINDS."""
     launch_s: FloatArray
-    """(n,) when its host asked for it; NaN where that was not recorded. An operator of a CPU process launches itself."""
+    """(n,) when its host asked for it; NaN where that was not recorded. An operator of a CPU
+    process launches itself.
+    """
     thread: IntArray
     """(n,) the host's thread that launched it."""
     collectives: Collectives = field(default_factory=Collectives)

@@ -13,7 +13,9 @@ from hp_tool.timeline.split import StepSplit, owners, split
 from hp_tool.timeline.windows import windows
 
 UNHINDERED = 0.1
-"""Quantile of durations of equal messages between stages that is their transfer alone: the others waited for their sender."""
+"""Quantile of durations of equal messages between stages that is their transfer alone: the others
+waited for their sender.
+"""
 P2P = LINK_PARTS.index("pipeline_p2p")
 Key = tuple[tuple[int, ...], int, int]
 """(ranks of the group, operation, group's part): what is called in one order on all members."""
@@ -50,9 +52,13 @@ class Timeline:
 
 
 def timeline(ranks: Sequence[RankEvents]) -> Timeline:
-    """Split the steps of all ranks. Ranks without a step are left out; no step at all gives an empty timeline."""
+    """Split the steps of all ranks. Ranks without a step are left out; no step at all gives an
+    empty timeline.
+    """
     cut = {each.rank: windows(each) for each in ranks}
-    kept = tuple(sorted((each for each in ranks if len(cut[each.rank][0])), key=lambda each: each.rank))
+    kept = tuple(
+        sorted((each for each in ranks if len(cut[each.rank][0])), key=lambda each: each.rank)
+    )
     count = min((len(cut[each.rank][0]) for each in kept), default=0)
     # The last ones: who starts to record late misses the first.
     spans = tuple(cut[each.rank][0][-count:] for each in kept)
@@ -62,7 +68,8 @@ def timeline(ranks: Sequence[RankEvents]) -> Timeline:
     until = tuple(_waits(each, matches=matches, offsets=offsets) for each in kept)
     splits = tuple(
         tuple(
-            split(each, owner=owner, waits_until_s=until[row], window_s=(float(low), float(high))) for low, high in spans[row]
+            split(each, owner=owner, waits_until_s=until[row], window_s=(float(low), float(high)))
+            for low, high in spans[row]
         )
         for row, each in enumerate(kept)
         for owner in (owners(each),)
@@ -88,8 +95,12 @@ class _Match:
     end_s: FloatArray
 
 
-def _instances(events: RankEvents, spans: FloatArray) -> dict[tuple[int, Key], list[tuple[int, float, float]]]:
-    """(event, start, end) of each collective in order, by step and key; messages between stages are no collectives."""
+def _instances(
+    events: RankEvents, spans: FloatArray
+) -> dict[tuple[int, Key], list[tuple[int, float, float]]]:
+    """(event, start, end) of each collective in order, by step and key; messages between stages are
+    no collectives.
+    """
     columns, instances = events.collectives, defaultdict(list)
     starts = events.start_s[columns.event]
     step = np.searchsorted(spans[:, 0], starts, side="right") - 1
@@ -99,12 +110,18 @@ def _instances(events: RankEvents, spans: FloatArray) -> dict[tuple[int, Key], l
             continue
         event = int(columns.event[row])
         key = (group.ranks, int(columns.operation[row]), LINK_PARTS.index(group.part))
-        instances[int(step[row]), key].append((event, float(starts[row]), float(events.end_s[event])))
+        instances[int(step[row]), key].append(
+            (event, float(starts[row]), float(events.end_s[event]))
+        )
     return instances
 
 
-def _matches(instances: Mapping[int, Mapping[tuple[int, Key], list[tuple[int, float, float]]]]) -> Iterator[_Match]:
-    """Collectives that all recorded members of their group called equally often in a step, in order."""
+def _matches(
+    instances: Mapping[int, Mapping[tuple[int, Key], list[tuple[int, float, float]]]],
+) -> Iterator[_Match]:
+    """Collectives that all recorded members of their group called equally often in a step, in
+    order.
+    """
     for place in dict.fromkeys(place for own in instances.values() for place in own):
         members = [rank for rank in place[1][0] if rank in instances]
         calls = [instances[rank].get(place, []) for rank in members]
@@ -116,14 +133,17 @@ def _matches(instances: Mapping[int, Mapping[tuple[int, Key], list[tuple[int, fl
 
 
 def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float]:
-    """Seconds that each rank's clock is ahead of the first's: a collective ends on all its ranks at once, in the median.
+    """Seconds that each rank's clock is ahead of the first's: a collective ends on all its ranks at
+    once, in the median.
 
     Ranks that share no collective with others keep their own clock.
     """
     apart: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
         first = match.ranks[0]
-        for rank, difference in zip(match.ranks[1:], (match.end_s[1:] - match.end_s[0]).tolist(), strict=True):
+        for rank, difference in zip(
+            match.ranks[1:], (match.end_s[1:] - match.end_s[0]).tolist(), strict=True
+        ):
             apart[first][rank].append(difference)
             apart[rank][first].append(-difference)
     offsets: dict[int, float] = {}
@@ -141,9 +161,12 @@ def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float
     return offsets
 
 
-def _waits(events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[int, float]) -> FloatArray:
-    """(n,) until when each event only waits: of a collective until its last rank came, of a message until it must have begun
-    to arrive."""
+def _waits(
+    events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[int, float]
+) -> FloatArray:
+    """(n,) until when each event only waits: of a collective until its last rank came, of a message
+    until it must have begun to arrive.
+    """
     until = np.full(len(events.start_s), -np.inf)
     for match in matches:
         if events.rank in match.ranks:
@@ -153,7 +176,11 @@ def _waits(events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[in
             until[match.events[place]] = latest if latest > match.start_s[place] else -np.inf
     columns = events.collectives
     between = np.array([group.part == LINK_PARTS[P2P] for group in events.groups], dtype=bool)
-    messages = np.flatnonzero(between[columns.group]) if len(columns.group) else np.empty(0, dtype=np.int64)
+    messages = (
+        np.flatnonzero(between[columns.group])
+        if len(columns.group)
+        else np.empty(0, dtype=np.int64)
+    )
     rows = columns.event[messages]
     lengths = events.end_s[rows] - events.start_s[rows]
     for same in _alike(columns.size_bytes[messages]):

@@ -1,4 +1,6 @@
-"""One window of one rank split among disjoint owners: what covers an instant first in order owns it."""
+"""One window of one rank split among disjoint owners: what covers an instant first in order owns
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.cost.step_time import TIME_PARTS
-from hp_tool.timeline.events import KINDS, LINK_PARTS, PHASES, BoolArray, FloatArray, IntArray, Phases, RankEvents
+from hp_tool.timeline.events import (
+    KINDS,
+    LINK_PARTS,
+    PHASES,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Phases,
+    RankEvents,
+)
 
 UNKNOWN = "unknown"
 """Kernels that no rule recognizes: a part of measured steps alone."""
@@ -15,8 +26,15 @@ MEASURED_PARTS = (*TIME_PARTS, UNKNOWN)
 BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
 """Parts that compute, as unknown kernels probably do; communication beneath them is hidden."""
 OWNERS = (*BUSY, *LINK_PARTS, "offload", *(f"wait {part}" for part in LINK_PARTS))
-"""In the order in which they own an instant. `wait`: a collective that runs while a rank of its group has not come yet."""
-_BUSY_OF_KIND = {"attention": "attention", "optimizer": "optimizer", "copy_host": "offload", "unknown": UNKNOWN}
+"""In the order in which they own an instant. `wait`: a collective that runs while a rank of its
+group has not come yet.
+"""
+_BUSY_OF_KIND = {
+    "attention": "attention",
+    "optimizer": "optimizer",
+    "copy_host": "offload",
+    "unknown": UNKNOWN,
+}
 _KIND_OWNERS = np.array([OWNERS.index(_BUSY_OF_KIND.get(kind, "compute")) for kind in KINDS])
 NOBODY = len(OWNERS)
 
@@ -26,12 +44,15 @@ class StepSplit:
     """The seconds of one step on one rank."""
 
     parts_s: dict[str, float]
-    """By MEASURED_PARTS; they sum to the step. Communication as far as no computing hides it, waits for others included;
-    `pipeline_bubble`: waits for another stage; `overhead`: nothing runs."""
+    """By MEASURED_PARTS; they sum to the step. Communication as far as no computing hides it, waits
+    for others included; `pipeline_bubble`: waits for another stage; `overhead`: nothing runs.
+    """
     hidden_s: dict[str, float]
     """By LINK_PARTS: communication that ran beneath computing."""
     waits_s: dict[str, float]
-    """By LINK_PARTS: seconds of `parts_s` in which a collective waits for another rank; pipeline_p2p's are the bubble."""
+    """By LINK_PARTS: seconds of `parts_s` in which a collective waits for another rank;
+    pipeline_p2p's are the bubble.
+    """
     host_s: float
     """Seconds of `overhead` in which the host had not yet asked for what ran next."""
     gaps_s: FloatArray
@@ -60,7 +81,9 @@ def owners(events: RankEvents) -> IntArray:
 
 
 def in_phase(events: RankEvents, phase: str) -> BoolArray:
-    """(n,) whether each event was launched within a phase of its thread; backward passes interrupt `recompute`."""
+    """(n,) whether each event was launched within a phase of its thread; backward passes interrupt
+    `recompute`.
+    """
     inside = np.zeros(len(events.start_s), dtype=bool)
     launched = np.where(np.isnan(events.launch_s), events.start_s, events.launch_s)
     for thread in np.unique(events.phases.thread[events.phases.phase == PHASES.index(phase)]):
@@ -68,30 +91,46 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
         depth = _depth(events.phases, phase, thread, launched[rows])
         if phase == "recompute":
             # The span's own backward function surrounds it: only those that begin within it count.
-            depth = np.where(_depth(events.phases, "backward", thread, launched[rows], within=phase) > 0, 0, depth)
+            depth = np.where(
+                _depth(events.phases, "backward", thread, launched[rows], within=phase) > 0,
+                0,
+                depth,
+            )
         inside[rows] = depth > 0
     return inside
 
 
-def _depth(phases: Phases, phase: str, thread: int, times_s: FloatArray, *, within: str | None = None) -> IntArray:
-    """How many spans of a phase on a thread cover each instant; `within`: of those that begin inside a span of this phase."""
+def _depth(
+    phases: Phases, phase: str, thread: int, times_s: FloatArray, *, within: str | None = None
+) -> IntArray:
+    """How many spans of a phase on a thread cover each instant; `within`: of those that begin
+    inside a span of this phase.
+    """
     rows = (phases.phase == PHASES.index(phase)) & (phases.thread == thread)
     if within is not None:
         rows[rows] = _depth(phases, within, thread, phases.start_s[rows]) > 0
     starts, ends = np.sort(phases.start_s[rows]), np.sort(phases.end_s[rows])
-    return np.searchsorted(starts, times_s, side="right") - np.searchsorted(ends, times_s, side="right")
+    return np.searchsorted(starts, times_s, side="right") - np.searchsorted(
+        ends, times_s, side="right"
+    )
 
 
-def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, window_s: tuple[float, float]) -> StepSplit:
-    """Split a window. `owner` as `owners` answers; `waits_until_s`: (n,) until when a collective only waits for another rank,
-    -inf for what does not.
+def split(
+    events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, window_s: tuple[float, float]
+) -> StepSplit:
+    """Split a window. `owner` as `owners` answers; `waits_until_s`: (n,) until when a collective
+    only waits for another rank, -inf for what does not.
 
-    With c_o(t) the number of owner o's events that run at t, the instant t belongs to the first o of OWNERS with c_o(t) > 0, so
-    that the parts sum to the window.
+    With c_o(t) the number of owner o's events that run at t, the instant t belongs to the first o
+    of OWNERS with c_o(t) > 0, so that the parts sum to the window.
     """
     low, high = window_s
     rows = np.flatnonzero((events.end_s > low) & (events.start_s < high))
-    start, end, own = np.maximum(events.start_s[rows], low), np.minimum(events.end_s[rows], high), owner[rows]
+    start, end, own = (
+        np.maximum(events.start_s[rows], low),
+        np.minimum(events.end_s[rows], high),
+        owner[rows],
+    )
     until = np.clip(waits_until_s[rows], start, end)
     waiting = np.flatnonzero(until > start)
     shift = OWNERS.index(f"wait {LINK_PARTS[0]}") - OWNERS.index(LINK_PARTS[0])
@@ -101,7 +140,9 @@ def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, win
     seconds, covered, idle = _sweep(starts, ends, owns, window_s=window_s)
     exposed = dict(zip(OWNERS, seconds.tolist(), strict=False))
     waits = {part: exposed[f"wait {part}"] for part in LINK_PARTS}
-    parts = dict.fromkeys(MEASURED_PARTS, 0.0) | {name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")}
+    parts = dict.fromkeys(MEASURED_PARTS, 0.0) | {
+        name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")
+    }
     for part in LINK_PARTS:
         parts["pipeline_bubble" if part == "pipeline_p2p" else part] += waits[part]
     parts["overhead"] = high - low - sum(parts.values())
@@ -111,7 +152,9 @@ def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, win
         parts_s=parts,
         hidden_s=hidden,
         waits_s=waits,
-        host_s=_late_host(idle, start=start, launch=events.launch_s[rows]) if events.on_device else float(gaps.sum()),
+        host_s=_late_host(idle, start=start, launch=events.launch_s[rows])
+        if events.on_device
+        else float(gaps.sum()),
         gaps_s=np.sort(gaps)[::-1],
     )
 
@@ -119,8 +162,9 @@ def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, win
 def _sweep(
     start: FloatArray, end: FloatArray, owner: IntArray, *, window_s: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """((owners + 1,) seconds that each owns, the last nobody's; (owners,) seconds that its events cover; (gaps, 2) stretches of
-    nobody)."""
+    """((owners + 1,) seconds that each owns, the last nobody's; (owners,) seconds that its events
+    cover; (gaps, 2) stretches of nobody).
+    """
     times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
     small = owner.astype(np.int8)  # a window may have millions of events
     edge = np.array([NOBODY], dtype=np.int8)
@@ -147,8 +191,9 @@ def _sweep(
 
 
 def _late_host(idle: FloatArray, *, start: FloatArray, launch: FloatArray) -> float:
-    """Seconds of gaps that had passed when the host launched the kernel that ends each. What ends none, or was launched at an
-    unknown time, counts whole."""
+    """Seconds of gaps that had passed when the host launched the kernel that ends each. What ends
+    none, or was launched at an unknown time, counts whole.
+    """
     if not len(idle):
         return 0.0
     order = np.argsort(start, kind="stable")

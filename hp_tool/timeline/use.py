@@ -11,7 +11,9 @@ from hp_tool.timeline.events import COLLECTIVES, KINDS
 from hp_tool.timeline.ranks import Timeline
 
 BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Bytes on the wire over (n - 1)/n of a message, as NCCL's bus bandwidth counts them; a message between two is sent once."""
+"""Bytes on the wire over (n - 1)/n of a message, as NCCL's bus bandwidth counts them; a message
+between two is sent once.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class LinkUse:
 
 
 def matmul_flops_per_second(line: Timeline, *, row: int) -> float | None:
-    """Floating-point operations of the matmuls of recorded shape over the seconds in which matmul kernels run, on one rank.
+    """Floating-point operations of the matmuls of recorded shape over the seconds in which matmul
+    kernels run, on one rank.
 
     None where no shapes were recorded.
     """

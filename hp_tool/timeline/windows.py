@@ -8,16 +8,22 @@ from hp_tool.timeline.events import PHASES, FloatArray, RankEvents
 from hp_tool.timeline.split import OWNERS, owners
 
 SAME_UPDATE = 0.5
-"""Share of the longest pause between two kernels of the optimizer up to which both belong to one update."""
+"""Share of the longest pause between two kernels of the optimizer up to which both belong to one
+update.
+"""
 LEAST_SHARE_IN_STEPS = 1.0 / 3.0
-"""Share of the recorded time that steps found between updates span at least: n updates enclose n - 1 steps, and at most one
-further step was recorded before them and one after. Pauses within a single update enclose less."""
+"""Share of the recorded time that steps found between updates span at least: n updates enclose n -
+1 steps, and at most one further step was recorded before them and one after. Pauses within a single
+update enclose less.
+"""
 
 
 def windows(events: RankEvents) -> tuple[FloatArray, bool]:
-    """((steps, 2) start and end of each step, whether steps were marked or found: else all that was recorded is one).
+    """((steps, 2) start and end of each step, whether steps were marked or found: else all that was
+    recorded is one).
 
-    On a device a step ends when the last kernel does that its host launched within the marked step: hosts run ahead.
+    On a device a step ends when the last kernel does that its host launched within the marked step:
+    hosts run ahead.
     """
     if len(events.steps_s):
         return _on_device(events, events.steps_s), True
@@ -37,7 +43,12 @@ def _on_device(events: RankEvents, steps_s: FloatArray) -> FloatArray:
     launched, ended = events.launch_s[order], np.maximum.accumulate(events.end_s[order])
     last = np.searchsorted(launched, steps_s[:, 1]) - 1
     ends = np.maximum.accumulate(np.where(last >= 0, ended[np.maximum(last, 0)], steps_s[:, 1]))
-    first = max(steps_s[0, 0], min(ended[last[0]] if last[0] >= 0 else np.inf, _last_before(launched, ended, steps_s[0, 0])))
+    first = max(
+        steps_s[0, 0],
+        min(
+            ended[last[0]] if last[0] >= 0 else np.inf, _last_before(launched, ended, steps_s[0, 0])
+        ),
+    )
     starts = np.concatenate([[first], ends[:-1]])
     long = ends > starts
     return np.stack([starts[long], ends[long]], axis=1)
@@ -50,7 +61,9 @@ def _last_before(launched: FloatArray, ended: FloatArray, time_s: float) -> floa
 
 
 def _update_ends(events: RankEvents) -> FloatArray:
-    """When each optimizer step ended, by its spans on the host of a CPU process, else by its kernels."""
+    """When each optimizer step ended, by its spans on the host of a CPU process, else by its
+    kernels.
+    """
     spans = events.phases.phase == PHASES.index("optimizer")
     if not events.on_device and spans.any():
         return np.sort(events.phases.end_s[spans])

@@ -11,7 +11,9 @@ from hp_tool.errors import InputError
 from hp_tool.timeline.events import FloatArray, IntArray
 
 MAX_EVENTS = 4_000_000
-"""Kernels, launches or operators of one rank that are kept: some ten steps of the largest trainings."""
+"""Kernels, launches or operators of one rank that are kept: some ten steps of the largest
+trainings.
+"""
 
 
 class Floats:
@@ -55,18 +57,27 @@ class Ints:
 
     def array(self) -> IntArray:
         """The column; it does not grow afterwards."""
-        return np.frombuffer(self._values, dtype=np.int64) if self._values else np.empty(0, dtype=np.int64)
+        return (
+            np.frombuffer(self._values, dtype=np.int64)
+            if self._values
+            else np.empty(0, dtype=np.int64)
+        )
 
 
 def check_room(count: int, *, name: str) -> None:
     """Raises InputError where a trace has more events than are kept."""
     if count > MAX_EVENTS:
-        message = f"{name} has more than {MAX_EVENTS:,} kernels or operators; profile fewer steps (torch.profiler.schedule)"
+        message = (
+            f"{name} has more than {MAX_EVENTS:,} kernels or operators; profile fewer steps "
+            "(torch.profiler.schedule)"
+        )
         raise InputError(message, field="trace", code="too_large")
 
 
 def joined(keys: IntArray, values: FloatArray, *, wanted: IntArray) -> tuple[FloatArray, IntArray]:
-    """((n,) value of each wanted key, NaN where there is none; (n,) its row, -1 where there is none)."""
+    """((n,) value of each wanted key, NaN where there is none; (n,) its row, -1 where there is
+    none).
+    """
     if not len(keys):
         return np.full(len(wanted), np.nan), np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")

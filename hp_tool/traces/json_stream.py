@@ -1,7 +1,8 @@
 """The events of a Chrome trace, one after the other, whatever the file's size.
 
-`json.JSONDecoder.raw_decode` reads one value from a place in a text: the standard library's scanner is written in C and reads
-100 MB in 1.4 s, ijson's C backend in 2.0 s (`python -m benchmarks.traces`), so that no other library is needed.
+`json.JSONDecoder.raw_decode` reads one value from a place in a text: the standard library's scanner
+is written in C and reads 100 MB in 1.4 s, ijson's C backend in 2.0 s (`python -m
+benchmarks.traces`), so that no other library is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 class TraceStream:
-    """A trace that is read once: iterate over its events; `header` has the keys of HEADER that came so far."""
+    """A trace that is read once: iterate over its events; `header` has the keys of HEADER that came
+    so far.
+    """
 
     def __init__(self, stream: BinaryIO, *, name: str) -> None:
         self.header: dict[str, Any] = {}
@@ -41,13 +44,17 @@ class TraceStream:
         self._text, self._at, self._done, self._passed = "", 0, False, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The events: objects of a list, or of the list under EVENTS. Raises InputError for what is no trace."""
+        """The events: objects of a list, or of the list under EVENTS. Raises InputError for what is
+        no trace.
+        """
         opening = self._next()
         if opening == "[":
             yield from self._list()
             return
         if opening != "{":
-            self._refuse(f"it begins with {opening!r}, and a trace is a list or an object", code="no_trace")
+            self._refuse(
+                f"it begins with {opening!r}, and a trace is a list or an object", code="no_trace"
+            )
         has_events = False
         while self._next(peek=True) != "}":
             key = self._value()
@@ -90,10 +97,16 @@ class TraceStream:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if len(self._text) - self._at > MAX_VALUE:
-                    self._refuse(f"one value has more than {MAX_VALUE:,} characters, or is no JSON ({error.msg})")
+                    self._refuse(
+                        f"one value has more than {MAX_VALUE:,} characters, or is no JSON "
+                        f"({error.msg})"
+                    )
                 if not self._more():
                     cut = error.pos >= len(self._text) - 1
-                    self._refuse("it ends within a value" if cut else error.msg, code="cut_off" if cut else "syntax")
+                    self._refuse(
+                        "it ends within a value" if cut else error.msg,
+                        code="cut_off" if cut else "syntax",
+                    )
             except RecursionError:
                 self._refuse("lists and objects are nested too deep", code="nesting")
             except (ValueError, OverflowError) as error:
@@ -111,8 +124,15 @@ class TraceStream:
         content = self._stream.read(CHUNK)
         self._done = not content
         self._passed += self._at
-        self._text, self._at = self._text[self._at :] + self._decode.decode(content, final=self._done), 0
+        self._text, self._at = (
+            self._text[self._at :] + self._decode.decode(content, final=self._done),
+            0,
+        )
         return not self._done or self._at < len(self._text)
 
     def _refuse(self, reason: str, *, code: str = "syntax") -> NoReturn:
-        raise InputError(f"{self._name} at character {self._passed + self._at:,}: {reason}", field="trace", code=code)
+        raise InputError(
+            f"{self._name} at character {self._passed + self._at:,}: {reason}",
+            field="trace",
+            code=code,
+        )

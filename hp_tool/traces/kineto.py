@@ -1,7 +1,7 @@
 """Traces of torch.profiler: Kineto's JSON of one rank, event by event.
 
-The form: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; microseconds. Older releases wrote
-`Kernel`, `Runtime` and `Operator` as categories.
+The form: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; microseconds.
+Older releases wrote `Kernel`, `Runtime` and `Operator` as categories.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from hp_tool.traces.names import Names
 
 _COLLECTIVE = KINDS.index("collective")
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
-_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"})
+_LAUNCHES = frozenset(
+    {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
+)
 _HOST = frozenset({"cpu_op", "operator", "user_annotation"})
-_SECOND = {"aten::mm": 0, "aten::_scaled_mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+_SECOND = {
+    "aten::mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+}
 """Matmuls of recorded shapes, and the place of their first factor."""
 _UNKNOWN = KINDS.index("unknown")
 MAX_DURATION_US = 1e15
@@ -48,7 +56,12 @@ class _Rank:
         self.calls = Calls()
         self._clear()
         self.launch_id, self.launch_s, self.launch_thread = Ints(), Floats(), Ints()
-        self.phase, self.phase_start, self.phase_end, self.phase_thread = Ints(), Floats(), Floats(), Ints()
+        self.phase, self.phase_start, self.phase_end, self.phase_thread = (
+            Ints(),
+            Floats(),
+            Floats(),
+            Ints(),
+        )
         self.flops_s, self.flops = Floats(), Floats()
         self.steps: dict[int, tuple[float, float]] = {}
         self._threads: dict[Any, int] = {}
@@ -65,7 +78,11 @@ class _Rank:
         category, name = event.get("cat"), event.get("name")
         if not isinstance(category, str) or not isinstance(name, str):
             return
-        kind = category if category in _HOST or category in _DEVICE or category in _LAUNCHES else category.lower()
+        kind = (
+            category
+            if category in _HOST or category in _DEVICE or category in _LAUNCHES
+            else category.lower()
+        )
         if kind in _LAUNCHES:
             self._launch(event)
         elif kind in _DEVICE:
@@ -114,10 +131,18 @@ class _Rank:
         if kind == _COLLECTIVE:
             self.messages.add_device(len(self.start), name, args)
         identity = args.get("correlation")
-        self._keep(name, start, end, kind, identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1)
+        self._keep(
+            name,
+            start,
+            end,
+            kind,
+            identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1,
+        )
 
     def _keep(self, name: str, start: float, end: float, kind: int, identity: int) -> None:
-        self.signs.add(name, workload=self.names.workload(name), unknown=kind == _UNKNOWN, seconds=end - start)
+        self.signs.add(
+            name, workload=self.names.workload(name), unknown=kind == _UNKNOWN, seconds=end - start
+        )
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)
@@ -165,14 +190,18 @@ class _Rank:
             if start == start:
                 raw = event.get("args")
                 operation, args = self.names.operation(name), raw if isinstance(raw, dict) else {}
-                self.calls.add(start, end, thread=self._thread(event), operation=operation, args=args)
+                self.calls.add(
+                    start, end, thread=self._thread(event), operation=operation, args=args
+                )
                 check_room(len(self.calls), name=self.name)
         elif self.names.workload(name) == "serving":
             self.serving_span = True
 
     @staticmethod
     def _marks(event: Mapping[str, Any], name: str) -> bool:
-        """Whether a span of the host may mark a step: torch 1.8 to 1.11 wrote `ProfilerStep#` as an operator."""
+        """Whether a span of the host may mark a step: torch 1.8 to 1.11 wrote `ProfilerStep#` as an
+        operator.
+        """
         return event.get("cat") == "user_annotation" or name.startswith("ProfilerStep#")
 
     def _count(self, event: Mapping[str, Any], name: str) -> None:
@@ -244,13 +273,17 @@ class _Rank:
 def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, int]:
     """(one rank's events; nanoseconds of its host's clock at which their times are zero).
 
-    `rank` is what the file's name says, or its place: what the trace says of itself counts before. Raises InputError.
+    `rank` is what the file's name says, or its place: what the trace says of itself counts before.
+    Raises InputError.
     """
     columns = _Rank(name)
     for event in stream:
         columns.add(event)
     if columns.untimed and not len(columns.start):
-        message = f"{name}: none of its {columns.untimed:,} kernels has a time; each needs `ts` and `dur` in microseconds"
+        message = (
+            f"{name}: none of its {columns.untimed:,} kernels has a time; each needs `ts` "
+            "and `dur` in microseconds"
+        )
         raise InputError(message, field="trace", code="no_times")
     info = stream.header.get("distributedInfo")
     own = info.get("rank") if isinstance(info, dict) else None
@@ -263,11 +296,14 @@ def _world_size(header: Mapping[str, Any]) -> int:
     """Return the number of ranks of the job; 0 if it was not recorded."""
     info = header.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= 1 << 20 else 0
+    return (
+        size if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= 1 << 20 else 0
+    )
 
 
 def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
-    """Return the groups that the trace lists, by name; `part` is empty if the description names no part.
+    """Return the groups that the trace lists, by name; `part` is empty if the description names no
+    part.
 
     torch lists its own group of all ranks, `default_pg`, with all of them or with none.
     """
@@ -278,8 +314,13 @@ def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     for each in listed if isinstance(listed, list) else ():
         if isinstance(each, dict):
-            name, description = str(each.get("pg_name", ""))[:100], str(each.get("pg_desc", ""))[:100]
-            ranks = ranks_of(each.get("ranks")) or (everyone if description == DEFAULT_GROUP else ())
+            name, description = (
+                str(each.get("pg_name", ""))[:100],
+                str(each.get("pg_desc", ""))[:100],
+            )
+            ranks = ranks_of(each.get("ranks")) or (
+                everyone if description == DEFAULT_GROUP else ()
+            )
             groups[name] = Group(part=names.group(description) or "", ranks=ranks, name=description)
     return groups
 

@@ -16,10 +16,27 @@ from hp_tool.traces.columns import Floats, Ints
 from hp_tool.traces.names import Names, unnamed_part
 
 ELEMENT_BYTES = {
-    "bfloat16": 2, "half": 2, "float16": 2, "float": 4, "float32": 4, "double": 8, "float64": 8, "long": 8, "long int": 8,
-    "int64": 8, "int": 4, "int32": 4, "byte": 1, "char": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "bfloat16": 2,
+    "half": 2,
+    "float16": 2,
+    "float": 4,
+    "float32": 4,
+    "double": 8,
+    "float64": 8,
+    "long": 8,
+    "long int": 8,
+    "int64": 8,
+    "int": 4,
+    "int32": 4,
+    "byte": 1,
+    "char": 1,
+    "int8": 1,
+    "uint8": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 """By torch's names of types, as traces write them, in lower case and without `c10::`."""
 MAX_ELEMENTS = 1e15
 FEW = 64
@@ -40,7 +57,9 @@ def element_bytes(name: Any) -> float:
 
 
 def number(value: Any) -> float:
-    """A number that a trace wrote as one or as text; NaN for all else, and for what no trace means."""
+    """A number that a trace wrote as one or as text; NaN for all else, and for what no trace
+    means.
+    """
     if isinstance(value, str) and len(value) < 40:
         try:
             value = float(value)
@@ -52,24 +71,36 @@ def number(value: Any) -> float:
 
 
 def ranks_of(value: Any) -> tuple[int, ...]:
-    """A list of ranks, or its text as `[0, 1, 2, 3]`; empty where it was abbreviated (`...`) or is none."""
+    """A list of ranks, or its text as `[0, 1, 2, 3]`; empty where it was abbreviated (`...`) or is
+    none.
+    """
     if isinstance(value, str):
         if "..." in value or not re.fullmatch(r"\[[\d,\s]{0,200000}\]", value):
             return ()
         value = [int(each) for each in re.findall(r"\d{1,9}", value)]
     if not isinstance(value, list) or len(value) > _MAX_RANKS:
         return ()
-    return tuple(each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < _MAX_RANKS)
+    return tuple(
+        each
+        for each in value
+        if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < _MAX_RANKS
+    )
 
 
 def _size_of(value: Any) -> int:
     """The number of a group's members; 0 for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 1 < value < _MAX_RANKS else 0
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 1 < value < _MAX_RANKS
+        else 0
+    )
 
 
 def elements(shape: Any) -> float:
     """The product of a recorded shape; NaN for what is none."""
-    if not isinstance(shape, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in shape):
+    if not isinstance(shape, list) or not all(
+        isinstance(each, int) and not isinstance(each, bool) for each in shape
+    ):
         return math.nan
     size = math.prod(shape[:10])
     return float(size) if 0 <= size < MAX_ELEMENTS else math.nan
@@ -77,7 +108,9 @@ def elements(shape: Any) -> float:
 
 @dataclass(slots=True)
 class Calls:
-    """Host spans of `torch.distributed` calls of NCCL (`nccl:all_reduce`), with the shape of their tensor if recorded."""
+    """Host spans of `torch.distributed` calls of NCCL (`nccl:all_reduce`), with the shape of their
+    tensor if recorded.
+    """
 
     start_s: Floats = field(default_factory=Floats)
     end_s: Floats = field(default_factory=Floats)
@@ -88,7 +121,9 @@ class Calls:
     def __len__(self) -> int:
         return len(self.start_s)
 
-    def add(self, start_s: float, end_s: float, *, thread: int, operation: int, args: Mapping[str, Any]) -> None:
+    def add(
+        self, start_s: float, end_s: float, *, thread: int, operation: int, args: Mapping[str, Any]
+    ) -> None:
         """Record one call."""
         size, _ = _tensor(args)
         self.start_s.append(start_s)
@@ -134,7 +169,9 @@ class Messages:
     def add_device(self, event: int, name: str, args: Mapping[str, Any]) -> None:
         """A kernel whose arguments torch adds since 2.2; older ones carry none."""
         described = args.get("Collective name")
-        operation = self.names.operation(described if isinstance(described, str) and described else name)
+        operation = self.names.operation(
+            described if isinstance(described, str) and described else name
+        )
         each = element_bytes(args.get("dtype"))
         size = max(number(args.get("In msg nelems")), number(args.get("Out msg nelems"))) * each
         self._add(
@@ -159,13 +196,16 @@ class Messages:
         size, shape = _tensor(args)
         flat = not isinstance(shape, list) or len(shape) < 2
         few = elements(shape) < FEW
-        self._add(event, operation, size, label=("", "", (), COLLECTIVES[operation], flat, few, 0, True))
+        self._add(
+            event, operation, size, label=("", "", (), COLLECTIVES[operation], flat, few, 0, True)
+        )
 
     def name_operations(self, calls: Calls, *, launch_s: FloatArray, thread: IntArray) -> None:
         """Take the operation of kernels without arguments from the call that launched them.
 
-        Releases of torch before 2.2 write no arguments, and NCCL names a kernel after one of the operations that it serves:
-        ncclKernel_SendRecv runs every all-to-all, and in some builds all collectives.
+        Releases of torch before 2.2 write no arguments, and NCCL names a kernel after one of the
+        operations that it serves: ncclKernel_SendRecv runs every all-to-all, and in some builds all
+        collectives.
 
         Args:
             calls: The host's calls of NCCL.
@@ -173,7 +213,11 @@ class Messages:
             thread: (n,) the host thread that launched it.
         """
         label = self.label.array()
-        unnamed = np.flatnonzero(~np.array([each[7] for each in self._labels] or [True])[label]) if len(label) else label
+        unnamed = (
+            np.flatnonzero(~np.array([each[7] for each in self._labels] or [True])[label])
+            if len(label)
+            else label
+        )
         if not len(calls) or not len(unnamed):
             return
         called, sizes = calls.operation.array(), calls.size_bytes.array()
@@ -182,7 +226,11 @@ class Messages:
         events = self.event.array()[unnamed]
         operation, size = self.operation.array().copy(), self.size_bytes.array().copy()
         label, labels = label.copy(), list(self._labels)
-        for row, call in zip(unnamed.tolist(), calls.containing(launch_s[events], thread[events]).tolist(), strict=True):
+        for row, call in zip(
+            unnamed.tolist(),
+            calls.containing(launch_s[events], thread[events]).tolist(),
+            strict=True,
+        ):
             if call >= 0 and called[call] != _OTHER:
                 operation[row] = called[call]
                 size[row] = sizes[call] if size[row] != size[row] else size[row]
@@ -203,7 +251,10 @@ class Messages:
         if label not in self._labels:
             self._members += 1 + len(label[2])
             if self._members > MAX_GROUP_MEMBERS:
-                message = f"the trace lists process groups of more than {MAX_GROUP_MEMBERS:,} members together"
+                message = (
+                    f"the trace lists process groups of more than {MAX_GROUP_MEMBERS:,} "
+                    "members together"
+                )
                 raise InputError(message, field="trace", code="too_large")
         self.label.append(self._labels.setdefault(label, len(self._labels)))
 
@@ -220,11 +271,14 @@ class Messages:
         by_host = np.array([not each[0] for each in self._labels] or [False])
         if len(label):  # gloo records what a rank gives to a gather
             size = np.where((operation == _GATHERED) & by_host[label], size * members[label], size)
-        return Collectives(event=self.event.array(), operation=operation, group=label, size_bytes=size), made
+        return Collectives(
+            event=self.event.array(), operation=operation, group=label, size_bytes=size
+        ), made
 
     def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
-        """Return the label's group. One that was not recorded is the first listed of its part, as frameworks make it first; if
-        none is of its part, a listed group of unknown part stands in, provided that all of these have the same ranks.
+        """Return the label's group. One that was not recorded is the first listed of its part, as
+        frameworks make it first; if none is of its part, a listed group of unknown part stands in,
+        provided that all of these have the same ranks.
         """
         name, description, ranks, operation, flat, few, size, _ = label
         listed = groups.get(name) if name else None
@@ -234,7 +288,11 @@ class Messages:
             ranks = listed.ranks
         if not ranks and not few:
             listed_ranks = [group.ranks for group in groups.values() if group.part == part]
-            unknown = {group.ranks for group in groups.values() if not group.part and len(group.ranks) > 1}
+            unknown = {
+                group.ranks for group in groups.values() if not group.part and len(group.ranks) > 1
+            }
             listed_ranks += unknown if len(unknown) == 1 and not name else ()
-            ranks = next((each for each in listed_ranks if len(each) > 1 and size in (0, len(each))), ())
+            ranks = next(
+                (each for each in listed_ranks if len(each) > 1 and size in (0, len(each))), ()
+            )
         return Group(part=part, ranks=ranks, name=description or name, size=size)

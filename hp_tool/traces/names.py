@@ -1,4 +1,6 @@
-"""What recorded names are: `data/kernels.yaml`, compiled, with a memory of names that came before."""
+"""What recorded names are: `data/kernels.yaml`, compiled, with a memory of names that came
+before.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def table() -> dict[str, Any]:
 
 def rules(section: str, key: str, values: Sequence[str]) -> Rules:
     """A section's patterns, each with the index among `values` of what it stands for."""
-    return tuple((re.compile(each["pattern"]), values.index(each[key])) for each in table()[section])
+    return tuple(
+        (re.compile(each["pattern"]), values.index(each[key])) for each in table()[section]
+    )
 
 
 class Names:
@@ -50,7 +54,9 @@ class Names:
         return KINDS.index("unknown") if kind < 0 else kind
 
     def workload(self, name: str) -> str | None:
-        """Return which of WORKLOADS alone has a kernel or span of this name; None if any may have it."""
+        """Return which of WORKLOADS alone has a kernel or span of this name; None if any may have
+        it.
+        """
         workload = self._first(5, self._workloads, name)
         return None if workload < 0 else WORKLOADS[workload]
 
@@ -92,7 +98,9 @@ class Names:
 
 
 def unnamed_part(operation: str, *, flat: bool, groups: Sequence[Group]) -> str:
-    """The part of a collective whose group was not recorded, by its operation and the groups that exist."""
+    """The part of a collective whose group was not recorded, by its operation and the groups that
+    exist.
+    """
     orders = table()["unnamed"]
     order: list[str] = orders.get(operation) or orders["flat" if flat else "shaped"]
     large = {group.part for group in groups if len(group.ranks) > 1}

@@ -1,7 +1,8 @@
 """Reports of Nsight Systems as `nsys export --type sqlite` writes them; nanoseconds.
 
-The tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). One report may hold several ranks: each
-process and device is one. Nsight records neither a collective's group nor its bytes.
+The tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). One report
+may hold several ranks: each process and device is one. Nsight records neither a collective's group
+nor its bytes.
 """
 
 from __future__ import annotations
@@ -49,15 +50,24 @@ class _Host:
 
     def __init__(self) -> None:
         self.launch_id, self.launch_s, self.thread = Ints(), Floats(), Ints()
-        self.phase, self.phase_start, self.phase_end, self.phase_thread = Ints(), Floats(), Floats(), Ints()
+        self.phase, self.phase_start, self.phase_end, self.phase_thread = (
+            Ints(),
+            Floats(),
+            Floats(),
+            Ints(),
+        )
         self.steps: dict[int, tuple[float, float]] = {}
 
 
 def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
-    """The ranks of a report, counted from `rank` by process and device. Raises InputError, which calls the file `name`."""
+    """The ranks of a report, counted from `rank` by process and device. Raises InputError, which
+    calls the file `name`.
+    """
     steps, stopped = iter(range(MAX_STEPS // 100_000)), list[HpToolError]()
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        ) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
             connection.set_progress_handler(lambda: _ends(steps, stopped), 100_000)
@@ -65,11 +75,15 @@ def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
     except sqlite3.Error as error:
         if stopped:
             raise stopped[0] from None
-        raise InputError(f"{name} is no report that SQLite can read: {error}", field="trace", code="syntax") from None
+        raise InputError(
+            f"{name} is no report that SQLite can read: {error}", field="trace", code="syntax"
+        ) from None
 
 
 def _ends(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
-    """Whether SQLite is to end; what the bounds say goes to `stopped`, as nothing can be raised through SQLite."""
+    """Whether SQLite is to end; what the bounds say goes to `stopped`, as nothing can be raised
+    through SQLite.
+    """
     try:
         bounds.check()
     except HpToolError as error:
@@ -80,10 +94,16 @@ def _ends(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
 
 def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankEvents]:
     # No views: a report has none, and one can take any time.
-    kept = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
+    kept = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+    )
     tables = {row[0] for row in kept}
     if _KERNEL not in tables:
-        raise InputError(f"{name} has no {_KERNEL}: was it recorded with --trace=cuda,nvtx?", field="trace", code="no_trace")
+        raise InputError(
+            f"{name} has no {_KERNEL}: was it recorded with --trace=cuda,nvtx?",
+            field="trace",
+            code="no_trace",
+        )
     names = Names()
     devices: dict[tuple[int, int], _Device] = {}
     hosts: dict[int, _Host] = {}
@@ -91,7 +111,9 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
     if not devices:
         raise InputError(f"{name} has no kernels", field="trace", code="no_trace")
     if _LAUNCH in tables:
-        for start, identity, thread in _rows(connection, _LAUNCH, ("start", "correlationId", "globalTid")):
+        for start, identity, thread in _rows(
+            connection, _LAUNCH, ("start", "correlationId", "globalTid")
+        ):
             if isinstance(thread, int) and isinstance(identity, int):
                 host = hosts.setdefault(thread // _THREADS, _Host())
                 _check_number(hosts, what="processes", name=name)
@@ -112,10 +134,14 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
     ]
 
 
-def _rows(connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = "") -> Iterator[tuple[Any, ...]]:
+def _rows(
+    connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = ""
+) -> Iterator[tuple[Any, ...]]:
     """Rows of a table one by one; a column that this version of the tool does not write is null."""
     present = _columns(connection, table)
-    chosen = ", ".join(each if "." in each or each in present else f"NULL AS {each}" for each in columns)
+    chosen = ", ".join(
+        each if "." in each or each in present else f"NULL AS {each}" for each in columns
+    )
     yield from connection.execute(f"SELECT {chosen} FROM {table} {join}")  # noqa: S608 (our own names)
 
 
@@ -123,7 +149,9 @@ def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
-def _named(connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str) -> tuple[str, str]:
+def _named(
+    connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str
+) -> tuple[str, str]:
     """Return the expression of the text that a column of a table names, and the join that it needs.
 
     The texts stay in the database: all of them may be larger than memory.
@@ -135,7 +163,12 @@ def _named(connection: sqlite3.Connection, tables: Iterable[str], *, table: str,
 
 
 def _kernels(
-    connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, devices: dict[tuple[int, int], _Device], name: str
+    connection: sqlite3.Connection,
+    tables: Iterable[str],
+    *,
+    names: Names,
+    devices: dict[tuple[int, int], _Device],
+    name: str,
 ) -> None:
     """Kernels by their names, copies by their kind."""
     common = ("start", "end", "globalPid", "deviceId", "correlationId")
@@ -143,8 +176,14 @@ def _kernels(
     for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
         if table not in tables:
             continue
-        text_of, join = _named(connection, tables, table=table, column=extra) if table == _KERNEL else (extra, "")
-        for start, end, process, device, identity, value in _rows(connection, table, (*common, text_of), join):
+        text_of, join = (
+            _named(connection, tables, table=table, column=extra)
+            if table == _KERNEL
+            else (extra, "")
+        )
+        for start, end, process, device, identity, value in _rows(
+            connection, table, (*common, text_of), join
+        ):
             begin, finish = number(start), number(end)
             if not begin <= finish or not isinstance(device, int):
                 continue
@@ -155,11 +194,15 @@ def _kernels(
             if table == _KERNEL:
                 kind = names.kernel(text)
             else:
-                kind = KINDS.index("copy_host" if table == _COPY and value in _TO_OR_FROM_HOST else "copy_device")
+                kind = KINDS.index(
+                    "copy_host" if table == _COPY and value in _TO_OR_FROM_HOST else "copy_device"
+                )
             if kind == collective:
                 own.messages.add_device(len(own.start), text, {})
             seconds = 1e-9 * (finish - begin)
-            own.signs.add(text, workload=names.workload(text), unknown=kind == unknown, seconds=seconds)
+            own.signs.add(
+                text, workload=names.workload(text), unknown=kind == unknown, seconds=seconds
+            )
             own.start.append(1e-9 * begin)
             own.end.append(1e-9 * finish)
             own.kind.append(kind)
@@ -167,7 +210,14 @@ def _kernels(
             check_room(len(own.start), name=name)
 
 
-def _ranges(connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, hosts: dict[int, _Host], name: str) -> None:
+def _ranges(
+    connection: sqlite3.Connection,
+    tables: Iterable[str],
+    *,
+    names: Names,
+    hosts: dict[int, _Host],
+    name: str,
+) -> None:
     """Marked steps and phases of the hosts."""
     text_of, join = _named(connection, tables, table=_RANGE, column="textId")
     columns = ("start", "end", "globalTid", "text", *((text_of,) if join else ()))
@@ -197,7 +247,9 @@ def _check_number(found: Sized, *, what: str, name: str) -> None:
 
 
 def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:
-    launch, rows = joined(host.launch_id.array(), host.launch_s.array(), wanted=own.identity.array())
+    launch, rows = joined(
+        host.launch_id.array(), host.launch_s.array(), wanted=own.identity.array()
+    )
     threads = host.thread.array()
     collectives, groups = own.messages.finish({})
     return RankEvents(

@@ -1,4 +1,6 @@
-"""Training queries: estimate one configuration, recommend the best ones, and trade step time for memory or devices."""
+"""Training queries: estimate one configuration, recommend the best ones, and trade step time for
+memory or devices.
+"""
 
 from hp_tool.domain.serving import config_query
 from hp_tool.training.evaluate import estimate

@@ -41,8 +41,8 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """With fixes also what would narrow the step time's interval, and what today's recipe would give; the provenance says
-        why nothing corrects it.
+        """With fixes also what would narrow the step time's interval, and what today's recipe would
+        give; the provenance says why nothing corrects it.
         """
         problem = self.configuration.problem
         estimate = self.configuration.estimate(with_fixes=with_fixes)
@@ -54,30 +54,49 @@ class Training:
             estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
         return estimate, calibrated
 
-    def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
+    def rank(
+        self, *, top: int, calibrations: Calibrations | None = None
+    ) -> Ranking[Recommendation]:
         return recommend(query=self.query, top=top, calibrations=calibrations)
 
     def answer(
-        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Recommendation], Beside]:
         if pareto == "throughput":
-            raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
+            raise UnsupportedError(
+                "a front of throughput belongs to inference queries; ask for memory or gpus",
+                field="pareto",
+            )
         ranking = self.rank(top=top, calibrations=calibrations)
         shown = tuple(map(self._explained, ranking.recommendations))
-        front = None if pareto is None else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
+        front = (
+            None
+            if pareto is None
+            else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
+        )
         depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
         return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
 
     def _explained(self, row: Recommendation) -> Recommendation:
         one = Configuration.of(row, query=self.query).query
         estimate = with_narrowest(row.estimate, query=one)
-        return replace(row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate)
+        return replace(
+            row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate
+        )
 
     def ratio_log_sd(self, one: Estimate, other: Estimate, *, alike: bool) -> float:
         problem = self.configuration.problem
         if not alike:
             return math.sqrt(2.0) * step_log_sd(case=problem)
-        unchecked = [set(map(str, cast(list[object], each.provenance.get("unchecked", [])))) for each in (one, other)]
+        unchecked = [
+            set(map(str, cast(list[object], each.provenance.get("unchecked", []))))
+            for each in (one, other)
+        ]
         return float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
 
     def setup(self, configuration: Configuration) -> TrainingSetup:

@@ -1,4 +1,6 @@
-"""Single changes of a configuration that was measured part by part, and the seconds that each would win."""
+"""Single changes of a configuration that was measured part by part, and the seconds that each would
+win.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ OVERLAPPED = {
 LEAST_WIN = 0.01
 """Share of the measured step below which a change is not worth a word."""
 WIDEST = 4.0
-"""Times that a measured part may count over its prediction: one further off is another fault, which a change may not mend."""
+"""Times that a measured part may count over its prediction: one further off is another fault, which
+a change may not mend.
+"""
 OWN_SHARE = 0.5
 """Share of a change's seconds that must come from the part that it is named for."""
 LEAST_PART = 0.01
@@ -54,20 +58,30 @@ class Change:
     seconds: float
     """Less of a step."""
     seconds_interval: tuple[float, float]
-    """90 % interval: how far the ratio of two predictions scatters about that of two measured steps."""
+    """90 % interval: how far the ratio of two predictions scatters about that of two measured
+    steps.
+    """
 
 
-def changes(query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]) -> tuple[Change, ...]:
-    """Return changes that win at least LEAST_WIN of the step, by seconds: one of an axis for each part, and overlaps.
+def changes(
+    query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]
+) -> tuple[Change, ...]:
+    """Return changes that win at least LEAST_WIN of the step, by seconds: one of an axis for each
+    part, and overlaps.
 
-    A part that took k times its prediction is taken to take k times its prediction after the change too:
-    win = sum over parts of k (predicted - predicted after the change). `measured_s` by TIME_PARTS.
+    A part that took k times its prediction is taken to take k times its prediction after the change
+    too: win = sum over parts of k (predicted - predicted after the change). `measured_s` by
+    TIME_PARTS.
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
     every = [*_switches(query, estimate, measured_s), *_axes(query, estimate, measured_s)]
     least = LEAST_WIN * sum(measured_s.values())
-    return tuple(sorted((each for each in every if each.seconds >= least), key=lambda change: -change.seconds))
+    return tuple(
+        sorted(
+            (each for each in every if each.seconds >= least), key=lambda change: -change.seconds
+        )
+    )
 
 
 def _ratios(predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> dict[str, float]:
@@ -89,9 +103,16 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
         return
     predicted_s, rows = estimate.time.parts_s, np.flatnonzero(near.acceptable)
     ratios = _ratios(predicted_s, measured_s)
-    wins = {part: ratios[part] * (seconds - near.costs.parts[part][rows]) for part, seconds in predicted_s.items()}
+    wins = {
+        part: ratios[part] * (seconds - near.costs.parts[part][rows])
+        for part, seconds in predicted_s.items()
+    }
     won = np.sum(list(wins.values()), axis=0)
-    best = {part: int(np.argmax(np.minimum(own, won))) for part, own in wins.items()} if len(rows) else {}
+    best = (
+        {part: int(np.argmax(np.minimum(own, won))) for part, own in wins.items()}
+        if len(rows)
+        else {}
+    )
     for part, place in best.items():
         if won[place] <= 0.0 or wins[part][place] < OWN_SHARE * won[place]:
             continue
@@ -105,21 +126,35 @@ def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> 
             part=part,
             parallel=problem.named(after.parallel),
             seconds=seconds,
-            seconds_interval=_interval(seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))),
+            seconds_interval=_interval(
+                seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
+            ),
         )
 
 
-def _switches(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> Iterator[Change]:
-    """Overlaps that the measured part looks to be without, though it could have them: what is measured is nearer to the
-    prediction without."""
+def _switches(
+    query: Query, estimate: Estimate, measured_s: Mapping[str, float]
+) -> Iterator[Change]:
+    """Overlaps that the measured part looks to be without, though it could have them: what is
+    measured is nearer to the prediction without.
+    """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
     for name, part in OVERLAPPED.items():
-        with_it, without = (_part_s(query, replace(known, **{name: value}), part) for value in (True, False))
+        with_it, without = (
+            _part_s(query, replace(known, **{name: value}), part) for value in (True, False)
+        )
         measured = measured_s.get(part, 0.0)
-        if with_it is None or without is None or not without > max(with_it, 1e-12) or measured <= 0.0:
+        if (
+            with_it is None
+            or without is None
+            or not without > max(with_it, 1e-12)
+            or measured <= 0.0
+        ):
             continue
-        if abs(math.log(measured / without)) > abs(math.log(measured / max(with_it, 1e-3 * without))):
+        if abs(math.log(measured / without)) > abs(
+            math.log(measured / max(with_it, 1e-3 * without))
+        ):
             continue
         seconds = measured * (1.0 - with_it / without)
         problem = resolve_configuration(query).problem
@@ -129,7 +164,9 @@ def _switches(query: Query, estimate: Estimate, measured_s: Mapping[str, float])
             parallel=estimate.parallel,
             set={"training.overlap": schema.to_dict(replace(known, **{name: True}))},
             seconds=seconds,
-            seconds_interval=_interval(seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))),
+            seconds_interval=_interval(
+                seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
+            ),
         )
 
 
@@ -137,7 +174,9 @@ def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
     """A part's seconds with an overlap; None where it cannot be had."""
     assert query.training is not None
     try:
-        changed = resolve_configuration(replace(query, training=replace(query.training, overlap=overlap)))
+        changed = resolve_configuration(
+            replace(query, training=replace(query.training, overlap=overlap))
+        )
         estimate = changed.estimate(with_fixes=False)
     except HpToolError:
         return None

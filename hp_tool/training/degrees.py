@@ -10,4 +10,7 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
     known = facts(framework).degrees
     for name in DEGREES:
         if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):
-            raise InputError(f"{framework} has no {name}; choose 1 or another training.framework", field=f"parallel.{name}")
+            raise InputError(
+                f"{framework} has no {name}; choose 1 or another training.framework",
+                field=f"parallel.{name}",
+            )

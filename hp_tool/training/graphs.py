@@ -14,16 +14,26 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 
 
-def has_graphs(*, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile) -> bool:
+def has_graphs(
+    *, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
+) -> bool:
     """Return whether framework and devices have CUDA graphs."""
-    there = workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
+    there = (
+        workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
+    )
     return there and profile.framework.host_launch_s > 0.0
 
 
 def recorded(
-    query: Query, *, cluster: ClusterSpec, model: ModelSpec, workload: TrainingWorkload, profile: EfficiencyProfile
+    query: Query,
+    *,
+    cluster: ClusterSpec,
+    model: ModelSpec,
+    workload: TrainingWorkload,
+    profile: EfficiencyProfile,
 ) -> EfficiencyProfile | None:
-    """Return the profile with CUDA graphs if the query leaves these open, and framework and GPU have them and accept the query.
+    """Return the profile with CUDA graphs if the query leaves these open, and framework and GPU
+    have them and accept the query.
 
     A recipe settles them too, whether it records any or not.
     """
@@ -33,12 +43,18 @@ def recorded(
         return None
     if refused_recording(dataclasses.replace(workload, cuda_graphs=True), model) is not None:
         return None
-    return _recorded.get((profile, model, workload), (), lambda: _with_graphs(profile, model=model, workload=workload))
+    return _recorded.get(
+        (profile, model, workload),
+        (),
+        lambda: _with_graphs(profile, model=model, workload=workload),
+    )
 
 
 _recorded: Shared[EfficiencyProfile] = Shared()
 
 
-def _with_graphs(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
+def _with_graphs(
+    profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload
+) -> EfficiencyProfile:
     modules = recorded_modules(dataclasses.replace(workload, cuda_graphs=True), model)
     return dataclasses.replace(profile, framework=without_host(profile.framework, modules=modules))

@@ -30,7 +30,9 @@ class Links:
 
 
 def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
-    """Return the question on such links. Two kinds of GPU, whose links are theirs, are left as stated."""
+    """Return the question on such links. Two kinds of GPU, whose links are theirs, are left as
+    stated.
+    """
     if links.as_stated or problem.kinds:
         return problem
     network = links.network * problem.cluster.inter_node_bandwidth_bytes_per_second

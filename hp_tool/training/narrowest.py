@@ -1,4 +1,6 @@
-"""What a training query leaves unsaid that widens the interval of its step time, and how narrow naming it makes it."""
+"""What a training query leaves unsaid that widens the interval of its step time, and how narrow
+naming it makes it.
+"""
 
 import math
 from dataclasses import replace
@@ -15,9 +17,11 @@ LEAST = 1.1
 """How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
 
 
-def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None) -> Estimate:
-    """Return the estimate of the query's one configuration with what would narrow its interval most, if anything does: naming
-    the release, or that kernels are recorded, or both.
+def with_narrowest(
+    estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
+) -> Estimate:
+    """Return the estimate of the query's one configuration with what would narrow its interval
+    most, if anything does: naming the release, or that kernels are recorded, or both.
 
     `problem`: the query's, if it was resolved earlier.
     """
@@ -29,20 +33,29 @@ def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem
     for values in filter(None, (named, recorded and named | recorded)):
         naming = replace(query, training=replace(query.training, **values))
         narrowed = resolve_configuration(naming).estimate(with_fixes=False).intervals
-        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed.step_s):
+        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(
+            narrowed.step_s
+        ):
             paths = {f"training.{name}": value for name, value in values.items()}
             return replace(estimate, narrowest=Narrowest(set=paths, step_s=narrowed.step_s))
     return estimate
 
 
 def _narrowing(problem: TrainingProblem) -> str | None:
-    """The newest release that is known, if no release is given and predictions for this one scatter less."""
+    """The newest release that is known, if no release is given and predictions for this one scatter
+    less.
+    """
     if problem.workload.framework_version is not None:
         return None
     newest = problem.profile.framework.newest_release
     release = newest if newest is not None and is_later(newest, than=LATEST) else LATEST
     unsaid, named = (
-        release_variance(problem.profile, experts=bool(problem.model.num_experts), gpu=problem.cluster.gpu, release=each)
+        release_variance(
+            problem.profile,
+            experts=bool(problem.model.num_experts),
+            gpu=problem.cluster.gpu,
+            release=each,
+        )
         for each in (None, release)
     )
     return release if named < unsaid else None

@@ -17,36 +17,56 @@ ALIKE = 1.25
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind (experts, latent attention, recurrent layers) and nearest size.
+    """Return the listed model of the same kind (experts, latent attention, recurrent layers) and
+    nearest size.
 
     Return the model itself if none is alike.
     """
     if not recipe.models or model.name in recipe.models:
         return model
-    alike = {name: gap for name in recipe.models if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)}
+    alike = {
+        name: gap
+        for name in recipe.models
+        if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)
+    }
     return catalogue_model(min(alike, key=lambda name: alike[name])) if alike else model
 
 
 def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
-    """Return the listed GPU of the same die, else of as large an NVLink domain, else of the nearest peak."""
+    """Return the listed GPU of the same die, else of as large an NVLink domain, else of the nearest
+    peak.
+    """
     if not recipe.gpus or gpu.name in recipe.gpus:
         return gpu
 
     def distance(other: GpuSpec) -> tuple[bool, bool, bool, float]:
-        peaks = other.peak_flops_per_second.get("bf16", 1.0), gpu.peak_flops_per_second.get("bf16", 1.0)
+        peaks = (
+            other.peak_flops_per_second.get("bf16", 1.0),
+            gpu.peak_flops_per_second.get("bf16", 1.0),
+        )
         apart = other.predict_only != gpu.predict_only
-        return apart, other.silicon != gpu.silicon or gpu.silicon is None, _domain(other) != _domain(gpu), _ratio(*peaks)
+        return (
+            apart,
+            other.silicon != gpu.silicon or gpu.silicon is None,
+            _domain(other) != _domain(gpu),
+            _ratio(*peaks),
+        )
 
     return min(map(catalogue_gpu, recipe.gpus), key=distance)
 
 
 def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
-    """Return what stands in for a training that the recipe's source does not publish, in words; None if it does."""
+    """Return what stands in for a training that the recipe's source does not publish, in words;
+    None if it does.
+    """
     model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
     words = []
     if recipe.models and model.name not in recipe.models:
         usual = "what most models of its kind have"
-        words.append(f"{model.name} is not listed: {usual if model_like is model else f'as {model_like.name}'}")
+        words.append(
+            f"{model.name} is not listed: "
+            f"{usual if model_like is model else f'as {model_like.name}'}"
+        )
     if gpu_like is not gpu:
         words.append(f"{gpu.name} is not listed: as {gpu_like.name}")
     return f"{recipe.name}; {'; '.join(words)}" if words else None

@@ -11,21 +11,41 @@ from hp_tool.space import default_axes
 from hp_tool.training.evaluate import resolve_configuration
 
 LAYOUT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
-    "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "moe_token_dispatcher_type",
-)  # fmt: skip
-"""Axes that a ranking varies where a query leaves them out, besides recomputation and how states are sharded."""
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "moe_token_dispatcher_type",
+)
+"""Axes that a ranking varies where a query leaves them out, besides recomputation and how states
+are sharded.
+"""
 
 
 def only_layout(query: Query) -> Estimate | None:
-    """Return the estimate of a training query that allows one layout and says what it recomputes, if that is acceptable.
+    """Return the estimate of a training query that allows one layout and says what it recomputes,
+    if that is acceptable.
 
-    States are sharded as the query or its framework says. None: there is something to rank. Raises HpToolError.
+    States are sharded as the query or its framework says. None: there is something to rank. Raises
+    HpToolError.
     """
     parallel = query.parallel
-    lists = any(isinstance(getattr(parallel, f.name), tuple) for f in fields(ParallelQuery) if f.name not in OF_THE_QUERY)
+    lists = any(
+        isinstance(getattr(parallel, f.name), tuple)
+        for f in fields(ParallelQuery)
+        if f.name not in OF_THE_QUERY
+    )
     training = query.training
-    if lists or parallel.recompute is None or training is None or training.choices or query.objective == "min_gpus":
+    if (
+        lists
+        or parallel.recompute is None
+        or training is None
+        or training.choices
+        or query.objective == "min_gpus"
+    ):
         return None
     if parallel.tensor_parallel_size is None or parallel.pipeline_parallel_size is None:
         return None

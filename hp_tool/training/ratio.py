@@ -12,10 +12,12 @@ Known = tuple[TrainingProblem, Estimate]
 
 
 def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]] | None:
-    """Return the second's step time over the first's with its 90 % interval; None where one of them has none.
+    """Return the second's step time over the first's with its 90 % interval; None where one of them
+    has none.
 
-    What misleads both predictions alike cancels out of the ratio: of one model and workload on one cluster it scatters as
-    pairs of measured runs do, or as the two intervals allow where they are narrower, which runs of one's own make them.
+    What misleads both predictions alike cancels out of the ratio: of one model and workload on one
+    cluster it scatters as pairs of measured runs do, or as the two intervals allow where they are
+    narrower, which runs of one's own make them.
     """
     (problem, one), (other_problem, other) = first, second
     if one.time is None or other.time is None or one.intervals is None or other.intervals is None:

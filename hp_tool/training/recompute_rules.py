@@ -12,7 +12,12 @@ def first_case(*cases: tuple[object, str]) -> str | None:
     return next((name for holds, name in cases if holds), None)
 
 
-def refuse(field: str, *cases: tuple[object, str], error: type[InputError] = InputError, code: str | None = None) -> None:
+def refuse(
+    field: str,
+    *cases: tuple[object, str],
+    error: type[InputError] = InputError,
+    code: str | None = None,
+) -> None:
     """Raise `error` with the message of the first case that holds."""
     if message := first_case(*cases):
         raise error(message, field=field, code=code)
@@ -24,7 +29,10 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
         "recompute.modules belongs to granularity selective",
         "recompute.method and num_layers belong to granularity full",
     )
-    refuse(f"{field}.modules", (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"))
+    refuse(
+        f"{field}.modules",
+        (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"),
+    )
     layered = spec.method is not None or spec.num_layers is not None
     refuse(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
     if spec.granularity == "per_op":
@@ -37,22 +45,40 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
     """The operations and their order are known for Llama's blocks."""
     if workload.framework != "torch-fsdp":
         raise UnsupportedError(
-            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective or full", field=field
+            f"recompute per_op is torch-fsdp's, not {workload.framework}'s; choose none, selective "
+            "or full",
+            field=field,
         )
     if what := first_case(
-        (model.architecture != "decoder" or not (model.gated_mlp and model.is_uniform), "models unlike Llama-like decoders"),
+        (
+            model.architecture != "decoder" or not (model.gated_mlp and model.is_uniform),
+            "models unlike Llama-like decoders",
+        ),
         (model.num_experts is not None, "mixtures of experts"),
         (model.kv_lora_rank is not None, "latent attention"),
         (workload.attention != "flash", f"attention {workload.attention}"),
         (workload.precision not in ("bf16", "fp16", "fp32"), f"precision {workload.precision}"),
         (workload.lora is not None or workload.task == "lora", "LoRA"),
     ):
-        raise UnsupportedError(f"recompute per_op is not modelled for {what}; choose none or per_layer", field=field)
+        raise UnsupportedError(
+            f"recompute per_op is not modelled for {what}; choose none or per_layer", field=field
+        )
 
 
-def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """Each module must exist in the model: Megatron Core silently skips some of the missing ones."""
-    refuse(field, (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"))
+def _check_modules(
+    modules: tuple[RecomputeModule, ...],
+    model: ModelSpec,
+    workload: TrainingWorkload,
+    *,
+    field: str,
+) -> None:
+    """Each module must exist in the model: Megatron Core silently skips some of the missing
+    ones.
+    """
+    refuse(
+        field,
+        (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"),
+    )
     if set(modules) == {"core_attn"}:
         return
     framework = workload.framework
@@ -60,18 +86,32 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
         field,
         (
             wrapped(framework) != "megatron-core",
-            f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or full",
+            f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or "
+            "full",
         ),
-        (model.architecture == "encoder_decoder", "recompute.modules of encoder-decoder models are not modelled"),
-        (workload.lora is not None, "recompute.modules other than core_attn are not modelled under lora"),
+        (
+            model.architecture == "encoder_decoder",
+            "recompute.modules of encoder-decoder models are not modelled",
+        ),
+        (
+            workload.lora is not None,
+            "recompute.modules other than core_attn are not modelled under lora",
+        ),
         error=UnsupportedError,
     )
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
         again = sorted({"layernorm", "moe_act"}.intersection(modules))
         refuse(
-            field, (again, f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; leave one out")
+            field,
+            (
+                again,
+                f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; "
+                "leave one out",
+            ),
         )
-    dense = any(kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds)
+    dense = any(
+        kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds
+    )
     missing: dict[RecomputeModule, tuple[bool, str]] = {
         "mlp": (dense, "a layer with a dense MLP"),
         "moe": (model.num_experts is not None, "a model with experts"),
@@ -80,4 +120,10 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
         "mla_up_proj": (model.kv_lora_rank is not None, "a model with latent attention"),
     }
     for name, (there, wanted) in missing.items():
-        refuse(field, (name in modules and not there, f"recompute.modules {name} needs {wanted}; leave it out"))
+        refuse(
+            field,
+            (
+                name in modules and not there,
+                f"recompute.modules {name} needs {wanted}; leave it out",
+            ),
+        )

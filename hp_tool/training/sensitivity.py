@@ -1,4 +1,6 @@
-"""What a recommendation depends on: rankings on other numbers of devices, without an axis, and on better hardware."""
+"""What a recommendation depends on: rankings on other numbers of devices, without an axis, and on
+better hardware.
+"""
 
 import math
 from dataclasses import replace
@@ -35,40 +37,68 @@ PLAIN: dict[str, int | str] = {
 
 
 def sensitivity(query: Query, *, calibrations: Calibrations | None = None) -> Sensitivity:
-    """How the fastest step changes with the number of devices, without each axis, and on better hardware.
+    """How the fastest step changes with the number of devices, without each axis, and on better
+    hardware.
 
-    Each figure is the best of a ranking of its own, by predicted step time. Raises UnsupportedError for two kinds of GPU.
+    Each figure is the best of a ranking of its own, by predicted step time. Raises UnsupportedError
+    for two kinds of GPU.
     """
     problem = resolve_training(query)
     if problem.kinds:
-        raise UnsupportedError("sensitivity is not modelled for two kinds of GPU; leave it out", field="cluster.stages")
+        raise UnsupportedError(
+            "sensitivity is not modelled for two kinds of GPU; leave it out", field="cluster.stages"
+        )
     predictor = None if calibrations is None else calibrations(problem)
-    scaling = [point for count in _counts(problem) if (point := _point(problem.with_num_gpus(count), predictor))]
+    scaling = [
+        point
+        for count in _counts(problem)
+        if (point := _point(problem.with_num_gpus(count), predictor))
+    ]
     cheapest = min((point.gpu_seconds_per_step for point in scaling), default=math.inf)
-    near = [point.num_gpus for point in scaling if point.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest]
+    near = [
+        point.num_gpus
+        for point in scaling
+        if point.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest
+    ]
     step_s = _fastest_s(problem, predictor)
     free = [
         name
         for name in PLAIN
-        if getattr(problem.parallel, name) is None and (problem.model.num_experts or not name.startswith("expert"))
+        if getattr(problem.parallel, name) is None
+        and (problem.model.num_experts or not name.startswith("expert"))
     ]
-    axes = [_influence(f"without {name}", _fastest_s(_without(problem, name), predictor), step_s) for name in free]
+    axes = [
+        _influence(f"without {name}", _fastest_s(_without(problem, name), predictor), step_s)
+        for name in free
+    ]
     better = [
-        _influence(name, _fastest_s(replace(problem, cluster=one), None), step_s) for name, one in _better(problem.cluster)
+        _influence(name, _fastest_s(replace(problem, cluster=one), None), step_s)
+        for name, one in _better(problem.cluster)
     ]
     return Sensitivity(
         scaling=tuple(scaling),
         fewest_gpus_near_cheapest=min(near, default=None),
         fastest_gpus_near_cheapest=max(near, default=None),
-        axes=tuple(sorted(axes, key=lambda one: -(math.inf if one.change_fraction is None else one.change_fraction))),
+        axes=tuple(
+            sorted(
+                axes,
+                key=lambda one: -(math.inf if one.change_fraction is None else one.change_fraction),
+            )
+        ),
         hardware=tuple(better),
     )
 
 
 def _counts(problem: TrainingProblem) -> list[int]:
-    """The cluster's number of devices and its halves, quarters and so on, as far as those can be filled."""
+    """The cluster's number of devices and its halves, quarters and so on, as far as those can be
+    filled.
+    """
     most = problem.cluster.num_gpus
-    return [count for count in device_counts(problem) if most % count == 0 and (most // count).bit_count() == 1]
+    return [
+        count
+        for count in device_counts(problem)
+        if most % count == 0 and (most // count).bit_count() == 1
+    ]
 
 
 def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> ScalingPoint | None:
@@ -78,7 +108,9 @@ def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> S
         return None
     row = recommendations_of(best.take(np.arange(1)))[0]
     estimate = row.known
-    assert estimate.time is not None and estimate.tokens_per_second_per_gpu is not None  # legal rows
+    assert (
+        estimate.time is not None and estimate.tokens_per_second_per_gpu is not None
+    )  # legal rows
     return ScalingPoint(
         num_gpus=problem.cluster.num_gpus,
         step_s=estimate.time.step_s,
@@ -108,9 +140,16 @@ def _better(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
     clusters = [(f"{LARGER:g} x memory", memory)]
     if cluster.num_gpus > cluster.gpus_per_node:
         network = FASTER * cluster.inter_node_bandwidth_bytes_per_second
-        clusters.append((f"{FASTER:g} x network", replace(cluster, inter_node_bandwidth_bytes_per_second=network)))
+        clusters.append(
+            (
+                f"{FASTER:g} x network",
+                replace(cluster, inter_node_bandwidth_bytes_per_second=network),
+            )
+        )
     if gpu.nvlink_bandwidth_bytes_per_second:
-        links = replace(gpu, nvlink_bandwidth_bytes_per_second=FASTER * gpu.nvlink_bandwidth_bytes_per_second)
+        links = replace(
+            gpu, nvlink_bandwidth_bytes_per_second=FASTER * gpu.nvlink_bandwidth_bytes_per_second
+        )
         clusters.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
     return clusters
 

@@ -14,21 +14,29 @@ _MEGATRON: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
 """What Megatron Core has layers of (0.16: ssm/, transformer/)."""
 
 
-def check_unlike(*, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec) -> None:
-    """Raise UnsupportedError for what is not modelled, or the framework lacks, with layers other than attention and MLP."""
+def check_unlike(
+    *, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
+) -> None:
+    """Raise UnsupportedError for what is not modelled, or the framework lacks, with layers other
+    than attention and MLP.
+    """
     if model.is_uniform and model.index_topk is None:
         return
     framework = workload.framework
-    if what := next((each for holds, each in _cases(model, workload, parallel, cluster) if holds), None):
+    if what := next(
+        (each for holds, each in _cases(model, workload, parallel, cluster) if holds), None
+    ):
         field, name = what
         raise UnsupportedError(
-            f"{model.name}: {name} with layers that differ, or are no attention, is not modelled", field=field
+            f"{model.name}: {name} with layers that differ, or are no attention, is not modelled",
+            field=field,
         )
     if wrapped(framework) == "megatron-core":
         for _, kind in model.kinds:
             if kind.mixer not in _MEGATRON:
                 raise UnsupportedError(
-                    f"{model.name}: Megatron Core has no layers of {kind.mixer}; choose another training.framework",
+                    f"{model.name}: Megatron Core has no layers of {kind.mixer}; choose another "
+                    "training.framework",
                     field="training.framework",
                 )
 
@@ -38,11 +46,17 @@ def _cases(
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
     """(whether it is asked for, (field, what it is called))."""
     return (
-        (facts(workload.framework).is_plain, ("training.framework", f"framework {workload.framework}")),
+        (
+            facts(workload.framework).is_plain,
+            ("training.framework", f"framework {workload.framework}"),
+        ),
         (cluster.kinds, ("cluster.stages", "a pipeline over two kinds of GPU")),
         (workload.lora is not None or workload.task == "lora", ("training.task", "LoRA")),
         (workload.optimizer == "muon", ("training.optimizer", "optimizer muon")),
-        (workload.sequence_lengths is not None, ("training.sequence_lengths", "a distribution of lengths")),
+        (
+            workload.sequence_lengths is not None,
+            ("training.sequence_lengths", "a distribution of lengths"),
+        ),
         (workload.merges_passes, ("training.overlap.expert_parallel", "merging passes")),
         (
             set(axis_values(parallel.pipeline_schedule)) - _SCHEDULES,

@@ -28,16 +28,24 @@ OF_THE_LAYOUT: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False)}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False), "cuda_graphs": False}, {}),
-    ({"overlap": OverlapSpec(expert_parallel=False), "offload": "none"}, {"zero_stage": 1, "recompute": "none"}),
+    (
+        {"overlap": OverlapSpec(expert_parallel=False), "offload": "none"},
+        {"zero_stage": 1, "recompute": "none"},
+    ),
 )
-"""Values of `training` and `parallel` in place of what a recipe chose for its own layout, tried in turn until they can run."""
+"""Values of `training` and `parallel` in place of what a recipe chose for its own layout, tried in
+turn until they can run.
+"""
 
 
-def with_recipe_figure(estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None) -> Estimate:
-    """Return the estimate of the query's one configuration with the step that today's recipe would take.
+def with_recipe_figure(
+    estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
+) -> Estimate:
+    """Return the estimate of the query's one configuration with the step that today's recipe would
+    take.
 
-    Queries that name a recipe, and frameworks and devices that no recipe is for, have none. `problem`: the query's, if it was
-    resolved earlier.
+    Queries that name a recipe, and frameworks and devices that no recipe is for, have none.
+    `problem`: the query's, if it was resolved earlier.
     """
     workload = query.training
     if workload is None or workload.recipe is not None or estimate.time is None:
@@ -73,15 +81,23 @@ def with_recipe_figure(estimate: Estimate, *, query: Query, problem: TrainingPro
 
 
 def _todays(problem: TrainingProblem) -> str | None:
-    """The recipe for a training: of the release that the query names; of the audited runs where these alone have its model and
-    task; else the newest.
+    """The recipe for a training: of the release that the query names; of the audited runs where
+    these alone have its model and task; else the newest.
     """
     workload, gpu = problem.workload, problem.cluster.gpu
-    if workload.framework != "megatron-core" or gpu.predict_only or problem.model.architecture != "decoder":
+    if (
+        workload.framework != "megatron-core"
+        or gpu.predict_only
+        or problem.model.architecture != "decoder"
+    ):
         return None
     newest, name = recipe(NEWEST), problem.model.name
-    audited = workload.task == "lora" and name in recipe(AUDITED).models and name not in newest.models
-    linked = gpu.nvlink_bandwidth_bytes_per_second is not None  # as all that releases have recipes for
+    audited = (
+        workload.task == "lora" and name in recipe(AUDITED).models and name not in newest.models
+    )
+    linked = (
+        gpu.nvlink_bandwidth_bytes_per_second is not None
+    )  # as all that releases have recipes for
     if "bf16" not in gpu.peak_flops_per_second or not (linked or audited):
         return None
     released = f"{NEWEST}-{workload.framework_version}"
@@ -124,20 +140,34 @@ def _paths(query: Query, named: Query) -> dict[str, Any]:
 def _changes(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
     """Knobs by path that the recipe sets otherwise than the query leaves them."""
     old, new = (_knobs(each) for each in (before, after))
-    return {path: value for path, value in new.items() if value != old.get(path) and not path.endswith(("recipe", "framework"))}
+    return {
+        path: value
+        for path, value in new.items()
+        if value != old.get(path) and not path.endswith(("recipe", "framework"))
+    }
 
 
 def _knobs(problem: TrainingProblem) -> dict[str, Any]:
-    names = {path: value for path, value in problem.assumed.items() if path != "training.framework_version"}
+    names = {
+        path: value
+        for path, value in problem.assumed.items()
+        if path != "training.framework_version"
+    }
     recompute = problem.parallel.recompute
     return names if recompute is None else names | {"parallel.recompute": schema.to_dict(recompute)}
 
 
-def _gains(named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float) -> dict[str, float]:
+def _gains(
+    named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float
+) -> dict[str, float]:
     """How many times as long a step would take without each knob that changes what is trained."""
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in TRAINED and path in before.assumed):
-        kept = _resolved(_filled(named, training={path.removeprefix("training."): before.assumed[path]}, parallel={}))
+        kept = _resolved(
+            _filled(
+                named, training={path.removeprefix("training."): before.assumed[path]}, parallel={}
+            )
+        )
         if kept is not None and not kept.reasons:
             gains[path] = float(kept.problem.costs(kept.candidate).step_s) / step_s
     return gains

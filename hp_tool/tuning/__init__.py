@@ -1,4 +1,6 @@
-"""Tuning: a search from its stored query to its ranked answer, the same for the command line and for a worker."""
+"""Tuning: a search from its stored query to its ranked answer, the same for the command line and
+for a worker.
+"""
 
 from hp_tool.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
 from hp_tool.tuning.offers import check_offered, offers, offers_in_words

@@ -1,4 +1,6 @@
-"""What answers of trainings and of deployments share: the baseline they are compared with, and what each axis decides."""
+"""What answers of trainings and of deployments share: the baseline they are compared with, and what
+each axis decides.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ def gains_of(
     baseline: KnownBaseline[Config, Predicted],
     measured: MeasuredSteps,
 ) -> tuple[Gain, ...]:
-    """How many times as fast the answer's configuration is as the baseline, the first run and the slowest.
+    """How many times as fast the answer's configuration is as the baseline, the first run and the
+    slowest.
 
-    `known`: (seconds, log_sd) of it, by which it was chosen: what one of the two did not run is compared by.
+    `known`: (seconds, log_sd) of it, by which it was chosen: what one of the two did not run is
+    compared by.
     """
 
     def gain(other: RunConfig, against: GainSource) -> Gain:
@@ -53,13 +57,19 @@ def gains_of(
             factor, low, high = measured.ratio(other, parallel)
         elif other != parallel:
             factor, low, high = map(float, ratio(baseline.known, known, quantile=NORMAL_QUANTILE))
-        noise = {"noise_from": "repeats" if measured.num_repeats else "assumed", "noise_fraction": measured.repeat_log_sd}
+        noise = {
+            "noise_from": "repeats" if measured.num_repeats else "assumed",
+            "noise_fraction": measured.repeat_log_sd,
+        }
         source: dict[str, Any] = {"source": "measured", **noise} if ran else {"source": "predicted"}
         return Gain(against=against, factor=factor, interval=(low, high), **source)
 
     gains = [gain(baseline.parallel, baseline.source)]
     if parallel in measured.known:  # what others were measured at says nothing of a prediction
-        first, slowest = next(iter(measured.known)), max(measured.known, key=lambda each: measured.known[each][0])
+        first, slowest = (
+            next(iter(measured.known)),
+            max(measured.known, key=lambda each: measured.known[each][0]),
+        )
         gains += [gain(first, "first run")] if baseline.source != "first run" else []
         gains += [gain(slowest, "slowest run")] if slowest != parallel else []
     return tuple(gains)
@@ -70,28 +80,37 @@ def described_baseline(
 ) -> Config | None:
     """Return the configuration that `search.baseline` describes; None where the query has none.
 
-    `reasons`: why a configuration is illegal, in words; none if it is legal. Raises InputError `illegal_baseline`.
+    `reasons`: why a configuration is illegal, in words; none if it is legal. Raises InputError
+    `illegal_baseline`.
     """
     if query.search.baseline is None:
         return None
     try:
         config = resolve(query.search.baseline)
     except InputError as error:
-        raise InputError(error.message, field=(error.field or "").replace("parallel", FIELD, 1) or FIELD) from None
+        raise InputError(
+            error.message, field=(error.field or "").replace("parallel", FIELD, 1) or FIELD
+        ) from None
     if why := reasons(config):
         raise InputError(f"the baseline is not legal: {why}", field=FIELD, code="illegal_baseline")
     return config
 
 
-def compared_with(described: RunConfig | None, runs: Sequence[RunRecord]) -> tuple[RunConfig | None, BaselineSource]:
-    """Return what an answer is compared with: the described one, which need not be a candidate, else the first that worked."""
+def compared_with(
+    described: RunConfig | None, runs: Sequence[RunRecord]
+) -> tuple[RunConfig | None, BaselineSource]:
+    """Return what an answer is compared with: the described one, which need not be a candidate,
+    else the first that worked.
+    """
     if described is not None:
         return described, "search.baseline"
     return next((run.parallel for run in runs if run.status == "ok"), None), "first run"
 
 
 def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
-    """Return what was predicted of a configuration before the first of its runs; None where only a reduced one worked."""
+    """Return what was predicted of a configuration before the first of its runs; None where only a
+    reduced one worked.
+    """
     before = next((run.predicted for run in runs if run.fidelity.is_whole), None)
     if measured.reduced or before is None or "calibrated_step_s_interval" not in before:
         return None
@@ -112,7 +131,9 @@ def saved_parts(before: Mapping[str, float], after: Mapping[str, float]) -> dict
 def effect_of_axes(
     axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
-    """Shortest step time among `rows` by the value of each axis: what holding on to that value costs."""
+    """Shortest step time among `rows` by the value of each axis: what holding on to that value
+    costs.
+    """
     effects: dict[str, dict[str, float]] = {}
     for name, values in axes.items():
         best: dict[str, float] = {}

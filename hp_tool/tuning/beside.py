@@ -1,5 +1,6 @@
-"""What a search takes over from a ranking beside the layout, for all of its runs: offload where nothing fits without it, and
-how ranks exchange a split sequence."""
+"""What a search takes over from a ranking beside the layout, for all of its runs: offload where
+nothing fits without it, and how ranks exchange a split sequence.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,9 +21,12 @@ Runs = Callable[[TrainingProblem, ParallelConfig], bool]
 """Whether a search can run a configuration as it is."""
 
 
-def chosen_beside(problem: TrainingProblem, *, query: Query, runs: Runs) -> tuple[dict[str, Any], Best]:
-    """Return the values of the query, by path, that the first row of its ranking which can be run has; and the ranking of the
-    query as it is. Levels of a2a+p2p are the usual ones: a ranking's hold for one size, a search tries several.
+def chosen_beside(
+    problem: TrainingProblem, *, query: Query, runs: Runs
+) -> tuple[dict[str, Any], Best]:
+    """Return the values of the query, by path, that the first row of its ranking which can be run
+    has; and the ranking of the query as it is. Levels of a2a+p2p are the usual ones: a ranking's
+    hold for one size, a search tries several.
     """
     plain = best_of(problem, keep=SHOWN, rank_by=query.rank_by)
     best = plain if plain.feasible else offloaded(query, plain, keep=SHOWN, calibrations=None)
@@ -32,16 +36,25 @@ def chosen_beside(problem: TrainingProblem, *, query: Query, runs: Runs) -> tupl
         config = its.named(shown.rows.candidates.config(row))
         if runs(its, config):
             exchange = config.context_parallel_communication
-            differs = config.context_parallel_size > 1 and exchange != query.parallel.context_parallel_communication
+            differs = (
+                config.context_parallel_size > 1
+                and exchange != query.parallel.context_parallel_communication
+            )
             offload = {path: value for path, value in its.chosen.items() if path == OFFLOAD}
             return offload | ({EXCHANGE: exchange} if differs else {}), plain
     return {}, plain
 
 
 def resolved_with(
-    values: Mapping[str, Any], *, query: Query, problem: TrainingProblem, resolve: Callable[[Query], TrainingProblem]
+    values: Mapping[str, Any],
+    *,
+    query: Query,
+    problem: TrainingProblem,
+    resolve: Callable[[Query], TrainingProblem],
 ) -> TrainingProblem:
-    """Return the query's problem with these values, on as many devices as `problem`; its answers name them."""
+    """Return the query's problem with these values, on as many devices as `problem`; its answers
+    name them.
+    """
     for path, value in values.items():
         query = with_value(query, path, value)
     chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)

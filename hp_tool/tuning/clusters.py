@@ -1,4 +1,6 @@
-"""Where a search's runs go, how much of a registered cluster they may take, and the end of jobs that no live search owns."""
+"""Where a search's runs go, how much of a registered cluster they may take, and the end of jobs
+that no live search owns.
+"""
 
 import contextlib
 import logging
@@ -33,17 +35,21 @@ def launcher_name(query: Query) -> str:
 
 
 def check_profiled(gpu: GpuSpec) -> None:
-    """Raises UnsupportedError for a device on which the profiler cannot run: only its predictions can be had."""
+    """Raises UnsupportedError for a device on which the profiler cannot run: only its predictions
+    can be had.
+    """
     if gpu.predict_only:
         raise UnsupportedError(
-            f"the profiler has no program for {gpu.name}, which is predict-only; use `hp-tool recommend`, or name the command "
+            f"the profiler has no program for {gpu.name}, which is predict-only; use `hp-tool "
+            "recommend`, or name the command "
             "that trains there as `trainer`",
             field="cluster.gpu",
         )
 
 
 def create_launcher(query: Query) -> Launcher:
-    """The launcher of a query's runs; a query about `cpu` runs on this host's cores even where it has GPUs.
+    """The launcher of a query's runs; a query about `cpu` runs on this host's cores even where it
+    has GPUs.
 
     Raises MissingExtraError where jobs would run on this host and could not.
     """
@@ -56,12 +62,17 @@ def create_launcher(query: Query) -> Launcher:
 def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
     """The launcher, whose runs are those of the query's own command if it has one."""
     trainer = trainer_of(query)
-    return launcher if trainer is None else TrainerLauncher(launcher, trainer=trainer, problem=problem, settings=query.search)
+    return (
+        launcher
+        if trainer is None
+        else TrainerLauncher(launcher, trainer=trainer, problem=problem, settings=query.search)
+    )
 
 
 def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
-    """The launcher called `name` (default: the entry's, else this host) over a cluster: with the options of its entry where
-    that is its launcher, else with those of the launcher's own file."""
+    """The launcher called `name` (default: the entry's, else this host) over a cluster: with the
+    options of its entry where that is its launcher, else with those of the launcher's own file.
+    """
     runs, spec = cluster_runs(cluster), catalog.cluster(cluster)
     name = name or (runs.launcher if runs is not None else LOCAL)
     if name == LOCAL:
@@ -69,25 +80,38 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
     if runs is None or runs.launcher != name or not runs.options:
         return launchers.create(name)
     whole = catalog.cluster(cluster_name(cluster) or cluster)
-    node = {"gpu": whole.gpu.name, "gpus_per_node": whole.gpus_per_node, "max_nodes": whole.num_nodes}
+    node = {
+        "gpu": whole.gpu.name,
+        "gpus_per_node": whole.gpus_per_node,
+        "max_nodes": whole.num_nodes,
+    }
     return launchers.create(name, options={"name": whole.name, **node, **runs.options})
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
-    """The stored form of a query, with a budget of GPU-seconds where its cluster (or `ceiling`) bounds it: without one a
-    search could promise nothing.
+    """The stored form of a query, with a budget of GPU-seconds where its cluster (or `ceiling`)
+    bounds it: without one a search could promise nothing.
 
-    It depends on settings alone, not on what is left today, so that a request sent twice is the same request. Raises
-    InputError for more than is allowed: `gpu_seconds_ceiling`, and more runs at a time than the cluster takes.
+    It depends on settings alone, not on what is left today, so that a request sent twice is the
+    same request. Raises InputError for more than is allowed: `gpu_seconds_ceiling`, and more runs
+    at a time than the cluster takes.
     """
     runs, search = _runs_of(query), query.get("search") or {}
     if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
         raise InputError(
-            f"cluster {_name_of(query)} takes {runs.max_concurrent_runs} runs at a time, this search asks for "
+            f"cluster {_name_of(query)} takes {runs.max_concurrent_runs} runs at a time, this "
+            "search asks for "
             f"{search['parallel_runs']}",
             field="search.parallel_runs",
         )
-    bounds = [ceiling, *((runs.max_gpu_seconds_per_search, runs.max_gpu_seconds_per_day) if runs is not None else ())]
+    bounds = [
+        ceiling,
+        *(
+            (runs.max_gpu_seconds_per_search, runs.max_gpu_seconds_per_day)
+            if runs is not None
+            else ()
+        ),
+    ]
     most = min((each for each in bounds if each is not None), default=None)
     if most is None:
         return query
@@ -123,7 +147,11 @@ def _runs_of(query: JsonObject) -> ClusterRuns | None:
 def runs_limit(query: Query) -> OpenRunsLimit | None:
     """How many runs the query's registered cluster takes at a time; None where nothing is said."""
     runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
-    return None if runs is None or name is None else OpenRunsLimit(cluster=name, runs=runs.max_concurrent_runs)
+    return (
+        None
+        if runs is None or name is None
+        else OpenRunsLimit(cluster=name, runs=runs.max_concurrent_runs)
+    )
 
 
 def engine_of(query: JsonObject) -> Launcher:
@@ -135,23 +163,28 @@ def engine_of(query: JsonObject) -> Launcher:
 class Sweeper:
     """Ends jobs that no live search owns, and books what they took.
 
-    A run that is given up takes its job's name with it: what is submitted late under a cancelled name starts nothing. Jobs slip
-    through all the same where an engine was away when it was told, where it cannot keep a name, or where a worker died in the
-    wrong moment; and what a job took in the end is not always known when it is given up.
+    A run that is given up takes its job's name with it: what is submitted late under a cancelled
+    name starts nothing. Jobs slip through all the same where an engine was away when it was told,
+    where it cannot keep a name, or where a worker died in the wrong moment; and what a job took in
+    the end is not always known when it is given up.
 
-    Several may sweep one engine: to end or to book a job twice changes nothing.
-    Only jobs are touched that a run of this store is stored for, whoever else uses the engine; a run is stored before its
-    job is submitted, and open for as long as somebody may adopt it.
+    Several may sweep one engine: to end or to book a job twice changes nothing. Only jobs are
+    touched that a run of this store is stored for, whoever else uses the engine; a run is stored
+    before its job is submitted, and open for as long as somebody may adopt it.
     """
 
-    def __init__(self, *, store: AccessStore, launcher_of: Callable[[JsonObject], Launcher] = engine_of) -> None:
+    def __init__(
+        self, *, store: AccessStore, launcher_of: Callable[[JsonObject], Launcher] = engine_of
+    ) -> None:
         self._store, self._launcher_of = store, launcher_of
         self._unbooked: dict[str, dict[str, RunRecord]] = {}
         """Of each cluster, by id: jobs that may not have ended yet."""
         self._booked: set[str] = set()
 
     def sweep(self) -> None:
-        """Look once at every engine that was used of late. One that does not answer is left for the next time."""
+        """Look once at every engine that was used of late. One that does not answer is left for the
+        next time.
+        """
         for cluster, query in self._store.engines_in_use().items():
             try:
                 self.sweep_engine(cluster, self._launcher_of(query))
@@ -170,7 +203,9 @@ class Sweeper:
             elif run.id in self._booked:
                 continue
             strays[run.id] = run
-        self._unbooked[cluster] = {run.id: run for run in strays.values() if not self._book(launcher, run)}
+        self._unbooked[cluster] = {
+            run.id: run for run in strays.values() if not self._book(launcher, run)
+        }
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
         """Book what the job took by its own account; False where it does not tell yet."""
@@ -182,7 +217,9 @@ class Sweeper:
                 return False
             wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
             if wall_s or not run.state.ended:
-                self._store.book_stray(run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity))
+                self._store.book_stray(
+                    run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity)
+                )
             self._booked.add(run.id)
             return True
         return False
@@ -190,8 +227,9 @@ class Sweeper:
 
 @contextlib.contextmanager
 def _apart(run: RunRecord) -> Iterator[None]:
-    """Leave what went wrong with one job for the next sweep: others are not to wait for it. A database that is away is no
-    job's matter."""
+    """Leave what went wrong with one job for the next sweep: others are not to wait for it. A
+    database that is away is no job's matter.
+    """
     try:
         yield
     except StoreError:

@@ -1,4 +1,6 @@
-"""What a worker can run, and whether any live one can run a query: asked before a search is stored."""
+"""What a worker can run, and whether any live one can run a query: asked before a search is
+stored.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,9 @@ LOOKED_S = 300.0
 
 
 def offers() -> tuple[Offer, ...]:
-    """What a worker in this process can run: this host's devices, and the clusters whose options it has."""
+    """What a worker in this process can run: this host's devices, and the clusters whose options it
+    has.
+    """
     profiler = not missing("profiler")
 
     def each() -> Iterator[Offer]:
@@ -28,7 +32,10 @@ def offers() -> tuple[Offer, ...]:
         for name, create in _launchers():
             try:
                 hardware = create().hardware()
-            except (HpToolError, OSError):  # no options for it here, or options that are wrong: `hp-tool doctor` says so
+            except (
+                HpToolError,
+                OSError,
+            ):  # no options for it here, or options that are wrong: `hp-tool doctor` says so
                 continue
             yield Offer(launcher=name, gpu=hardware.gpu, num_gpus=hardware.num_gpus)
 
@@ -37,13 +44,19 @@ def offers() -> tuple[Offer, ...]:
 
 @lru_cache(maxsize=1)
 def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
-    """Its GPUs, and its processor, on which a query about cpu runs. Asking the driver takes a while: once per LOOKED_S."""
+    """Its GPUs, and its processor, on which a query about cpu runs. Asking the driver takes a
+    while: once per LOOKED_S.
+    """
     each = (launchers.create(LOCAL, cpu_only=cpu_only).hardware() for cpu_only in (False, True))
-    return tuple(Offer(launcher=LOCAL, gpu=one.gpu, num_gpus=one.num_gpus, profiler=profiler) for one in each)
+    return tuple(
+        Offer(launcher=LOCAL, gpu=one.gpu, num_gpus=one.num_gpus, profiler=profiler) for one in each
+    )
 
 
 def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Those that reach a cluster by their own file of options, and those of the catalogue's clusters."""
+    """Those that reach a cluster by their own file of options, and those of the catalogue's
+    clusters.
+    """
     for name in launchers.names():
         if name != LOCAL:
             yield name, partial(launchers.create, name)
@@ -68,12 +81,15 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
         offer
         for worker in workers
         for offer in worker.offers
-        if (offer.launcher, offer.gpu) == (launcher, cluster.gpu.name) and (offer.profiler or query.trainer is not None)
+        if (offer.launcher, offer.gpu) == (launcher, cluster.gpu.name)
+        and (offer.profiler or query.trainer is not None)
     ]
     if not matching:
         raise InputError(
-            f"no live worker can run this: it asks for {cluster.gpu.name} by launcher {launcher}, and they have "
-            f"{offers_in_words(workers)}. Start `hp-tool worker` where such devices are, name a launcher or cluster that they "
+            f"no live worker can run this: it asks for {cluster.gpu.name} by launcher {launcher}, "
+            "and they have "
+            f"{offers_in_words(workers)}. Start `hp-tool worker` where such devices are, name a "
+            "launcher or cluster that they "
             "have, or ask for predictions alone (`hp-tool recommend`)",
             field="search.launcher",
             code="launcher_mismatch",
@@ -87,4 +103,6 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
 def offers_in_words(workers: Sequence[WorkerRecord]) -> str:
     """`8 x h100-sxm-80gb by local, 64 x cpu by slurm`; of all workers, each once."""
     each = dict.fromkeys(offer for worker in workers for offer in worker.offers)
-    return ", ".join(f"{offer.num_gpus} x {offer.gpu} by {offer.launcher}" for offer in each) or "none"
+    return (
+        ", ".join(f"{offer.num_gpus} x {offer.gpu} by {offer.launcher}" for offer in each) or "none"
+    )

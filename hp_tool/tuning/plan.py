@@ -1,4 +1,6 @@
-"""What a search would cost before anything runs: its first run, the proof of its leader, and all of it at its budget."""
+"""What a search would cost before anything runs: its first run, the proof of its leader, and all of
+it at its budget.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ from hp_tool.units import SECONDS_PER_HOUR
 _NAME = "planned"
 
 
-def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher | None = None) -> PlanAnswer:
+def plan_search(
+    query: Query, *, store: Store | None = None, launcher: Launcher | None = None
+) -> PlanAnswer:
     """The bill of a search in this process, with its first job.
 
-    `store`: whose measurements the search would know. Raises what a search does for a query that cannot be run, and InputError
-    where nothing fits.
+    `store`: whose measurements the search would know. Raises what a search does for a query that
+    cannot be run, and InputError where nothing fits.
     """
     launcher = launcher or create_launcher(query)
     plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
@@ -45,7 +49,9 @@ def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher 
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search as if one job could have all of the cluster; no launcher is needed."""
+    """Return the plan of a search as if one job could have all of the cluster; no launcher is
+    needed.
+    """
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)
@@ -54,26 +60,38 @@ def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
 
 def _a_training(query: Query) -> Query:
     if query.kind != "training":
-        raise UnsupportedError("plans are shown of trainings; an inference run has none to show", field="kind")
+        raise UnsupportedError(
+            "plans are shown of trainings; an inference run has none to show", field="kind"
+        )
     return query
 
 
-def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[SearchPlan, TuningProblem, RunRecord]:
+def _plan(
+    query: Query, *, hardware: Hardware, store: Store | None
+) -> tuple[SearchPlan, TuningProblem, RunRecord]:
     """The bill, the problem, and the first run as it would be stored."""
     stored = within_limits(to_dict(self_contained(_a_training(query))))
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
     if isinstance(problem, CostedSpace):
         raise InputError(
-            "nothing that the query allows fits, so there is nothing to run", field="parallel", code="nothing_feasible"
+            "nothing that the query allows fits, so there is nothing to run",
+            field="parallel",
+            code="nothing_feasible",
         )
     if store is not None:
         problem = replace(problem, search=with_known_startup(problem.search, store=store))
     evidence = None if store is None else earlier_evidence(store, problem)
-    projection = projection_of(problem, evidence=evidence, search_id=_NAME, storage=study_storage(None))
-    planner = Planner(problem=problem.search, projection=projection, available_gpus=hardware.num_gpus, reusable={})
+    projection = projection_of(
+        problem, evidence=evidence, search_id=_NAME, storage=study_storage(None)
+    )
+    planner = Planner(
+        problem=problem.search, projection=projection, available_gpus=hardware.num_gpus, reusable={}
+    )
     decision = planner.decide([], projection.proposal())
-    assert not isinstance(decision, Nothing) and isinstance(decision.parallel, ParallelConfig)  # nothing has run yet
+    assert not isinstance(decision, Nothing) and isinstance(
+        decision.parallel, ParallelConfig
+    )  # nothing has run yet
     run = RunRecord(
         id=_NAME,
         search_id=_NAME,
@@ -91,8 +109,12 @@ def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[Sea
     first = _planned(run, problem, chosen_by=decision.predicted["chosen_by"])
     proof = None
     if not run.fidelity.is_whole and num_gpus(run.parallel) <= hardware.num_gpus:
-        of_whole = {name: value for name, value in run.predicted.items() if not name.startswith("reduced_")}
-        proof = _planned(replace(run, fidelity=WHOLE, predicted=of_whole), problem, chosen_by=CONFIRMATION)
+        of_whole = {
+            name: value for name, value in run.predicted.items() if not name.startswith("reduced_")
+        }
+        proof = _planned(
+            replace(run, fidelity=WHOLE, predicted=of_whole), problem, chosen_by=CONFIRMATION
+        )
     return _sum(first, proof, problem=problem), problem, run
 
 
@@ -107,7 +129,10 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
 
     def needed_s(startup_s: float) -> float:
         own_s = cost(step_s=step_s, startup_s=startup_s)
-        return own_s + sum(cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s) for each in beside)
+        return own_s + sum(
+            cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s)
+            for each in beside
+        )
 
     expected_s = needed_s(search.assumed_startup_s)
     low_s, high_s = (min(needed_s(each), limit_s) for each in low_high)
@@ -138,9 +163,13 @@ class _Bill:
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
-    """All runs at the budget, in jobs like the first, and the proof of the leader where it is affordable."""
+    """All runs at the budget, in jobs like the first, and the proof of the leader where it is
+    affordable.
+    """
     settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
-    if proof is not None and (settings.budget_runs < 2 or first.gpu_seconds + proof.gpu_seconds > (budget or float("inf"))):
+    if proof is not None and (
+        settings.budget_runs < 2 or first.gpu_seconds + proof.gpu_seconds > (budget or float("inf"))
+    ):
         proof = None
     proven = 0 if proof is None else 1
     by_space, by_runs = len(problem.search.table), settings.budget_runs - proven
@@ -148,11 +177,17 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
     def whole(first_s: float, proof_s: float) -> _Bill:
         proof_gpu_seconds = 0.0 if proof is None else proof.num_gpus * proof_s
         each_gpu_seconds = first.num_gpus * first_s / first.configurations
-        affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // each_gpu_seconds), 1)
+        affordable = (
+            by_runs
+            if budget is None
+            else max(int((budget - proof_gpu_seconds) // each_gpu_seconds), 1)
+        )
         alike = min(by_runs, affordable, by_space)
         turns = math.ceil(math.ceil(alike / first.configurations) / settings.parallel_runs)
         return _Bill(
-            wall_s=turns * first_s + proven * proof_s, gpu_seconds=alike * each_gpu_seconds + proof_gpu_seconds, alike=alike
+            wall_s=turns * first_s + proven * proof_s,
+            gpu_seconds=alike * each_gpu_seconds + proof_gpu_seconds,
+            alike=alike,
         )
 
     bills = [whole(*walls) for walls in zip(_walls(first), _walls(proof), strict=True)]
@@ -163,9 +198,19 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
         return None if problem.search.startup_is_known else (min(values), max(values))
 
     alike = expected.alike
-    stopped_by = "budget_runs" if alike == by_runs else "space_exhausted" if alike == by_space else "budget_gpu_seconds"
+    stopped_by = (
+        "budget_runs"
+        if alike == by_runs
+        else "space_exhausted"
+        if alike == by_space
+        else "budget_gpu_seconds"
+    )
     jobs = math.ceil(alike / first.configurations)
-    most = sum(count * run.num_gpus * run.time_limit_s for count, run in ((jobs, first), (proven, proof)) if run is not None)
+    most = sum(
+        count * run.num_gpus * run.time_limit_s
+        for count, run in ((jobs, first), (proven, proof))
+        if run is not None
+    )
     most = max(most, *(each.gpu_seconds for each in bills))
     price = problem.search.cluster.price_per_gpu_hour
     per_second = None if price is None else price / SECONDS_PER_HOUR
@@ -189,7 +234,9 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
 
 
 def _walls(run: PlannedRun | None) -> tuple[float, float, float]:
-    """Seconds of a run's job with the shortest start-up, the expected and the longest; 0 without a run."""
+    """Seconds of a run's job with the shortest start-up, the expected and the longest; 0 without a
+    run.
+    """
     if run is None:
         return 0.0, 0.0, 0.0
     low_s, high_s = run.wall_s_interval or (run.wall_s, run.wall_s)

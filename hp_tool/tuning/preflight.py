@@ -1,4 +1,6 @@
-"""A check of the nodes before a search's first run: single operations on all of them at once; who lags is avoided."""
+"""A check of the nodes before a search's first run: single operations on all of them at once; who
+lags is avoided.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,24 @@ def preflight(
     should_release: Callable[[], bool],
     on_event: Callable[[str, JsonObject], None],
 ) -> Preflight:
-    """Check as many devices as one job may have, once in a search: a coordinator that follows reads what was found.
+    """Check as many devices as one job may have, once in a search: a coordinator that follows reads
+    what was found.
 
-    A check that fails says nothing, and the search goes on. Nothing too where the search is to stop: its coordinator sees to
-    that, and a successor adopts the job by its name. Raises RefusedError where the site takes no such job.
+    A check that fails says nothing, and the search goes on. Nothing too where the search is to
+    stop: its coordinator sees to that, and a successor adopts the job by its name. Raises
+    RefusedError where the site takes no such job.
     """
-    known = next((each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT), None)
+    known = next(
+        (each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT),
+        None,
+    )
     runs = store.runs(search_id=lease.search_id)
     if known is not None or runs:
         known = {"avoided": (), "gpu_seconds": 0.0, **(known or {})}
         charged = any(run.state.ended for run in runs)
-        return Preflight(hosts=tuple(known["avoided"]), gpu_seconds=0.0 if charged else known["gpu_seconds"])
+        return Preflight(
+            hosts=tuple(known["avoided"]), gpu_seconds=0.0 if charged else known["gpu_seconds"]
+        )
     cluster = replace(cluster, num_gpus=min(cluster.num_gpus, launcher.hardware().num_gpus))
     usual = ("fp32",) if cluster.gpu.kind == "cpu" else ELEMENT_BYTES
     precision = next(name for name in usual if name in cluster.gpu.peak_flops_per_second)
@@ -59,7 +68,9 @@ def preflight(
         gpu=cluster.gpu.name,
         timeout_s=_TIME_LIMIT_S,
     )
-    plan = replace(launcher.plan(request, job_name=f"{lease.search_id}.{EVENT}"), search=lease.search_id)
+    plan = replace(
+        launcher.plan(request, job_name=f"{lease.search_id}.{EVENT}"), search=lease.search_id
+    )
     handle, looked_at = launcher.submit(plan), time.monotonic()
     while launcher.poll([handle])[handle].is_open:
         if should_release():
@@ -76,9 +87,15 @@ def preflight(
     hosts = hosts_of_ranks(measured, cluster)
     slow = find_outliers(measured.operations, hosts=hosts) if measured.status == "ok" else ()
     names = [each.name for each in slow if each.kind != "link"]
-    avoided = tuple(host for host in dict.fromkeys(hosts) if any(_is_of(host, name) for name in names))
+    avoided = tuple(
+        host for host in dict.fromkeys(hosts) if any(_is_of(host, name) for name in names)
+    )
     gpu_seconds = cluster.num_gpus * (measured.wall_s or 0.0)
-    payload: JsonObject = {"status": measured.status, "cause": measured.cause, "gpu_seconds": gpu_seconds}
+    payload: JsonObject = {
+        "status": measured.status,
+        "cause": measured.cause,
+        "gpu_seconds": gpu_seconds,
+    }
     payload |= {"slow": [asdict(each) for each in slow], "avoided": list(avoided)}
     store.append_event(lease=lease, kind=EVENT, payload=payload)
     on_event(EVENT, payload)

@@ -1,4 +1,6 @@
-"""From a training query to the table a search works on: the fastest candidates by prior, and the best of each kind."""
+"""From a training query to the table a search works on: the fastest candidates by prior, and the
+best of each kind.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,15 @@ from hp_tool.learning.series import Series, series_of
 from hp_tool.queries.schema import lay
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers.command import check_trainer, check_varied, program_name, tells, trainer_of, varying, writes
+from hp_tool.trainers.command import (
+    check_trainer,
+    check_varied,
+    program_name,
+    tells,
+    trainer_of,
+    varying,
+    writes,
+)
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best, best_of
@@ -44,9 +54,13 @@ from hp_tool.tuning.searched import Searched
 from hp_tool.tuning.training_result import baseline_config, ranked_trainings
 
 MAX_ROWS = 4096
-"""Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
+"""Candidates the residual mathematics sees; a larger space is represented by its fastest and the
+best of each kind.
+"""
 _MEMORY_DOUBT = 1.25
-"""Candidates predicted to need up to this much of the capacity stay in: a calibration may find that they fit."""
+"""Candidates predicted to need up to this much of the capacity stay in: a calibration may find that
+they fit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,49 +78,75 @@ class TuningProblem(Searched):
     def launched(self, launcher: Launcher) -> Launcher:
         return trained_by(self.query, launcher, problem=self.training)
 
-    def evidence(self, store: Store, *, series: Series, without_search: str | None = None) -> Evidence:
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
         release = self.training.workload.framework_version
-        return stored_evidence(store=store, series=series, release=release, without_search=without_search)
+        return stored_evidence(
+            store=store, series=series, release=release, without_search=without_search
+        )
 
     def keep(self, store: Store) -> None:
-        # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+        # Not the search's own: that one saw reduced runs as what they imply, here they stand for
+        # what they are.
         calibrate_series(store=store, series=self.series)
 
-    def result(self, store: Store, *, calibration: Calibration, account: Account, owner: str) -> TuneResult:
+    def result(
+        self, store: Store, *, calibration: Calibration, account: Account, owner: str
+    ) -> TuneResult:
         ranked = ranked_trainings(self, calibration=calibration, runs=account.runs)
         return make_result(ranked, query=self.query, table=self.search.table, account=account)
 
 
 def resolve_training_search(query: Query) -> TrainingProblem:
-    """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts.
+    """The query's problem, if real runs can search it at all: asked before a search is stored, and
+    again when it starts.
 
-    Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for what is not run.
+    Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for
+    what is not run.
     """
     problem = resolve_training(query)
     baseline_config(query, problem)
     check_known(launcher_name(query))
     if launcher_name(query) == ENDPOINT:
-        raise InputError("an endpoint only serves; ask a query of kind inference", field="search.launcher")
+        raise InputError(
+            "an endpoint only serves; ask a query of kind inference", field="search.launcher"
+        )
     if (trainer := trainer_of(query)) is not None:
         check_trainer(trainer)
         for name in query.search.of_profiler:
-            raise UnsupportedError(f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}")
+            raise UnsupportedError(
+                f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}"
+            )
         parallel = varying(problem.parallel, trainer=trainer, framework=problem.workload.framework)
         problem = replace(problem, parallel=parallel)
         varied = trainer.axes is None or "moe_token_dispatcher_type" in trainer.axes
-        return problem if varied and tells(trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
+        return (
+            problem
+            if varied and tells(trainer, "moe_token_dispatcher_type")
+            else _with_one_dispatcher(problem)
+        )
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
-    for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
-        raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
+    for field, what in (
+        *unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name),
+        *layout,
+    ):
+        raise UnsupportedError(
+            f"profile runs do not cover {what}; use `hp-tool recommend`", field=field
+        )
     return problem
 
 
 def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
-    """The problem with the usual dispatcher where the query leaves it open: a command that does not name it decides it."""
+    """The problem with the usual dispatcher where the query leaves it open: a command that does not
+    name it decides it.
+    """
     if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
         return problem
-    parallel = replace(problem.parallel, moe_token_dispatcher_type=problem.strategy.moe_token_dispatcher_type)
+    parallel = replace(
+        problem.parallel, moe_token_dispatcher_type=problem.strategy.moe_token_dispatcher_type
+    )
     return replace(problem, parallel=parallel)
 
 
@@ -118,14 +158,18 @@ def build_problem(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> TuningProblem | CostedSpace:
-    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing
+    to search then.
 
-    `chosen`: what the search's earlier runs had beside their layouts; None: it has none, and what its ranking has is taken.
+    `chosen`: what the search's earlier runs had beside their layouts; None: it has none, and what
+    its ranking has is taken.
 
-    Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations` know. Where the runs show
-    that they are not, the answer says so, and the next search, which knows it, takes more.
+    Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations`
+    know. Where the runs show that they are not, the answer says so, and the next search, which
+    knows it, takes more.
 
-    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query asks about.
+    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query
+    asks about.
     """
     problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
@@ -138,13 +182,20 @@ def build_problem(
     else:
         values, best = {path: chosen[path] for path in (OFFLOAD, EXCHANGE) if path in chosen}, None
     if values:
-        problem, best = resolved_with(values, query=query, problem=problem, resolve=resolve_training_search), None
+        problem, best = (
+            resolved_with(values, query=query, problem=problem, resolve=resolve_training_search),
+            None,
+        )
     best = best or best_of(problem, keep=SHOWN, rank_by=query.rank_by)
     space = _with_best(cost_space(problem=problem), best)
     if trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
-    rows = _rows(space, capacity_bytes=problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction))
+    rows = _rows(
+        space,
+        capacity_bytes=problem.cluster.gpu.memory_bytes
+        * (1.0 - problem.constraints.memory_headroom_fraction),
+    )
     if len(rows) == 0:
         return space
     candidates = space.candidates.take(rows)
@@ -176,24 +227,34 @@ def build_problem(
         table=table,
         cluster_key=series.cluster_key,
         assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu),
-        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer),
+        problem_digest=problem_digest(
+            model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer
+        ),
         reduce=reducer if reducer.kinds else None,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
-    return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
+    return TuningProblem(
+        query=query, training=problem, space=space, search=search, prior=prior, series=series
+    )
 
 
-def _runs(problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None) -> bool:
+def _runs(
+    problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None
+) -> bool:
     """Whether the trainer can be told all of a configuration, or the profiler runs it."""
     if trainer is not None:
         return writes(trainer, problem=problem, parallel=parallel)
-    if any(unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)):
+    if any(
+        unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)
+    ):
         return False
     return not _unprofiled(Candidates.from_configs([parallel]), problem).any()
 
 
 def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
-    """The space with what `recommend` would show besides: recomputation and sharding beyond the usual values."""
+    """The space with what `recommend` would show besides: recomputation and sharding beyond the
+    usual values.
+    """
     shown = choose(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
@@ -201,9 +262,14 @@ def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
     new = [row for row, one in zip(own.tolist(), own_rows, strict=True) if one not in known]
     if not new:
         return space
-    rows = CostedRows.concatenate([space.take(np.arange(len(space.candidates))), shown.rows.take(np.array(new))])
+    rows = CostedRows.concatenate(
+        [space.take(np.arange(len(space.candidates))), shown.rows.take(np.array(new))]
+    )
     return CostedSpace(
-        **rows.columns(), legal=space.legal + len(new), feasible=space.feasible + len(new), rejections=space.rejections
+        **rows.columns(),
+        legal=space.legal + len(new),
+        feasible=space.feasible + len(new),
+        rejections=space.rejections,
     )
 
 
@@ -221,7 +287,8 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
     """Raises InputError `launcher_mismatch` unless the launcher's devices are the query's."""
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
-            f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: measurements of one say nothing "
+            f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: "
+            "measurements of one say nothing "
             "about the other; use a launcher on such a cluster, or `hp-tool recommend`",
             field="search.launcher",
             code="launcher_mismatch",
@@ -230,11 +297,18 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
     """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
-    return min(hardware.num_gpus, cluster.gpus_per_node) if launcher_name(query) == LOCAL else hardware.num_gpus
+    return (
+        min(hardware.num_gpus, cluster.gpus_per_node)
+        if launcher_name(query) == LOCAL
+        else hardware.num_gpus
+    )
 
 
-def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware) -> CostedSpace:
-    """The candidates that the launcher has devices for: for the whole of them, or for the smallest run that can stand for one.
+def _runnable(
+    space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware
+) -> CostedSpace:
+    """The candidates that the launcher has devices for: for the whole of them, or for the smallest
+    run that can stand for one.
 
     Raises InputError `launcher_mismatch` where that is none.
     """
@@ -247,8 +321,10 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
         needed = fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
         raise InputError(
-            f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the query needs at least "
-            f"{int(needed.min())} of its {problem.cluster.num_gpus}; lower cluster.num_gpus, or use `hp-tool recommend`",
+            f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the "
+            "query needs at least "
+            f"{int(needed.min())} of its {problem.cluster.num_gpus}; lower cluster.num_gpus, or "
+            "use `hp-tool recommend`",
             field="cluster.num_gpus",
             code="launcher_mismatch",
         )
@@ -264,7 +340,9 @@ def _reducible(query: Query) -> tuple[Reducible, ...]:
 
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
-    """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
+    """The candidates that the profiler runs; the others are counted as turned away, not tried in
+    vain.
+    """
     return _without(space, _unprofiled(space.candidates, problem))
 
 
@@ -280,7 +358,8 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
     )
     for unsupported, _ in rules:
         refused |= unsupported
-    # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
+    # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer
+    # Engine's grouped matmuls alone.
     if problem.workload.framework == "megatron-core":
         unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
         refused |= (candidates.recompute_modules & unrun) != 0
@@ -302,12 +381,21 @@ def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
 
 
 def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
-    """Indices of the candidates to search: the fastest, and of each (t, p, SP, recomputation) the fastest one."""
+    """Indices of the candidates to search: the fastest, and of each (t, p, SP, recomputation) the
+    fastest one.
+    """
     possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
     if len(order) <= MAX_ROWS:
         return np.sort(order)
-    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
+    columns = (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "sequence_parallel",
+        "recompute_method",
+    )
     kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
-    _, first = np.unique(kinds, axis=0, return_index=True)  # the first of each kind in order of speed
+    _, first = np.unique(
+        kinds, axis=0, return_index=True
+    )  # the first of each kind in order of speed
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))

@@ -1,4 +1,6 @@
-"""The cheapest runs that can stand for a whole configuration: fewer replicas, micro-batches and layers."""
+"""The cheapest runs that can stand for a whole configuration: fewer replicas, micro-batches and
+layers.
+"""
 
 import math
 from collections.abc import Iterator
@@ -15,23 +17,35 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Reducible
 from hp_tool.learning.evidence import reduced_problem
-from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
+from hp_tool.search.fidelity import (
+    Reduction,
+    micro_batches_kept,
+    num_gpus,
+    num_micro_batches,
+    replicas_kept,
+)
 from hp_tool.training.problem import TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
-    """Reductions of one problem's configurations on a launcher that can give one job `available_gpus`."""
+    """Reductions of one problem's configurations on a launcher that can give one job
+    `available_gpus`.
+    """
 
     problem: TrainingProblem
     available_gpus: int
     cores: float = math.inf
-    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not shared."""
+    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not
+    shared.
+    """
     kinds: tuple[Reducible, ...] = get_args(Reducible)
     """What may be left out."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
-        """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
+        """The first of the cheapest reductions that the frameworks accept and that fits; None where
+        only the whole will do.
+        """
         for fidelity in self._fidelities(parallel):
             reduction = self._reduction(parallel, fidelity)
             if reduction is not None:
@@ -39,12 +53,20 @@ class Reducer:
         return None
 
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
-        """From the cheapest up: all layers first, then fewer, on as few replicas as keep the pattern; then more replicas."""
+        """From the cheapest up: all layers first, then fewer, on as few replicas as keep the
+        pattern; then more replicas.
+        """
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
         whole_m = num_micro_batches(self.problem.workload, parallel)
-        m = micro_batches_kept(self.problem.workload, parallel) if "micro_batches" in self.kinds else whole_m
+        m = (
+            micro_batches_kept(self.problem.workload, parallel)
+            if "micro_batches" in self.kinds
+            else whole_m
+        )
         one = Candidates.from_configs([parallel])
-        fewest = int(_fewest_replicas(one, problem=self.problem)[0]) if "replicas" in self.kinds else d
+        fewest = (
+            int(_fewest_replicas(one, problem=self.problem)[0]) if "replicas" in self.kinds else d
+        )
         fewer = (layers // 2, layers // 4) if "layers" in self.kinds else ()
         chunks = parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
         for replicas in (k for k in range(fewest, d + 1) if d % k == 0):
@@ -81,9 +103,13 @@ class Reducer:
 
 
 def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """(n,) replicas of the smallest run that can stand for each candidate; all of them where ZeRO shards over a part."""
+    """(n,) replicas of the smallest run that can stand for each candidate; all of them where ZeRO
+    shards over a part.
+    """
     d = candidates.data_parallel_size
-    kept = replicas_kept(candidates, data_parallel_size=d, gpus_per_node=problem.cluster.gpus_per_node)
+    kept = replicas_kept(
+        candidates, data_parallel_size=d, gpus_per_node=problem.cluster.gpus_per_node
+    )
     return np.where(candidates.data_parallel_shard_size > 0, d, kept)
 
 

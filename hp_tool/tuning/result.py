@@ -1,4 +1,6 @@
-"""The result of a search: its candidates ranked by one estimate each, of calibration and own runs."""
+"""The result of a search: its candidates ranked by one estimate each, of calibration and own
+runs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,14 +39,20 @@ class SearchSummary:
     profile_runs: int
     """Real runs that ended with a measurement, good or bad."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs. The last one may pass the budget: only its expected time is held against that."""
+    """Devices x wall seconds of all runs. The last one may pass the budget: only its expected time
+    is held against that.
+    """
     budget_gpu_seconds: float | None = None
     """What the search might spend; None without a limit."""
     grid_gpu_seconds: float | None
-    """What running every feasible candidate would have cost, by the calibrated prediction; None where nothing succeeded."""
+    """What running every feasible candidate would have cost, by the calibrated prediction; None
+    where nothing succeeded.
+    """
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Saving expected of another run, as a share of the best step time; None where it was not computed."""
+    """Saving expected of another run, as a share of the best step time; None where it was not
+    computed.
+    """
     queue_s: float = 0.0
     """Seconds that the runs' jobs waited for devices; they cost nothing."""
     reduced_runs: int = 0
@@ -66,14 +74,19 @@ class TuneResult:
     rejections: dict[str, int]
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Where nothing is recommended: the infeasible configurations that lack least of memory, days, money or latency."""
+    """Where nothing is recommended: the infeasible configurations that lack least of memory, days,
+    money or latency.
+    """
     answer: Answer | ServingAnswer | None = None
     """The first recommendation in figures; None where nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Step time (of serving: request latency) known of the best configuration with each value of an axis: what holding on to
-    that value costs."""
+    """Step time (of serving: request latency) known of the best configuration with each value of an
+    axis: what holding on to that value costs.
+    """
     pareto: tuple[Recommendation, ...] = ()
-    """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
+    """What no other beats in both step time and memory of the fullest device, measured where it
+    ran; fastest first.
+    """
     query: dict[str, Any] | None = None
     """What was asked, so that a row can be exported; None in results of earlier versions."""
 
@@ -104,7 +117,9 @@ class Account:
             grid_gpu_seconds=grid_gpu_seconds,
             stopped_because=self.stopped_because,
             expected_gain_fraction=self.expected_gain_fraction,
-            reduced_runs=sum(run.measurement is not None and not run.fidelity.is_whole for run in self.runs),
+            reduced_runs=sum(
+                run.measurement is not None and not run.fidelity.is_whole for run in self.runs
+            ),
         )
 
 
@@ -126,15 +141,21 @@ class Ranked:
     feasible: int
     rejections: dict[str, int]
     grid_gpu_seconds: float | None
-    """Devices x seconds that running every candidate would have cost; None where nothing tells it."""
+    """Devices x seconds that running every candidate would have cost; None where nothing tells
+    it.
+    """
     describe: Callable[[Sequence[int]], tuple[Any, ...]]
     """The recommendations of some rows, ranked in their order."""
     answer: Callable[[Any], Answer | ServingAnswer]
     """The first row in figures, from its recommendation."""
 
 
-def make_result(ranked: Ranked, *, query: Query, table: CandidateTable, account: Account) -> TuneResult:
-    """Describe the first rows, and all that ran; where nothing is acceptable, what comes nearest."""
+def make_result(
+    ranked: Ranked, *, query: Query, table: CandidateTable, account: Account
+) -> TuneResult:
+    """Describe the first rows, and all that ran; where nothing is acceptable, what comes
+    nearest.
+    """
     shown = [row for place, row in enumerate(ranked.order) if place < TOP or row in ranked.measured]
     recommendations = ranked.describe(shown)
     return TuneResult(
@@ -158,7 +179,11 @@ def nothing_feasible(
 ) -> TuneResult:
     """The result of a search that had nothing to run, with what comes nearest."""
     account = Account(
-        search_id=search_id, state=SearchState.SUCCEEDED, runs=(), stopped_because="nothing_feasible", seconds=seconds
+        search_id=search_id,
+        state=SearchState.SUCCEEDED,
+        runs=(),
+        stopped_because="nothing_feasible",
+        seconds=seconds,
     )
     return TuneResult(
         id=query.id,
@@ -166,7 +191,9 @@ def nothing_feasible(
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
-        nearest_misses=nearest_recommendations(space.candidates.take(nearest(space, problem=problem)), problem=problem),
+        nearest_misses=nearest_recommendations(
+            space.candidates.take(nearest(space, problem=problem)), problem=problem
+        ),
         search=account.summary(settings=query.search, grid_gpu_seconds=None),
     )
 
@@ -180,15 +207,19 @@ def rank(
 ) -> list[int]:
     """Rows best first by their seconds: `measured_s` of what ran as a whole, else `median_s`.
 
-    The first place goes to a measured row unless a prediction beats it by more than one standard deviation of their ratio:
-    within the noise, what was seen to run is the better advice.
+    The first place goes to a measured row unless a prediction beats it by more than one standard
+    deviation of their ratio: within the noise, what was seen to run is the better advice.
     """
     times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
     order = sorted(times, key=lambda row: (times[row], row))
     best_measured = next((row for row in order if row in measured_s), None)
     if best_measured is not None and order[0] != best_measured:
         ahead = order[: order.index(best_measured)]
-        if all(np.log(times[best_measured] / times[row]) <= np.hypot(log_sd[row], log_sd[best_measured]) for row in ahead):
+        if all(
+            np.log(times[best_measured] / times[row])
+            <= np.hypot(log_sd[row], log_sd[best_measured])
+            for row in ahead
+        ):
             order.remove(best_measured)
             order.insert(0, best_measured)
     return order
@@ -197,4 +228,8 @@ def rank(
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
     """What was measured of each of the search's rows, by the run that counts."""
     counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
-    return {row: measurement for row, measurement in counted if row is not None and measurement is not None}
+    return {
+        row: measurement
+        for row, measurement in counted
+        if row is not None and measurement is not None
+    }

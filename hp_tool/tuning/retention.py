@@ -1,4 +1,6 @@
-"""What searches leave behind, and its end: folders of runs on this host, searches with their studies, details, measurements."""
+"""What searches leave behind, and its end: folders of runs on this host, searches with their
+studies, details, measurements.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ VARIABLES = {
 """Environment variables of workers, by the field of Retention that each sets."""
 
 
-def retention_settings(environment: Mapping[str, str] = os.environ, *, days: float | None = None) -> Retention:
-    """Return the retention that the environment sets; `days` in place of HP_RETENTION_DAYS. InputError names the variable that
-    is malformed.
+def retention_settings(
+    environment: Mapping[str, str] = os.environ, *, days: float | None = None
+) -> Retention:
+    """Return the retention that the environment sets; `days` in place of HP_RETENTION_DAYS.
+    InputError names the variable that is malformed.
     """
     hints: dict[str, Any] = get_type_hints(Retention)
     values: dict[str, Any] = {}
@@ -45,20 +49,26 @@ def retention_settings(environment: Mapping[str, str] = os.environ, *, days: flo
             try:
                 values[name] = TypeAdapter(hints[name]).validate_python(text)
             except ValidationError as error:
-                raise InputError(f"{variable}={text!r}: {error.errors()[0]['msg'].lower()}", field=variable) from None
+                raise InputError(
+                    f"{variable}={text!r}: {error.errors()[0]['msg'].lower()}", field=variable
+                ) from None
     if days is not None:
         values["days"] = days
     return checked(Retention(**values), names=VARIABLES)
 
 
 def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
-    """The retention itself. Raises InputError for an age or a number out of bounds, under its name in `names`."""
+    """The retention itself. Raises InputError for an age or a number out of bounds, under its name
+    in `names`.
+    """
     for each in fields(retention):
         value = getattr(retention, each.name)
         least, most = (SHORTEST_DAYS, LONGEST_DAYS) if each.name.endswith("days") else (0, 10**9)
         if value is not None and not least <= value <= most:
             name = names[each.name]
-            raise InputError(f"{name} is {value:g}; it must be from {least:g} to {most:g}", field=name)
+            raise InputError(
+                f"{name} is {value:g}; it must be from {least:g} to {most:g}", field=name
+            )
     return retention
 
 
@@ -75,26 +85,36 @@ def in_words(retention: Retention) -> str:
         "measurements for {:g} days": retention.measurement_days,
         "silent watched jobs for {:g} days": retention.watch_days,
     }
-    return "workers keep " + ", ".join(text.format(value) for text, value in limits.items() if value is not None)
+    return "workers keep " + ", ".join(
+        text.format(value) for text, value in limits.items() if value is not None
+    )
 
 
 def run_roots() -> list[Path]:
-    """Return the folders under which this host's launchers keep those of runs; mistakes in entries are left to `doctor`."""
+    """Return the folders under which this host's launchers keep those of runs; mistakes in entries
+    are left to `doctor`.
+    """
     places: list[Any] = [jobs.default_root()]
     with contextlib.suppress(HpToolError):
         if config_path("slurm").is_file():
             places.append(SlurmOptions.of(None).folder)
     with contextlib.suppress(HpToolError):
-        described = (cluster_runs(entry.name) for entry in library.entries("clusters") if RUNS in entry.fields)
+        described = (
+            cluster_runs(entry.name)
+            for entry in library.entries("clusters")
+            if RUNS in entry.fields
+        )
         places += [runs.options.get("folder") for runs in described if runs is not None]
     return list(dict.fromkeys(Path(place).resolve() for place in places if place))
 
 
-def prune(*, store: AccessStore, database_url: str, retention: Retention, dry_run: bool = False) -> dict[str, int]:
+def prune(
+    *, store: AccessStore, database_url: str, retention: Retention, dry_run: bool = False
+) -> dict[str, int]:
     """Delete what the retention no longer keeps, or with `dry_run` only count it; numbers by kind.
 
-    Folders of runs go before their searches: interrupted, the next call finds them. Neither goes while a run or its search has
-    not ended, its job is alive, or it ended less than a day ago.
+    Folders of runs go before their searches: interrupted, the next call finds them. Neither goes
+    while a run or its search has not ended, its job is alive, or it ended less than a day ago.
     """
     going = store.old_searches(older_than_days=retention.search_days, keep=retention.searches)
     folder_roots = {name: root for root in run_roots() for name in folders.job_folders(root)}
@@ -111,27 +131,39 @@ def prune(*, store: AccessStore, database_url: str, retention: Retention, dry_ru
         folders.clear(root)
     going = sorted(set(going) - {ended[name].search_id for name in staying})
     deleted = len(going) if dry_run else store.delete_searches(search_ids=going)
-    counted = {"searches": deleted, "folders": len(names) - len(staying), "folder_bytes": size_bytes}
+    counted = {
+        "searches": deleted,
+        "folders": len(names) - len(staying),
+        "folder_bytes": size_bytes,
+    }
     if going and not dry_run:
         _delete_studies(database_url, frozenset(going))
     if retention.days is not None:
         counted |= store.prune(older_than_days=retention.days, dry_run=dry_run)
     if retention.measurement_days is not None:
-        measured = store.prune_measurements(older_than_days=retention.measurement_days, dry_run=dry_run)
+        measured = store.prune_measurements(
+            older_than_days=retention.measurement_days, dry_run=dry_run
+        )
         counted["measurements"] = counted.get("measurements", 0) + measured
     if retention.watch_days is not None:
-        counted["watches"] = store.prune_watches(older_than_days=retention.watch_days, dry_run=dry_run)
+        counted["watches"] = store.prune_watches(
+            older_than_days=retention.watch_days, dry_run=dry_run
+        )
     return counted
 
 
-def _expired(ended: Mapping[str, EndedRun], *, retention: Retention, searches: frozenset[str]) -> list[str]:
+def _expired(
+    ended: Mapping[str, EndedRun], *, retention: Retention, searches: frozenset[str]
+) -> list[str]:
     """Names of the folders that go: of these searches, too old, or beyond the number."""
     newest_first = sorted(ended, key=lambda name: ended[name].age_s)
     expired = {name for name in ended if ended[name].search_id in searches}
     if retention.folders is not None:
         expired.update(newest_first[retention.folders :])
     if retention.folder_days is not None:
-        expired.update(name for name in ended if ended[name].age_s > retention.folder_days * SECONDS_PER_DAY)
+        expired.update(
+            name for name in ended if ended[name].age_s > retention.folder_days * SECONDS_PER_DAY
+        )
     return sorted(name for name in expired if ended[name].age_s > SHORTEST_DAYS * SECONDS_PER_DAY)
 
 

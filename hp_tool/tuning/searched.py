@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(ABC):
-    """What a search is made of and what follows from its runs; trainings and deployments have one each."""
+    """What a search is made of and what follows from its runs; trainings and deployments have one
+    each.
+    """
 
     query: Query
     search: Question
@@ -36,7 +38,9 @@ class Searched(ABC):
         return launcher
 
     @abstractmethod
-    def evidence(self, store: Store, *, series: Series, without_search: str | None = None) -> Evidence:
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
         """Return what stored runs of a series taught, those of one search left out."""
 
     @abstractmethod
@@ -44,8 +48,11 @@ class Searched(ABC):
         """Store what the series' runs teach as its next calibration."""
 
     @abstractmethod
-    def result(self, store: Store, *, calibration: Calibration, account: Account, owner: str) -> TuneResult:
-        """Rank and describe by `calibration` and the account's runs; possible at any moment of a search.
+    def result(
+        self, store: Store, *, calibration: Calibration, account: Account, owner: str
+    ) -> TuneResult:
+        """Rank and describe by `calibration` and the account's runs; possible at any moment of a
+        search.
 
         `owner`: the search's, whose own doubted runs count for its result.
         """

@@ -1,4 +1,6 @@
-"""From an inference query to the table a search works on: replicas of each size with each batch they may serve at once."""
+"""From an inference query to the table a search works on: replicas of each size with each batch
+they may serve at once.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -34,9 +36,13 @@ from hp_tool.tuning.serving_result import baseline_config, ranked_deployments
 from hp_tool.tuning.serving_table import in_flight_of, serving_candidates, serving_table
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
-"""What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
+"""What the shortest round of a closed load on given devices serves; the others are recommended, not
+searched.
+"""
 HOPELESS = 100.0
-"""A rate so many times what full batches complete is a slip: even unmeasured constants err by a factor of 16 at most."""
+"""A rate so many times what full batches complete is a slip: even unmeasured constants err by a
+factor of 16 at most.
+"""
 STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
 """How often a run starts its engine: vLLM's once for one token, and once for all."""
 _AXES: dict[Runner, tuple[str, ...]] = {
@@ -66,7 +72,9 @@ class ServingTuning(Searched):
         costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
 
-    def evidence(self, store: Store, *, series: Series, without_search: str | None = None) -> Evidence:
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
         return serving_evidence(store=store, series=series, without_search=without_search).objective
 
     def keep(self, store: Store) -> None:
@@ -76,7 +84,9 @@ class ServingTuning(Searched):
             calibration = fit_calibration(evidence=evidence, prior=self.prior)
             save(store, series=self.series, calibration=calibration, accuracy=accuracy, facts={})
 
-    def result(self, store: Store, *, calibration: Calibration, account: Account, owner: str) -> TuneResult:
+    def result(
+        self, store: Store, *, calibration: Calibration, account: Account, owner: str
+    ) -> TuneResult:
         """Rank by both latencies, which `calibration` has as one penalised latency."""
         evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
         latencies = LatencyCalibration.fitted(evidence, prior=self.prior)
@@ -85,7 +95,9 @@ class ServingTuning(Searched):
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:
-    """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts."""
+    """The query's problem, if real runs can search it at all: asked before a search is stored, and
+    again when it starts.
+    """
     problem = resolve_serving(query)
     check_known(launcher_name(query))
     check_profiled(problem.cluster.gpu)
@@ -97,34 +109,53 @@ def resolve_serving_search(query: Query) -> ServingProblem:
         raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
     if query.objective not in _MEASURED_OBJECTIVES:
         raise UnsupportedError(
-            f"objective {query.objective} is not searched with real runs; give a target for it, or use `hp-tool recommend`",
+            f"objective {query.objective} is not searched with real runs; give a target for it, or "
+            "use `hp-tool recommend`",
             field="objective",
         )
     runner = runner_of(query)
     for name, _, quantile, _ in problem.targets.limits():
         if quantile is not None and runner != ENDPOINT:
-            raise UnsupportedError(f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}")
+            raise UnsupportedError(
+                f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}"
+            )
         if quantile not in (None, *SHARES):
             kept = ", ".join(SHARES)
             raise UnsupportedError(
-                f"runs keep {kept} of their requests, no {quantile}; ask for one of these", field=f"targets.{name}"
+                f"runs keep {kept} of their requests, no {quantile}; ask for one of these",
+                field=f"targets.{name}",
             )
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
-        fixed = runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
+        fixed = (
+            runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
+        )
         if name not in _AXES[runner] and (several or fixed):
             axes = " and ".join(_AXES[runner])
-            advice = "give the one that it was started with" if runner == ENDPOINT else "leave it out"
-            raise UnsupportedError(f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}")
-    if runner == ENDPOINT and query.parallel.tensor_parallel_size is None and problem.cluster.num_gpus > 1:
+            advice = (
+                "give the one that it was started with" if runner == ENDPOINT else "leave it out"
+            )
+            raise UnsupportedError(
+                f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}"
+            )
+    if (
+        runner == ENDPOINT
+        and query.parallel.tensor_parallel_size is None
+        and problem.cluster.num_gpus > 1
+    ):
         raise InputError(
-            "say how the endpoint was started: parallel.tensor_parallel_size, and what else differs from 1",
+            "say how the endpoint was started: parallel.tensor_parallel_size, and what else "
+            "differs from 1",
             field="parallel.tensor_parallel_size",
             code="missing_field",
         )
-    for field, what in unserved(model=problem.model, inference=_load(query, problem), runner=runner):
-        raise UnsupportedError(f"inference runs do not cover {what}; use `hp-tool recommend`", field=field)
+    for field, what in unserved(
+        model=problem.model, inference=_load(query, problem), runner=runner
+    ):
+        raise UnsupportedError(
+            f"inference runs do not cover {what}; use `hp-tool recommend`", field=field
+        )
     return problem
 
 
@@ -137,14 +168,17 @@ def runner_of(query: Query) -> Runner:
     runners: tuple[Runner, ...] = tuple(each for each in get_args(Runner) if each != ENDPOINT)
     if engine not in runners:
         raise UnsupportedError(
-            f"no profile runs with engine {engine}; choose {' or '.join(runners)}, or use `hp-tool recommend`",
+            f"no profile runs with engine {engine}; choose {' or '.join(runners)}, or use `hp-tool "
+            "recommend`",
             field="inference.engine",
         )
     return runners[runners.index(engine)]
 
 
 def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -> ServingTuning:
-    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` is not what the query asks about."""
+    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` is not
+    what the query asks about.
+    """
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
     assert query.inference is not None  # resolved
@@ -173,64 +207,104 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         "runner": runner,
     }
     if runner == ENDPOINT:
-        search: ServingSearch = EndpointSearch(**common, in_flight=float(in_flight_of(rows).max()), trace=_sent(problem))
+        search: ServingSearch = EndpointSearch(
+            **common, in_flight=float(in_flight_of(rows).max()), trace=_sent(problem)
+        )
     else:
         search = ServingSearch(**common)
-    series = Series(cluster_key=search.cluster_key, framework=search.framework, model_family=model_family(problem.model))
+    series = Series(
+        cluster_key=search.cluster_key,
+        framework=search.framework,
+        model_family=model_family(problem.model),
+    )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return ServingTuning(
-        query=query, problem=problem, search=search, costs=costs, prior=prior, series=series, rejections=rejections
+        query=query,
+        problem=problem,
+        search=search,
+        costs=costs,
+        prior=prior,
+        series=series,
+        rejections=rejections,
     )
 
 
 def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
     """The query's load with what its trace says: mean lengths and rate."""
     workload = served_workload(query)
-    lengths = {name: getattr(problem, name) for name in ("input_length", "output_length", "prefix_cache_hit_rate")}
+    lengths = {
+        name: getattr(problem, name)
+        for name in ("input_length", "output_length", "prefix_cache_hit_rate")
+    }
     rate = problem.request_rate_per_second or workload.request_rate_per_second
     return replace(workload, trace=None, request_rate_per_second=rate, **lengths)
 
 
 def _sent(problem: ServingProblem) -> TraceSpec | None:
-    """The trace's requests at the problem's rate, as a run's request holds them; None: equal ones."""
+    """The trace's requests at the problem's rate, as a run's request holds them; None: equal
+    ones.
+    """
     if problem.trace is None:
         return None
     return replace(problem.trace, arrival_s=arrivals_s(problem)).spec()
 
 
 def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
-    """Raises InputError `overloaded` for a rate so far beyond full batches that no doubt about them bridges it."""
+    """Raises InputError `overloaded` for a rate so far beyond full batches that no doubt about them
+    bridges it.
+    """
     rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
     most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
     if rate is not None and rate > HOPELESS * most:
         raise InputError(
-            f"{rate:g} requests a second: this deployment is predicted to complete {most:.3g} at most; give a lower rate",
+            f"{rate:g} requests a second: this deployment is predicted to complete {most:.3g} at "
+            "most; give a lower rate",
             field="inference.request_rate_per_second",
             code="overloaded",
         )
 
 
-def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -> tuple[ServingCandidates, dict[str, int]]:
-    """Deployments whose replicas the load can fill, engines accept and the launcher has devices for; and the number of
-    rejected ones by reason."""
+def _candidates(
+    query: Query, problem: ServingProblem, *, available_gpus: int
+) -> tuple[ServingCandidates, dict[str, int]]:
+    """Deployments whose replicas the load can fill, engines accept and the launcher has devices
+    for; and the number of rejected ones by reason.
+    """
     inference = query.inference
     assert inference is not None and problem.concurrency is not None
     num_gpus, load, allowed = problem.cluster.num_gpus, problem.concurrency, query.parallel
-    sizes = _values(allowed.tensor_parallel_size) or tuple(k for k in range(1, num_gpus + 1) if num_gpus % k == 0)
+    sizes = _values(allowed.tensor_parallel_size) or tuple(
+        k for k in range(1, num_gpus + 1) if num_gpus % k == 0
+    )
     batches = _values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
-    tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[0]
+    tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[
+        0
+    ]
     configs = [
-        ServingConfig(tensor_parallel_size=t, data_parallel_size=num_gpus // t, max_num_seqs=b, max_num_batched_tokens=tokens)
+        ServingConfig(
+            tensor_parallel_size=t,
+            data_parallel_size=num_gpus // t,
+            max_num_seqs=b,
+            max_num_batched_tokens=tokens,
+        )
         for t in dict.fromkeys(sizes)
         for b in sorted({min(b, max(-(-load * t // num_gpus), 1)) for b in batches})
         if num_gpus % t == 0
     ]
     candidates = serving_candidates(problem, configs)
-    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
+    codes = legality(
+        model=problem.model,
+        num_gpus=num_gpus,
+        candidates=candidates,
+        longest_request=problem.longest_request,
+    )
     rejections = rejection_counts(codes)
 
     def is_run(config: ServingConfig) -> bool:
-        replica, batch = replace(config, data_parallel_size=1), replace(inference, concurrency=config.max_num_seqs)
+        replica, batch = (
+            replace(config, data_parallel_size=1),
+            replace(inference, concurrency=config.max_num_seqs),
+        )
         unserved_here = unserved_sizes(model=problem.model, inference=batch, parallel=replica)
         return config.tensor_parallel_size <= available_gpus and not list(unserved_here)
 
@@ -240,7 +314,8 @@ def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -
         rejections["not_profiled"] = rejections.get("not_profiled", 0) + len(legal) - len(kept)
     if not len(kept):
         raise InputError(
-            f"no configuration can be run here (turned away: {rejections}); give other values of parallel.tensor_parallel_size",
+            f"no configuration can be run here (turned away: {rejections}); give other values of "
+            "parallel.tensor_parallel_size",
             field="parallel",
             code="launcher_mismatch",
         )
@@ -248,9 +323,13 @@ def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -
 
 
 def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
-    """The deployment that the query says the endpoint is, by how many requests each scheduler is sent at once."""
+    """The deployment that the query says the endpoint is, by how many requests each scheduler is
+    sent at once.
+    """
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
-    sizes = {name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__}
+    sizes = {
+        name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__
+    }
     fixed: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     stages = fixed.get("tensor_parallel_size", 1) * fixed.get("pipeline_parallel_size", 1)
     fixed = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | fixed
@@ -258,9 +337,17 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
     configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
     candidates = serving_candidates(problem, configs)
-    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates, longest_request=problem.longest_request)
+    codes = legality(
+        model=problem.model,
+        num_gpus=num_gpus,
+        candidates=candidates,
+        longest_request=problem.longest_request,
+    )
     if rejections := rejection_counts(codes):
-        raise InputError(f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}", field="parallel")
+        raise InputError(
+            f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}",
+            field="parallel",
+        )
     return candidates, {}
 
 

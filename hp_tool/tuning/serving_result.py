@@ -1,4 +1,6 @@
-"""The deployments of a serving search after its runs: their order, the answer, and how they compare with the baseline."""
+"""The deployments of a serving search after its runs: their order, the answer, and how they compare
+with the baseline.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from hp_tool.domain.answer import ServingAnswer, ServingBaseline
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingIntervals, ServingRecommendation
+from hp_tool.domain.serving import (
+    InferenceEstimate,
+    ServingConfig,
+    ServingIntervals,
+    ServingRecommendation,
+)
 from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import repeats
 from hp_tool.search.noise import measured_steps, spread_of
@@ -30,7 +37,13 @@ from hp_tool.serving.evaluate import resolve_config
 from hp_tool.serving.intervals import CONFIDENCE
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.training.ranking.rank import group_numbers
-from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, gains_of, saved_parts
+from hp_tool.tuning.answer import (
+    KnownBaseline,
+    compared_with,
+    described_baseline,
+    gains_of,
+    saved_parts,
+)
 from hp_tool.tuning.known import own_runs
 from hp_tool.tuning.latencies import LatencyCalibration
 from hp_tool.tuning.result import Ranked, outcome_of_rows, rank
@@ -41,16 +54,23 @@ if TYPE_CHECKING:
 
 
 def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | None:
-    """The deployment that `search.baseline` describes; None where the query has none. Raises InputError if it is illegal."""
+    """The deployment that `search.baseline` describes; None where the query has none. Raises
+    InputError if it is illegal.
+    """
 
     def reasons(config: ServingConfig) -> str:
         one = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
         codes = legality(
-            model=problem.model, num_gpus=problem.cluster.num_gpus, candidates=one, longest_request=problem.longest_request
+            model=problem.model,
+            num_gpus=problem.cluster.num_gpus,
+            candidates=one,
+            longest_request=problem.longest_request,
         )
         return ", ".join(rejection_counts(codes)).replace("_", " ")
 
-    return described_baseline(query, resolve=partial(resolve_config, problem=problem), reasons=reasons)
+    return described_baseline(
+        query, resolve=partial(resolve_config, problem=problem), reasons=reasons
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +90,9 @@ class RowLatencies:
     def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
         latency = ttft + (output_length - 1) * tpot
-        return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=latency, tails=self.tails.get(row))
+        return Latencies(
+            ttft_s=ttft, tpot_s=tpot, request_latency_s=latency, tails=self.tails.get(row)
+        )
 
     def known(self, row: int, *, output_length: int) -> tuple[float, float]:
         """(seconds, log_sd) of a request."""
@@ -83,10 +105,18 @@ class RowLatencies:
         return bool(low <= 1.0 <= high)
 
 
-def ranked_deployments(tuning: ServingTuning, *, calibration: LatencyCalibration, runs: Sequence[RunRecord]) -> Ranked:
-    """The candidates of a serving search. Those whose known latencies miss a target are not acceptable."""
+def ranked_deployments(
+    tuning: ServingTuning, *, calibration: LatencyCalibration, runs: Sequence[RunRecord]
+) -> Ranked:
+    """The candidates of a serving search. Those whose known latencies miss a target are not
+    acceptable.
+    """
     latencies = _latencies(tuning, runs, calibration)
-    rows, targets, output = range(len(tuning.search.table)), tuning.problem.targets, tuning.problem.output_length
+    rows, targets, output = (
+        range(len(tuning.search.table)),
+        tuning.problem.targets,
+        tuning.problem.output_length,
+    )
     seen = {
         row: latencies.row(row, output_length=output)
         for row in rows
@@ -110,18 +140,32 @@ def ranked_deployments(tuning: ServingTuning, *, calibration: LatencyCalibration
         legal=len(rows),
         feasible=len(good),
         rejections=tuning.rejections,
-        grid_gpu_seconds=spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None,
+        grid_gpu_seconds=spent.gpu_seconds / spent.profile_runs * len(rows)
+        if spent.profile_runs
+        else None,
         describe=partial(_describe, tuning, latencies=latencies),
-        answer=partial(_answer, tuning, order=order, latencies=latencies, calibration=calibration, runs=runs),
+        answer=partial(
+            _answer, tuning, order=order, latencies=latencies, calibration=calibration, runs=runs
+        ),
     )
 
 
-def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> RowLatencies:
+def _latencies(
+    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
+) -> RowLatencies:
     """Calibrated predictions with the rows' own runs."""
     kind, following = tuning.problem.cluster.gpu.kind, tuning.problem.output_length - 1
     ttft, tpot = (
-        step_posterior(prediction, runs=own_runs(tuning.search, runs, shown=partial(_latency, name=name)), kind=kind)
-        for name, prediction in zip(("ttft_s", "tpot_s"), calibration.predict(tuning.search.table, tuning.costs), strict=True)
+        step_posterior(
+            prediction,
+            runs=own_runs(tuning.search, runs, shown=partial(_latency, name=name)),
+            kind=kind,
+        )
+        for name, prediction in zip(
+            ("ttft_s", "tpot_s"),
+            calibration.predict(tuning.search.table, tuning.costs),
+            strict=True,
+        )
     )
     ttft_s, tpot_s = ttft.median_s, tpot.median_s if following else np.zeros_like(tpot.median_s)
     latency_s = ttft_s + following * tpot_s
@@ -131,10 +175,15 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         log_sd=(ttft_s * ttft.log_sd + following * tpot_s * tpot.log_sd) / latency_s,
-        intervals={"ttft_s": ttft.interval(confidence=CONFIDENCE), "tpot_s": tpot.interval(confidence=CONFIDENCE)},
+        intervals={
+            "ttft_s": ttft.interval(confidence=CONFIDENCE),
+            "tpot_s": tpot.interval(confidence=CONFIDENCE),
+        },
         measured=measured,
         failed=outcomes.keys() - measured.keys(),
-        tails=_tails(tuning, {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}, measured),
+        tails=_tails(
+            tuning, {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}, measured
+        ),
     )
 
 
@@ -144,9 +193,12 @@ def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | No
     return (seconds, spread_of(measurement)) if seconds > 0.0 else None
 
 
-def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]) -> dict[int, Tails]:
-    """Quantiles of an endpoint's rows: measured, or as many times the mean as predicted, by as much as the measured rows' were
-    off on (geometric) average."""
+def _tails(
+    tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]
+) -> dict[int, Tails]:
+    """Quantiles of an endpoint's rows: measured, or as many times the mean as predicted, by as much
+    as the measured rows' were off on (geometric) average.
+    """
     if not isinstance(tuning.search, EndpointSearch):
         return {}
     costed = tuning.problem.costed(tuning.search.candidates)
@@ -154,12 +206,19 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
     for name, share in SHARES.items():
         at = quantiles(costed, share)
         shapes |= {
-            (latency, name): getattr(at, latency) / np.maximum(getattr(costed.costs, latency), 1e-12) for latency in means
+            (latency, name): getattr(at, latency)
+            / np.maximum(getattr(costed.costs, latency), 1e-12)
+            for latency in means
         }
-    seen = {row: each.load.tails for row, each in measured.items() if each.load is not None and each.load.tails is not None}
+    seen = {
+        row: each.load.tails
+        for row, each in measured.items()
+        if each.load is not None and each.load.tails is not None
+    }
     for (latency, name), shape in shapes.items():
         ratios = [
-            getattr(getattr(tails, latency), name) / (getattr(measured[row].load, latency) * shape[row] or 1.0)
+            getattr(getattr(tails, latency), name)
+            / (getattr(measured[row].load, latency) * shape[row] or 1.0)
             for row, tails in seen.items()
         ]
         if ratios and min(ratios) > 0.0:
@@ -167,7 +226,10 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
 
     def predicted(row: int) -> Tails:
         def tail(latency: str) -> Tail:
-            p50, p90, p99 = (float(means[latency][row] * shapes[latency, name][row]) for name in ("p50", "p90", "p99"))
+            p50, p90, p99 = (
+                float(means[latency][row] * shapes[latency, name][row])
+                for name in ("p50", "p90", "p99")
+            )
             return Tail(p50=p50, p90=p90, p99=p99)
 
         return Tails(**{latency: tail(latency) for latency in means})
@@ -175,7 +237,9 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
     return {row: seen.get(row) or predicted(row) for row in range(len(costed.candidates))}
 
 
-def _describe(tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
+def _describe(
+    tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLatencies
+) -> tuple[ServingRecommendation, ...]:
     if not rows:
         return ()
     candidates = tuning.search.candidates
@@ -183,9 +247,13 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLaten
     costs = _corrected(tuning, latencies)
     in_flight = None
     if predicted.in_flight is not None:
-        in_flight = predicted.in_flight * costs.request_latency_s / predicted.costs.request_latency_s
+        in_flight = (
+            predicted.in_flight * costs.request_latency_s / predicted.costs.request_latency_s
+        )
     corrected = replace(predicted, costs=costs, in_flight=in_flight)
-    groups = group_numbers(rows, alike=partial(latencies.alike, output_length=tuning.problem.output_length))
+    groups = group_numbers(
+        rows, alike=partial(latencies.alike, output_length=tuning.problem.output_length)
+    )
     return tuple(
         ServingRecommendation(
             rank=place + 1,
@@ -194,7 +262,10 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLaten
             estimate=tuning.estimate(row),
             measurement=latencies.measured.get(row),
             calibrated_estimate=_with_tails(
-                tuning, _with_intervals(estimate_row(corrected, row), row, latencies), row, latencies
+                tuning,
+                _with_intervals(estimate_row(corrected, row), row, latencies),
+                row,
+                latencies,
             ),
         )
         for place, row in enumerate(rows)
@@ -211,13 +282,23 @@ def _answer(
     runs: Sequence[RunRecord],
 ) -> ServingAnswer:
     known, baseline = best.known, _baseline(tuning, runs, calibration)
-    assert known.ttft_s is not None and known.tpot_s is not None and known.request_latency_s is not None
+    assert (
+        known.ttft_s is not None
+        and known.tpot_s is not None
+        and known.request_latency_s is not None
+    )
     assert known.output_tokens_per_second_per_gpu is not None
     (first, *others), output = order, tuning.problem.output_length
     succeeded = sum(run.status == "ok" for run in runs)
     own, kind = latencies.known(first, output_length=output), tuning.problem.cluster.gpu.kind
-    requests = measured_steps(runs, kind=kind, seconds=lambda run: run.load.request_latency_s if run.load else None)
-    gains = () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=requests)
+    requests = measured_steps(
+        runs, kind=kind, seconds=lambda run: run.load.request_latency_s if run.load else None
+    )
+    gains = (
+        ()
+        if baseline is None
+        else gains_of(best.parallel, own, baseline=baseline, measured=requests)
+    )
     gain = gains[0] if gains else None
     return ServingAnswer(
         parallel=best.parallel,
@@ -244,7 +325,9 @@ def _answer(
 def _baseline(
     tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
 ) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
-    """What the answer is compared with, described like a recommendation; it need not be one that runs vary."""
+    """What the answer is compared with, described like a recommendation; it need not be one that
+    runs vary.
+    """
     problem = tuning.problem
     config, source = compared_with(baseline_config(tuning.query, problem), runs)
     if not isinstance(config, ServingConfig):
@@ -259,7 +342,9 @@ def _baseline(
     return KnownBaseline(parallel=config, source=source, estimate=row.known, known=known)
 
 
-def _saved(best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, InferenceEstimate]) -> ServingBaseline:
+def _saved(
+    best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, InferenceEstimate]
+) -> ServingBaseline:
     known = baseline.estimate
     rate, best_rate = known.output_tokens_per_second_per_gpu, best.output_tokens_per_second_per_gpu
     assert rate is not None and best_rate is not None
@@ -269,7 +354,9 @@ def _saved(best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, Infer
         source=baseline.source,
         output_tokens_per_second_per_gpu=rate,
         speedup=best_rate / rate,
-        saved_cost_per_million_output_tokens=None if cost is None or best_cost is None else cost - best_cost,
+        saved_cost_per_million_output_tokens=None
+        if cost is None or best_cost is None
+        else cost - best_cost,
         saved_parts_s=saved_parts(known.parts_s or {}, best.parts_s or {}),
     )
 
@@ -279,7 +366,9 @@ def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     costs = tuning.costs
     latency = latencies.ttft_s + (tuning.problem.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
-    slower = ratio if tuning.problem.request_rate_per_second is None else 1.0  # a rate that is kept up stays what it is
+    slower = (
+        ratio if tuning.problem.request_rate_per_second is None else 1.0
+    )  # a rate that is kept up stays what it is
     return replace(
         costs,
         ttft_s=latencies.ttft_s,
@@ -292,21 +381,33 @@ def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     )
 
 
-def _with_tails(tuning: ServingTuning, estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:
+def _with_tails(
+    tuning: ServingTuning, estimate: InferenceEstimate, row: int, latencies: RowLatencies
+) -> InferenceEstimate:
     """The estimate with these quantiles, and what they miss of the targets."""
     if row not in latencies.tails or estimate.ttft_s is None:
         return estimate
-    figures = bounded(latencies.row(row, output_length=tuning.problem.output_length), targets=tuning.problem.targets)
-    reasons = tuple(reason for name, limit, value in figures for reason in missed_target(name, value=value, limit=limit))
+    figures = bounded(
+        latencies.row(row, output_length=tuning.problem.output_length),
+        targets=tuning.problem.targets,
+    )
+    reasons = tuple(
+        reason
+        for name, limit, value in figures
+        for reason in missed_target(name, value=value, limit=limit)
+    )
     return replace(estimate, tails=latencies.tails[row], feasible=not reasons, reasons=reasons)
 
 
-def _with_intervals(estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:
+def _with_intervals(
+    estimate: InferenceEstimate, row: int, latencies: RowLatencies
+) -> InferenceEstimate:
     """The estimate with what is left in doubt."""
     if estimate.output_tokens_per_second_per_gpu is None:
         return replace(estimate, intervals=None)
     ttft, tpot = (
-        (float(low[row]), float(high[row])) for low, high in (latencies.intervals["ttft_s"], latencies.intervals["tpot_s"])
+        (float(low[row]), float(high[row]))
+        for low, high in (latencies.intervals["ttft_s"], latencies.intervals["tpot_s"])
     )
     rate, center = estimate.output_tokens_per_second_per_gpu, float(latencies.tpot_s[row])
     between = (rate * center / tpot[1], rate * center / tpot[0]) if center > 0.0 else (rate, rate)

@@ -14,20 +14,34 @@ from hp_tool.serving.estimates import bounded_values
 from hp_tool.serving.problem import CostedRows, ServingProblem
 
 
-def serving_candidates(problem: ServingProblem, configs: Sequence[ServingConfig]) -> ServingCandidates:
+def serving_candidates(
+    problem: ServingProblem, configs: Sequence[ServingConfig]
+) -> ServingCandidates:
     """Deployments under the problem's load."""
-    return ServingCandidates.from_configs(configs, concurrency=[problem.concurrency or 1] * len(configs))
+    return ServingCandidates.from_configs(
+        configs, concurrency=[problem.concurrency or 1] * len(configs)
+    )
 
 
 def serving_table(rows: CostedRows) -> CandidateTable:
-    """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
+    """What the cost model says of deployments: seconds of the penalised latency by part, and
+    memory.
+    """
     problem, candidates, costs = rows.problem, rows.candidates, rows.costs
-    parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(bounded_values(rows))}
+    parts = {
+        **costs.parts,
+        "beyond_targets": costs.request_latency_s * penalty(bounded_values(rows)),
+    }
     memory = costs.bytes
     per_replica = np.maximum(in_flight_of(rows) / candidates.schedulers, 1.0)
-    passes = problem.output_length + np.ceil(costs.running * problem.input_length / candidates.max_num_batched_tokens)
+    passes = problem.output_length + np.ceil(
+        costs.running * problem.input_length / candidates.max_num_batched_tokens
+    )
     occupied = memory.capacity - memory.kv_capacity
-    occupied = occupied + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
+    occupied = (
+        occupied
+        + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
+    )
     return CandidateTable(
         axes={
             "tensor_parallel_size": tuple(candidates.tensor_parallel_size.tolist()),
@@ -43,12 +57,18 @@ def serving_table(rows: CostedRows) -> CandidateTable:
 
 
 def in_flight_of(rows: CostedRows) -> FloatArray:
-    """(n,) requests over all devices: those of a closed load, or by Little's law those of a rate."""
-    return rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
+    """(n,) requests over all devices: those of a closed load, or by Little's law those of a
+    rate.
+    """
+    return (
+        rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
+    )
 
 
 def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
-    """What the residual model sees; names and scales are those of training where they mean the same."""
+    """What the residual model sees; names and scales are those of training where they mean the
+    same.
+    """
     same = np.ones(len(candidates))
     return {
         "tensor_parallel": np.log2(candidates.tensor_parallel_size),

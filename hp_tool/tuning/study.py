@@ -1,4 +1,6 @@
-"""A search's Optuna study: what it projects, where it is kept, and a copy in a file of its own, for Optuna's tools."""
+"""A search's Optuna study: what it projects, where it is kept, and a copy in a file of its own, for
+Optuna's tools.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 
 
 def study_storage(database_url: str | None) -> BaseStorage:
-    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory.
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in
+    memory.
 
-    Safe to call from many processes at once on a new database. Raises StoreError where the database does not answer.
+    Safe to call from many processes at once on a new database. Raises StoreError where the database
+    does not answer.
     """
     import optuna
 
@@ -35,9 +39,13 @@ def study_storage(database_url: str | None) -> BaseStorage:
         options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     else:
         options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
-    with alone(database_url):  # Optuna makes its tables without a lock: all but the first of several would fail
+    with alone(
+        database_url
+    ):  # Optuna makes its tables without a lock: all but the first of several would fail
         try:
-            return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
+            return optuna.storages.RDBStorage(
+                url.render_as_string(hide_password=False), engine_kwargs=dict(options)
+            )
         except Exception as error:  # the driver's, passed on as it is
             raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
 
@@ -51,8 +59,9 @@ def projection_of(
     claim: int = 1,
     stored: Container[str] = (),
 ) -> StudyProjection:
-    """The study of a search, whose sampler knows what earlier measurements taught; `stored`: digests of configurations whose
-    measurement stands for a run."""
+    """The study of a search, whose sampler knows what earlier measurements taught; `stored`:
+    digests of configurations whose measurement stands for a run.
+    """
     settings = problem.search.settings
     sampler = CostModelSampler(
         table=problem.search.table,
@@ -60,15 +69,23 @@ def projection_of(
         evidence=evidence,
         coverage_runs=coverage_runs(settings, prior=problem.prior),
         seed=settings.seed,
-        stored=[row for row in range(len(problem.search.table)) if stored and problem.search.digest(row) in stored],
+        stored=[
+            row
+            for row in range(len(problem.search.table))
+            if stored and problem.search.digest(row) in stored
+        ],
     )
-    return StudyProjection(search_id=search_id, claim=claim, problem=problem.search, sampler=sampler, storage=storage)
+    return StudyProjection(
+        search_id=search_id, claim=claim, problem=problem.search, sampler=sampler, storage=storage
+    )
 
 
 def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
-    """Copy the study that the search keeps in the database at this URL into an SQLite file, which is made where there is none.
+    """Copy the study that the search keeps in the database at this URL into an SQLite file, which
+    is made where there is none.
 
-    Raises NotFoundError where the search has no study (it never ran), InputError where the file has one of its name.
+    Raises NotFoundError where the search has no study (it never ran), InputError where the file has
+    one of its name.
     """
     import optuna
 
@@ -77,10 +94,17 @@ def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
         raise InputError(f"{path.parent} is no folder", field="--optuna")
     source = study_storage(database_url)
     if search_id not in optuna.get_all_study_names(source):
-        raise NotFoundError(f"search {search_id} has no Optuna study here: no run of it was planned", field="search_id")
+        raise NotFoundError(
+            f"search {search_id} has no Optuna study here: no run of it was planned",
+            field="search_id",
+        )
     try:
         optuna.copy_study(
-            from_study_name=search_id, from_storage=source, to_storage=study_storage(f"sqlite:///{path.resolve()}")
+            from_study_name=search_id,
+            from_storage=source,
+            to_storage=study_storage(f"sqlite:///{path.resolve()}"),
         )
     except optuna.exceptions.DuplicatedStudyError:
-        raise InputError(f"{path} holds a study of this search already; name another file", field="--optuna") from None
+        raise InputError(
+            f"{path} holds a study of this search already; name another file", field="--optuna"
+        ) from None

@@ -1,4 +1,6 @@
-"""The candidates of a training search after its runs: their order, the answer, and how they compare with the baseline."""
+"""The candidates of a training search after its runs: their order, the answer, and how they compare
+with the baseline.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.ranking.choice import simplest
 from hp_tool.training.ranking.exact import NEAR
-from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, foreseen, gains_of, saved_parts
+from hp_tool.tuning.answer import (
+    KnownBaseline,
+    compared_with,
+    described_baseline,
+    foreseen,
+    gains_of,
+    saved_parts,
+)
 from hp_tool.tuning.known import KnownRows, as_good, known_rows
 from hp_tool.tuning.result import Ranked, outcome_of_rows, rank
 
@@ -40,18 +49,30 @@ if TYPE_CHECKING:
 
 
 def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | None:
-    """The configuration that `search.baseline` describes; None where the query has none. Raises InputError if it is illegal."""
+    """The configuration that `search.baseline` describes; None where the query has none. Raises
+    InputError if it is illegal.
+    """
 
     def reasons(config: ParallelConfig) -> str:
         code = int(legality(case=problem, candidates=Candidates.alone(config)))
-        return "; ".join(reason.message for reason in explain(code, case=problem, config=config)) if code else ""
+        return (
+            "; ".join(reason.message for reason in explain(code, case=problem, config=config))
+            if code
+            else ""
+        )
 
-    resolve = partial(resolve_config, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
+    resolve = partial(
+        resolve_config, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework
+    )
     return described_baseline(query, resolve=resolve, reasons=reasons)
 
 
-def ranked_trainings(problem: TuningProblem, *, calibration: Calibration, runs: Sequence[RunRecord]) -> Ranked:
-    """The candidates of a training search. Those whose known step misses max_days or max_cost are not acceptable."""
+def ranked_trainings(
+    problem: TuningProblem, *, calibration: Calibration, runs: Sequence[RunRecord]
+) -> Ranked:
+    """The candidates of a training search. Those whose known step misses max_days or max_cost are
+    not acceptable.
+    """
     table = problem.search.table
     outcomes = outcome_of_rows(problem.search, runs)
     measured = {row: outcome for row, outcome in outcomes.items() if outcome.status == "ok"}
@@ -61,7 +82,11 @@ def ranked_trainings(problem: TuningProblem, *, calibration: Calibration, runs: 
     fits = known.memory.fit_probability(table.usable_bytes) >= 0.5
     predictor = CalibratedPredictor(calibration=calibration)
     baseline = _baseline(problem, predictor=predictor, known=known, runs=runs)
-    rows = [row for row in np.flatnonzero(step_s <= limit_s).tolist() if row in measured or (fits[row] and row not in failed)]
+    rows = [
+        row
+        for row in np.flatnonzero(step_s <= limit_s).tolist()
+        if row in measured or (fits[row] and row not in failed)
+    ]
     whole = {row: float(step_s[row]) for row in rows if known.ran[row]}
     rows = rank(median_s=step_s, log_sd=known.step.log_sd, eligible=rows, measured_s=whole)
     rows = simplest_first(
@@ -78,15 +103,24 @@ def ranked_trainings(problem: TuningProblem, *, calibration: Calibration, runs: 
     return Ranked(
         order=rows,
         near=[row for row in near if row not in failed],
-        front=[rows[place] for place in undominated(step_s[rows], -known.memory.median_bytes[rows])],
+        front=[
+            rows[place] for place in undominated(step_s[rows], -known.memory.median_bytes[rows])
+        ],
         measured=measured,
         seconds=step_s,
         legal=problem.space.legal,
         feasible=problem.space.feasible,
         rejections=problem.space.rejections,
-        grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step_s[fits]) if measured else None,
+        grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step_s[fits])
+        if measured
+        else None,
         describe=partial(
-            _describe, problem, predictor=predictor, known=known, measured=measured, repeated=_ranges(problem, runs)
+            _describe,
+            problem,
+            predictor=predictor,
+            known=known,
+            measured=measured,
+            repeated=_ranges(problem, runs),
         ),
         answer=partial(_answer, problem, rows=rows, known=known, baseline=baseline, runs=runs),
     )
@@ -102,11 +136,16 @@ def simplest_first(
     measured: Container[int],
     baseline_s: float | None = None,
 ) -> list[int]:
-    """The rows with the one to try first, as `training.ranking.choice` finds it: of those that take at most NEAR times as long
-    as the first and no longer than the baseline, and were measured if that was.
+    """The rows with the one to try first, as `training.ranking.choice` finds it: of those that take
+    at most NEAR times as long as the first and no longer than the baseline, and were measured if
+    that was.
     """
     longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
-    near = [row for row in rows if known_s[row] <= longest_s and (row in measured or rows[0] not in measured)]
+    near = [
+        row
+        for row in rows
+        if known_s[row] <= longest_s and (row in measured or rows[0] not in measured)
+    ]
     if len(near) < 2:
         return rows
     place = simplest(
@@ -149,7 +188,9 @@ def _describe(
     )
 
 
-def _ranges(problem: TuningProblem, runs: Sequence[RunRecord]) -> dict[int | None, tuple[float, float]]:
+def _ranges(
+    problem: TuningProblem, runs: Sequence[RunRecord]
+) -> dict[int | None, tuple[float, float]]:
     """(fastest, slowest) by row of what ran more than once as a whole."""
     several = {config: one for config, one in repeats(runs).items() if one.num_runs > 1}
     return {
@@ -160,7 +201,11 @@ def _ranges(problem: TuningProblem, runs: Sequence[RunRecord]) -> dict[int | Non
 
 
 def _baseline(
-    problem: TuningProblem, *, predictor: CalibratedPredictor, known: KnownRows, runs: Sequence[RunRecord]
+    problem: TuningProblem,
+    *,
+    predictor: CalibratedPredictor,
+    known: KnownRows,
+    runs: Sequence[RunRecord],
 ) -> KnownBaseline[ParallelConfig, Estimate] | None:
     """What the answer is compared with; it need not be a candidate."""
     training = problem.training
@@ -169,11 +214,19 @@ def _baseline(
         return None
     row, one = problem.search.row(config), Candidates.from_configs([config])
     own = None if row is None else known.row(row)
-    estimate = predictor.estimate(0, costs=training.costs(one), candidates=one, problem=training, known=own)
+    estimate = predictor.estimate(
+        0, costs=training.costs(one), candidates=one, problem=training, known=own
+    )
     assert estimate.time is not None and estimate.intervals is not None  # legal
     low, high = estimate.intervals.step_s
-    log_sd = float(known.step.log_sd[row]) if row is not None else math.log(high / low) / (2.0 * NORMAL_QUANTILE)
-    return KnownBaseline(parallel=config, source=source, estimate=estimate, known=(estimate.time.step_s, log_sd))
+    log_sd = (
+        float(known.step.log_sd[row])
+        if row is not None
+        else math.log(high / low) / (2.0 * NORMAL_QUANTILE)
+    )
+    return KnownBaseline(
+        parallel=config, source=source, estimate=estimate, known=(estimate.time.step_s, log_sd)
+    )
 
 
 def _answer(
@@ -189,10 +242,15 @@ def _answer(
     assert estimate.time is not None and estimate.intervals is not None
     succeeded = [run for run in runs if run.status == "ok"]
     measured = repeats(runs).get(best.parallel) if best.measurement is not None else None
-    low_s, high_s = (float(bound[0]) for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE))
+    low_s, high_s = (
+        float(bound[0])
+        for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE)
+    )
     own = float(known.step.median_s[row]), float(known.step.log_sd[row])
     steps = measured_steps(runs, kind=problem.training.cluster.gpu.kind)
-    gains = () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
+    gains = (
+        () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
+    )
     gain = gains[0] if gains else None
     return Answer(
         parallel=best.parallel,
@@ -204,19 +262,27 @@ def _answer(
         measured=measured,
         outside=measured is not None and not low_s <= measured.step_s <= high_s,
         as_good=as_good(rows, step=known.step),
-        free_memory_bytes=float(problem.search.table.device_bytes[row] - known.memory.median_bytes[row]),
+        free_memory_bytes=float(
+            problem.search.table.device_bytes[row] - known.memory.median_bytes[row]
+        ),
         out_of_memory_probability=float(known.fails[row]),
-        baseline=None if baseline is None or gain is None else _saved(estimate, baseline, factor=gain.factor),
+        baseline=None
+        if baseline is None or gain is None
+        else _saved(estimate, baseline, factor=gain.factor),
         gain=gain,
         gains=gains,
         clearly_better=None if gain is None else gain.clear,
         advice=None if gain is None else gain.advice,
-        foreseen=None if measured is None else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
+        foreseen=None
+        if measured is None
+        else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
         calibrated_step_s_interval=(low_s, high_s),
     )
 
 
-def _saved(best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate], *, factor: float) -> Baseline:
+def _saved(
+    best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate], *, factor: float
+) -> Baseline:
     before = baseline.estimate.time
     assert best.time is not None and before is not None
 
@@ -234,7 +300,9 @@ def _saved(best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate], *,
     )
 
 
-def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray) -> float | None:
+def _grid_gpu_seconds(
+    problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray
+) -> float | None:
     """Every feasible candidate once, as a whole: start-up as these runs had it, and all steps."""
     if median_s.size == 0:
         return None

@@ -1,4 +1,6 @@
-"""The course of a watched job for a picture: its stretches of steady pace, and the steps that are kept."""
+"""The course of a watched job for a picture: its stretches of steady pace, and the steps that are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is remembered of a job's steps: the newest steady ones of its newest stretch, and the newest of all, one by one."""
+    """What is remembered of a job's steps: the newest steady ones of its newest stretch, and the
+    newest of all, one by one.
+    """
 
     stretches: tuple[Stretch, ...] = ()
     steps: tuple[int, ...] = ()
@@ -42,25 +46,39 @@ def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
         return Course()
     regimes = [*changes.past, now]
     ends = [each.first - 1 for each in regimes[1:]] + [changes.steps - 1]
-    newest = dict(zip(range(changes.steps - len(job.numbers), changes.steps), job.numbers, strict=True))
+    newest = dict(
+        zip(range(changes.steps - len(job.numbers), changes.steps), job.numbers, strict=True)
+    )
 
     def number(step: int) -> int:
-        """The trainer's number of the job's `step`, counted from 0: known of the newest ones and of changes."""
+        """The trainer's number of the job's `step`, counted from 0: known of the newest ones and of
+        changes.
+        """
         if step in newest:
             return newest[step]
-        known = max((at for at in (*job.marks, *newest) if at <= step), default=min(newest, default=step))
+        known = max(
+            (at for at in (*job.marks, *newest) if at <= step), default=min(newest, default=step)
+        )
         return step + (job.marks.get(known, newest.get(known, known)) - known)
 
     begun = changes.steps - len(changes.waiting) - len(changes.baseline)
-    kept = {begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.baseline.logs)}
-    lead = next((source for each in sources if (source := Source.of(each.state)).rank == LEAD), None)
+    kept = {
+        begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.baseline.logs)
+    }
+    lead = next(
+        (source for each in sources if (source := Source.of(each.state)).rank == LEAD), None
+    )
     if lead is not None:
         recent = [each[STEP] for each in lead.recent]
         kept |= dict(zip(range(changes.steps - len(recent), changes.steps), recent, strict=True))
     shown = sorted(step for step in kept if 0 <= step < changes.steps)
     return Course(
         stretches=tuple(
-            Stretch(first_step=number(each.first), last_step=number(end), pace=_pace(each, job.log_batch))
+            Stretch(
+                first_step=number(each.first),
+                last_step=number(end),
+                pace=_pace(each, job.log_batch),
+            )
             for each, end in zip(regimes, ends, strict=True)
         ),
         steps=tuple(number(step) for step in shown),

@@ -29,7 +29,11 @@ def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Ex
     return Expected(
         step_s=estimate.time.step_s,
         interval=estimate.intervals.step_s,
-        calibration=None if used is None else str(used.get("version")) if isinstance(used, dict) else str(used),
+        calibration=None
+        if used is None
+        else str(used.get("version"))
+        if isinstance(used, dict)
+        else str(used),
         num_gpus=cluster.num_gpus,
         price_per_gpu_hour=cluster.price_per_gpu_hour,
         samples=float(problem.workload.global_batch_size),

@@ -1,4 +1,6 @@
-"""One job under watch: the detector of its step times, and of each rank the little that tells causes apart."""
+"""One job under watch: the detector of its step times, and of each rank the little that tells
+causes apart.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from hp_tool.assumptions import assumed
-from hp_tool.domain.watch import Cause, Expected, Lag, Loss, Pace, Shape, Slowdown, StepBatch, StepReport, Verdict
+from hp_tool.domain.watch import (
+    Cause,
+    Expected,
+    Lag,
+    Loss,
+    Pace,
+    Shape,
+    Slowdown,
+    StepBatch,
+    StepReport,
+    Verdict,
+)
 from hp_tool.slowdowns.causes import RankTimes, grows
 from hp_tool.slowdowns.changes import REACH, Changes, Regime
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
@@ -42,10 +55,17 @@ class Source:
     """Those of its newest steps."""
 
     def take(self, batch: StepBatch) -> list[StepReport]:
-        """Return the reports that are new, and keep what tells causes apart; sent again, none is."""
-        self.rank, self.host, self.dropped = batch.rank, batch.host, max(self.dropped, batch.dropped)
+        """Return the reports that are new, and keep what tells causes apart; sent again, none
+        is.
+        """
+        self.rank, self.host, self.dropped = (
+            batch.rank,
+            batch.host,
+            max(self.dropped, batch.dropped),
+        )
         fresh = sorted(
-            {each.seq: each for each in batch.reports if each.seq > self.last_seq}.values(), key=lambda each: each.seq
+            {each.seq: each for each in batch.reports if each.seq > self.last_seq}.values(),
+            key=lambda each: each.seq,
         )
         for each in fresh:
             self.last_seq, self.steps = each.seq, self.steps + 1
@@ -60,7 +80,8 @@ class Source:
     def state(self) -> dict[str, Any]:
         """Everything that is remembered, as JSON's types."""
         return {
-            name: getattr(self, name) for name in ("rank", "host", "last_seq", "steps", "dropped", "seen", "usual", "recent")
+            name: getattr(self, name)
+            for name in ("rank", "host", "last_seq", "steps", "dropped", "seen", "usual", "recent")
         }
 
     @classmethod
@@ -70,14 +91,20 @@ class Source:
 
 
 def _times(sources: list[Source], *, newest: int) -> list[RankTimes]:
-    """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its last."""
+    """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its
+    last.
+    """
     lives: dict[int, list[Source]] = {}
     for source in sorted(sources, key=lambda each: each.seen):
         if source.usual and source.recent:
             lives.setdefault(source.rank, []).append(source)
     count = max(min(newest, RECENT), 1)
     return [
-        RankTimes(rank=rank, before=_medians(of_rank[0].usual), after=_medians(of_rank[-1].recent[-count:]))
+        RankTimes(
+            rank=rank,
+            before=_medians(of_rank[0].usual),
+            after=_medians(of_rank[-1].recent[-count:]),
+        )
         for rank, of_rank in sorted(lives.items())
     ]
 
@@ -86,12 +113,16 @@ def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
     """Median seconds of each part; `step` counts where no part is reported."""
     names = {name for each in steps for name in each}
     names = names - {STEP} if len(names) > 1 else names
-    return {name: statistics.median(each.get(name, 0.0) for each in steps) for name in sorted(names)}
+    return {
+        name: statistics.median(each.get(name, 0.0) for each in steps) for name in sorted(names)
+    }
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A job under watch. Its memory is bounded by its number of processes, whatever the number of steps."""
+    """A job under watch. Its memory is bounded by its number of processes, whatever the number of
+    steps.
+    """
 
     changes: Changes = field(default_factory=Changes)
     numbers: list[int] = field(default_factory=list)
@@ -109,25 +140,44 @@ class Job:
         changed = False
         for each in reports:
             number = self.changes.steps
-            self.numbers = [*self.numbers[-assumed().watch.baseline_steps :], number if each.step is None else each.step]
+            self.numbers = [
+                *self.numbers[-assumed().watch.baseline_steps :],
+                number if each.step is None else each.step,
+            ]
             if self.changes.add([each.step_s / self._relative_work(each)]):
                 changed = True
                 first = self.changes.first
-                self.marks |= {at: self.numbers[at - number - 1] for at in (first, number) if number - at < len(self.numbers)}
+                self.marks |= {
+                    at: self.numbers[at - number - 1]
+                    for at in (first, number)
+                    if number - at < len(self.numbers)
+                }
                 self.marks = dict(sorted(self.marks.items())[-256:])
         return changed
 
     def _relative_work(self, report: StepReport) -> float:
-        """Return the work of a step over that of the first one; a step that does not report it has as much as the last."""
+        """Return the work of a step over that of the first one; a step that does not report it has
+        as much as the last.
+        """
         if self.unit is None:
-            self.unit = "tokens" if report.tokens is not None else "samples" if report.samples is not None else None
-            self.first_work = self.newest_work = (report.tokens or report.samples or 1.0) if self.unit else 1.0
+            self.unit = (
+                "tokens"
+                if report.tokens is not None
+                else "samples"
+                if report.samples is not None
+                else None
+            )
+            self.first_work = self.newest_work = (
+                (report.tokens or report.samples or 1.0) if self.unit else 1.0
+            )
         if self.unit is not None:
             self.newest_work = getattr(report, self.unit) or self.newest_work
         return self.newest_work / self.first_work
 
     def verdict(self, *, expected: Expected | None, sources: list[Source]) -> Verdict:
-        """What is to be said after the newest step. `sources`: all processes, the first rank included."""
+        """What is to be said after the newest step. `sources`: all processes, the first rank
+        included.
+        """
         seen: dict[str, Any] = {
             "steps": self.changes.steps,
             "dropped": sum(each.dropped for each in sources),
@@ -138,17 +188,31 @@ class Job:
         if now is None or (not self.changes.settled and not self.changes.past):
             return Verdict(status="learning", **seen)
         before = min(self.changes.past, key=lambda each: each.log_s, default=None)
-        slowdown = None if before is None else self._slowdown(before, now) or self._recurring(before, now)
+        slowdown = (
+            None if before is None else self._slowdown(before, now) or self._recurring(before, now)
+        )
         batch = self.log_batch
-        lag = None if expected is None or not self._comparable(expected) else _lag(now, expected, batch=batch)
+        lag = (
+            None
+            if expected is None or not self._comparable(expected)
+            else _lag(now, expected, batch=batch)
+        )
         causes: tuple[Cause, ...] = ()
         if slowdown is not None:
             times = _times(sources, newest=self.changes.steps - now.first)
             hosts = {each.rank: each.host for each in sources if each.host is not None}
-            causes = causes_of(times, hosts=hosts, factor=slowdown.factor, step_s=math.exp(now.log_s + batch))
-        factor = slowdown.factor if slowdown is not None else lag.factor if lag is not None else None
+            causes = causes_of(
+                times, hosts=hosts, factor=slowdown.factor, step_s=math.exp(now.log_s + batch)
+            )
+        factor = (
+            slowdown.factor if slowdown is not None else lag.factor if lag is not None else None
+        )
         verdict = Verdict(
-            status="slower_than_it_was" if slowdown else "slower_than_it_should_be" if lag else "as_expected",
+            status="slower_than_it_was"
+            if slowdown
+            else "slower_than_it_should_be"
+            if lag
+            else "as_expected",
             now=_pace(now, batch=batch),
             was=None if before is None else _pace(before, batch=batch),
             slowdown=slowdown,
@@ -160,9 +224,16 @@ class Job:
         return replace(verdict, text=sentences(verdict))
 
     def steady_step_s(self, expected: Expected | None, *, steps: int) -> float | None:
-        """Return the pace of a job that never changed, after so many steady steps of one batch, which is the expectation's."""
+        """Return the pace of a job that never changed, after so many steady steps of one batch,
+        which is the expectation's.
+        """
         now = self.changes.current
-        if now is None or self.changes.past or len(self.changes.baseline) < steps or self.newest_work != self.first_work:
+        if (
+            now is None
+            or self.changes.past
+            or len(self.changes.baseline) < steps
+            or self.newest_work != self.first_work
+        ):
             return None
         return math.exp(now.log_s) if expected is None or self._comparable(expected) else None
 
@@ -172,7 +243,9 @@ class Job:
         return math.log(self.newest_work / self.first_work)
 
     def _comparable(self, expected: Expected) -> bool:
-        """Return whether a step has the batch that the expectation is of, as far as both are known."""
+        """Return whether a step has the batch that the expectation is of, as far as both are
+        known.
+        """
         if self.unit != "samples" or expected.samples is None:
             return True
         return abs(self.newest_work / expected.samples - 1.0) < BATCH_TOLERANCE
@@ -181,25 +254,40 @@ class Job:
         """Return the slowdown against the fastest pace before; None if the job is back at it."""
         log, reach = now.log_s - before.log_s, math.hypot(_reach(now), _reach(before))
         slower = [each for each in self.changes.regimes if each.first > before.first]
-        if log < _least() or log <= reach or not any(each.kind in ("shift", "creep") for each in slower):
+        if (
+            log < _least()
+            or log <= reach
+            or not any(each.kind in ("shift", "creep") for each in slower)
+        ):
             return None
         first = slower[0] if all(each.log_s > before.log_s + log / 4.0 for each in slower) else now
         rises = sum(b.log_s > a.log_s for a, b in zip([before, *slower], slower, strict=False))
         rises *= not any(each.kind == "faster" for each in slower)
         growing = now.kind == "creep" or rises > 2 or grows(self.changes.baseline.logs)
-        return self._told(log, reach, first=first, now=now, shape="growing" if growing else "sudden")
+        return self._told(
+            log, reach, first=first, now=now, shape="growing" if growing else "sudden"
+        )
 
     def _recurring(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown of a job whose median step is as it was: slow steps or bursts that recur.
+        """Return the slowdown of a job whose median step is as it was: slow steps or bursts that
+        recur.
 
-        Bursts: two slow regimes ended, and since the last one no longer than one and a half times the distance of both.
+        Bursts: two slow regimes ended, and since the last one no longer than one and a half times
+        the distance of both.
         """
         if now.kind == "recurring":
-            log, reach = now.mean_log_s - before.mean_log_s, math.hypot(now.mean_reach, before.mean_reach)
+            log, reach = (
+                now.mean_log_s - before.mean_log_s,
+                math.hypot(now.mean_reach, before.mean_reach),
+            )
             slowdown = self._told(log, reach, first=now, now=now, shape="recurring")
             return None if log < _least() else replace(slowdown, period=now.period)
         regimes = self.changes.regimes
-        slow = [n for n, each in enumerate(regimes[:-1]) if each.kind == "shift" and each.log_s - before.log_s >= _least()]
+        slow = [
+            n
+            for n, each in enumerate(regimes[:-1])
+            if each.kind == "shift" and each.log_s - before.log_s >= _least()
+        ]
         if len(slow) < 2:
             return None
         last_two = [regimes[n] for n in slow[-2:]]
@@ -207,25 +295,41 @@ class Job:
         if self.changes.steps - ended > BURST_GAPS * (last_two[1].first - last_two[0].first):
             return None
         ends = [each.first for each in regimes[slow[-2] + 1 :]] + [self.changes.steps]
-        spans = [(end - each.first, each) for end, each in zip(ends, regimes[slow[-2] :], strict=True)]
-        mean_s = sum(steps * math.exp(each.mean_log_s) for steps, each in spans) / sum(steps for steps, _ in spans)
-        log, reach = math.log(mean_s) - before.mean_log_s, math.hypot(before.mean_reach, last_two[0].mean_reach)
+        spans = [
+            (end - each.first, each) for end, each in zip(ends, regimes[slow[-2] :], strict=True)
+        ]
+        mean_s = sum(steps * math.exp(each.mean_log_s) for steps, each in spans) / sum(
+            steps for steps, _ in spans
+        )
+        log, reach = (
+            math.log(mean_s) - before.mean_log_s,
+            math.hypot(before.mean_reach, last_two[0].mean_reach),
+        )
         slowdown = self._told(log, reach, first=last_two[0], now=last_two[1], shape="recurring")
         return None if log < _least() else slowdown
 
-    def _told(self, log: float, reach: float, *, first: Regime, now: Regime, shape: Shape) -> Slowdown:
+    def _told(
+        self, log: float, reach: float, *, first: Regime, now: Regime, shape: Shape
+    ) -> Slowdown:
         return Slowdown(
             factor=math.exp(log),
             interval=(math.exp(log - reach), math.exp(log + reach)),
             since_step=self.marks.get(first.first, first.first),
-            told_step=self.marks.get(now.alarm if shape == "recurring" else first.alarm, first.alarm),
+            told_step=self.marks.get(
+                now.alarm if shape == "recurring" else first.alarm, first.alarm
+            ),
             shape=shape,
         )
 
     def state(self) -> dict[str, Any]:
         """Everything that is remembered, as JSON's types."""
         known = {"unit": self.unit, "first_work": self.first_work, "newest_work": self.newest_work}
-        return {"changes": self.changes.state(), "numbers": self.numbers, "marks": list(self.marks.items()), **known}
+        return {
+            "changes": self.changes.state(),
+            "numbers": self.numbers,
+            "marks": list(self.marks.items()),
+            **known,
+        }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
@@ -256,12 +360,18 @@ def _pace(regime: Regime, *, batch: float = 0.0) -> Pace:
 
 
 def _lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
-    """Return how much slower than expected; None if that may be chance, in one job of a hundred or more."""
+    """Return how much slower than expected; None if that may be chance, in one job of a hundred or
+    more.
+    """
     low, high = (math.log(each) for each in expected.interval)
     sd = math.hypot((high - low) / 2.0, _reach(now)) / REACH
     log = now.log_s + batch - math.log(expected.step_s)
     beyond = now.log_s + batch - high > (assumed().watch.unlikely_sds - REACH) * sd
-    return Lag(factor=math.exp(log), interval=(math.exp(log - REACH * sd), math.exp(log + REACH * sd))) if beyond else None
+    return (
+        Lag(factor=math.exp(log), interval=(math.exp(log - REACH * sd), math.exp(log + REACH * sd)))
+        if beyond
+        else None
+    )
 
 
 def _loss(factor: float, expected: Expected | None) -> Loss:

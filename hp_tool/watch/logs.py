@@ -30,7 +30,9 @@ class LogSteps:
     reader: str | None = None
     """One of READERS; None: the first that recognises a line."""
     workload: TrainingWorkload | None = None
-    """Turns rates into seconds; without it a rate gives times in a unit of its own, which tells changes all the same."""
+    """Turns rates into seconds; without it a rate gives times in a unit of its own, which tells
+    changes all the same.
+    """
     num_gpus: int = 1
     in_seconds: bool = True
     """Whether the newest step was a time, and not a rate in a unit of its own."""
@@ -43,11 +45,14 @@ class LogSteps:
     unread: int = 0
     """Lines of JSON without a step time, in a log whose steps are lines of JSON."""
     printed: dict[int | None, list[int]] = field(default_factory=dict)
-    """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed by another rank; any other
-    that goes back follows a restart from a checkpoint."""
+    """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed
+    by another rank; any other that goes back follows a restart from a checkpoint.
+    """
 
     def feed(self, line: str) -> tuple[int | None, StepReport] | None:
-        """The step that this line completes, and the rank that it names; None for any other line."""
+        """The step that this line completes, and the rank that it names; None for any other
+        line.
+        """
         self.hugging_face = self.hugging_face or _HUGGING_FACE.search(line[:MAX_LINE]) is not None
         for reader in (self.reader,) if self.reader else READERS:
             read_line(line, self.facts, reader=reader)
@@ -62,14 +67,20 @@ class LogSteps:
                 if step[1] is not None:
                     self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
                 self.seq += 1
-                return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts, **work)
+                return rank, StepReport(
+                    seq=self.seq, step_s=step[0], step=step[1], parts_s=parts, **work
+                )
         self.unread += self.reader == "json" and line.lstrip().startswith("{")
         return None
 
     def _taken(self) -> tuple[float, int | None] | None:
         """The newest figure, as seconds, with its step; the facts forget both."""
         facts = self.facts
-        kinds = [kind for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second") if getattr(facts, kind)]
+        kinds = [
+            kind
+            for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second")
+            if getattr(facts, kind)
+        ]
         if not kinds:
             return None
         self.facts_are_rates = kinds[0] != "step_s"
@@ -98,16 +109,26 @@ def _own_words(line: str) -> tuple[int | None, dict[str, float], dict[str, float
         return None, {}, {}
     parts, rank = words.get("parts_s"), words.get("rank")
     own = (
-        {str(name)[:200]: float(s) for name, s in parts.items() if isinstance(s, int | float) and s >= 0.0}
+        {
+            str(name)[:200]: float(s)
+            for name, s in parts.items()
+            if isinstance(s, int | float) and s >= 0.0
+        }
         if isinstance(parts, dict)
         else {}
     )
     work = {name: float(words[name]) for name in ("samples", "tokens") if _is_work(words.get(name))}
-    return rank if isinstance(rank, int) and rank >= 0 else None, own, work if "step_s" in words else {}
+    return (
+        rank if isinstance(rank, int) and rank >= 0 else None,
+        own,
+        work if "step_s" in words else {},
+    )
 
 
 def _is_work(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value <= MAX_WORK
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value <= MAX_WORK
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,10 +143,14 @@ class Watched:
     """By number of the log and the rank that its lines name."""
 
     def add(self, log: int, rank: int | None, report: StepReport) -> bool:
-        """Take a step of a log; return whether the job's pace changed. The first process that is heard stands for the job."""
+        """Take a step of a log; return whether the job's pace changed. The first process that is
+        heard stands for the job.
+        """
         key = (log, rank)
         source = self.sources.setdefault(key, Source())
-        source.take(StepBatch(source=str(log), rank=log if rank is None else rank, reports=(report,)))
+        source.take(
+            StepBatch(source=str(log), rank=log if rank is None else rank, reports=(report,))
+        )
         return key == next(iter(self.sources)) and self.job.add([report])
 
     def verdict(self) -> Verdict:
@@ -143,7 +168,11 @@ def log_files(places: list[str]) -> list[Path]:
     if not files:
         raise InputError(f"no log in {', '.join(places)}", field="LOG")
     if len(files) > MOST_FILES:
-        raise InputError(f"{len(files):,} files are more than the {MOST_FILES:,} that are read", field="LOG", code="too_many")
+        raise InputError(
+            f"{len(files):,} files are more than the {MOST_FILES:,} that are read",
+            field="LOG",
+            code="too_many",
+        )
     return files
 
 
@@ -158,4 +187,6 @@ def _files(place: Path) -> Iterator[Path]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sorts rank10 behind rank9."""
-    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", str(path))]
+    return [
+        (int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", str(path))
+    ]

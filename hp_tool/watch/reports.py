@@ -1,4 +1,6 @@
-"""Steps that a job reports over HTTP: stored with its detector's state, told as events, and taught to the calibration once."""
+"""Steps that a job reports over HTTP: stored with its detector's state, told as events, and taught
+to the calibration once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
     """Store the steps of a batch that are new. Sent again, whole or in part, it changes nothing."""
     acknowledged = 0
 
-    def change(record: WatchRecord, state: JsonObject | None, others: Callable[[], list[WatchSource]]) -> WatchChange:
+    def change(
+        record: WatchRecord, state: JsonObject | None, others: Callable[[], list[WatchSource]]
+    ) -> WatchChange:
         nonlocal acknowledged
         source = Source() if state is None else Source.of(state)
         fresh = source.take(batch)
@@ -69,25 +73,45 @@ def expected_of_record(record: WatchRecord) -> Expected | None:
 def verdict_of(record: WatchRecord, sources: list[WatchSource]) -> Verdict:
     """What is to be said of the job after the newest step."""
     job = Job() if record.state is None else Job.of(record.state)
-    return job.verdict(expected=expected_of_record(record), sources=[Source.of(each.state) for each in sources])
+    return job.verdict(
+        expected=expected_of_record(record), sources=[Source.of(each.state) for each in sources]
+    )
 
 
 def teach(
-    record: WatchRecord, *, watches: WatchStore, store: Store, resolve: Callable[[Query], Query] = lambda query: query
+    record: WatchRecord,
+    *,
+    watches: WatchStore,
+    store: Store,
+    resolve: Callable[[Query], Query] = lambda query: query,
 ) -> None:
-    """Report the job's steady pace as a measurement, once. The store decides whom it teaches; a report that is refused says why
-    with the job."""
-    if record.query is None or record.state is None or record.measurement_id is not None or record.teaching is not None:
+    """Report the job's steady pace as a measurement, once. The store decides whom it teaches; a
+    report that is refused says why with the job.
+    """
+    if (
+        record.query is None
+        or record.state is None
+        or record.measurement_id is not None
+        or record.teaching is not None
+    ):
         return
     step_s = Job.of(record.state).steady_step_s(expected_of_record(record), steps=TAUGHT_AFTER)
     if step_s is None:
         return
     query = {name: value for name, value in record.query.items() if name != "parallel"}
     measurement: dict[str, Any] = {"status": "ok", "step_s": step_s}
-    report = {"query": query, "parallel": record.query.get("parallel") or {}, "measurement": measurement}
+    report = {
+        "query": query,
+        "parallel": record.query.get("parallel") or {},
+        "measurement": measurement,
+    }
     try:
         stored = add_report(
-            json.dumps(report).encode(), store=store, source="reported", key=f"watch:{record.id}", resolve=resolve
+            json.dumps(report).encode(),
+            store=store,
+            source="reported",
+            key=f"watch:{record.id}",
+            resolve=resolve,
         )
     except StoreError:
         raise

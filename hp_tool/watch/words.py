@@ -15,13 +15,20 @@ SHOWN = 8
 """Ranks that are named."""
 
 
-def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: float, step_s: float) -> tuple[Cause, ...]:
-    """What could explain that a step takes `factor` times as long, and now `step_s`; the most likely first."""
+def causes_of(
+    ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: float, step_s: float
+) -> tuple[Cause, ...]:
+    """What could explain that a step takes `factor` times as long, and now `step_s`; the most
+    likely first.
+    """
     slowed = math.log(factor)
     has_parts = any(len(each.after) > 1 or "step" not in each.after for each in ranks)
     slow, typical = lagging(ranks)
     if not ranks or typical is None or (not has_parts and not slow):
-        text = "ranks wait for each other, so one slow rank slows all: to tell which, report each rank's own seconds (parts_s)"
+        text = (
+            "ranks wait for each other, so one slow rank slows all: to tell which, report each "
+            "rank's own seconds (parts_s)"
+        )
         return (Cause(kind="unknown", text=text),)
     causes = []
     if slow and typical < slowed / 2.0:
@@ -32,7 +39,8 @@ def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: f
                 kind="some_ranks",
                 ranks=names,
                 hosts=where,
-                text=f"{_ranks(names, len(ranks))}{_on(where)}: own work takes {math.expm1(slow[0][1]):+.0%}, "
+                text=f"{_ranks(names, len(ranks))}{_on(where)}: own work takes "
+                f"{math.expm1(slow[0][1]):+.0%}, "
                 f"that of the others {math.expm1(typical):+.0%}",
             )
         )
@@ -40,7 +48,8 @@ def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: f
         causes.append(
             Cause(
                 kind="all_ranks",
-                text=f"the own work of all ranks takes {math.expm1(typical):+.0%}: clocks (power, heat), data or the program",
+                text=f"the own work of all ranks takes {math.expm1(typical):+.0%}: clocks (power, "
+                "heat), data or the program",
             )
         )
     longer_s = step_s * (1.0 - 1.0 / factor)
@@ -53,12 +62,21 @@ def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: f
             continue  # the others wait for these ranks
         kind: CauseKind = "communication" if waits else "part"
         tail = ": links, or a rank whose own work is not reported" if waits else ""
-        causes.append(Cause(kind=kind, part=name, share=share, text=f"{name} is {share:.0%} of the longer step{tail}"))
+        causes.append(
+            Cause(
+                kind=kind,
+                part=name,
+                share=share,
+                text=f"{name} is {share:.0%} of the longer step{tail}",
+            )
+        )
     return tuple(causes)
 
 
 def _ranks(names: tuple[int, ...], all_ranks: int) -> str:
-    shown = ", ".join(map(str, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    shown = ", ".join(map(str, names[:SHOWN])) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )
     return f"rank {shown} of {all_ranks}" if len(names) == 1 else f"ranks {shown} of {all_ranks}"
 
 
@@ -68,14 +86,25 @@ def _on(hosts: tuple[str, ...]) -> str:
 
 def sentences(verdict: Verdict) -> tuple[str, ...]:
     """The verdict for people; nothing where all is well."""
-    now, was, slowdown, lag, expected = verdict.now, verdict.was, verdict.slowdown, verdict.lag, verdict.expected
+    now, was, slowdown, lag, expected = (
+        verdict.now,
+        verdict.was,
+        verdict.slowdown,
+        verdict.lag,
+        verdict.expected,
+    )
     if not verdict.slow:
         return ()
     lines = []
     if slowdown is not None:
-        seconds = "" if now is None or was is None else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
+        seconds = (
+            ""
+            if now is None or was is None
+            else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
+        )
         lines.append(
-            f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step {slowdown.since_step}, "
+            f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step "
+            f"{slowdown.since_step}, "
             f"{_shape(slowdown)}{seconds}"
         )
         lines += [f"  {each.text}" for each in verdict.causes]
@@ -94,22 +123,33 @@ def sentences(verdict: Verdict) -> tuple[str, ...]:
 def _shape(slowdown: Slowdown) -> str:
     if slowdown.shape != "recurring":
         return slowdown.shape
-    return "in bursts" if slowdown.period is None else f"every {_ordinal(slowdown.period)} step is slow"
+    return (
+        "in bursts"
+        if slowdown.period is None
+        else f"every {_ordinal(slowdown.period)} step is slow"
+    )
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"
 
 
 def faster_words(verdict: Verdict) -> str:
-    """`faster than expected: 39.03 s a step, 78.94 s expected (73.80 s to 543.2 s): ...`; empty where it is not, for sure."""
+    """`faster than expected: 39.03 s a step, 78.94 s expected (73.80 s to 543.2 s): ...`; empty
+    where it is not, for sure.
+    """
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None or now.interval[1] >= expected.interval[0]:
         return ""
     low, high = map(duration, expected.interval)
     query = ": the query is probably of another job" if doubts_query(verdict) else ""
-    between = f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to {high}){_of(expected)}"
+    between = (
+        f"{duration(now.step_s)} a step, {duration(expected.step_s)} expected ({low} to "
+        f"{high}){_of(expected)}"
+    )
     return f"{times(expected.step_s / now.step_s)} as fast as expected: {between}{query}"
 
 

@@ -27,7 +27,9 @@ def upgrade():
         sa.Column("num_measurements", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_hp_calibrations"),
-        sa.UniqueConstraint("cluster_key", "framework", "model_family", "version", name="uq_hp_calibrations_version"),
+        sa.UniqueConstraint(
+            "cluster_key", "framework", "model_family", "version", name="uq_hp_calibrations_version"
+        ),
     )
     op.create_index("ix_hp_calibrations_created_at_id", "hp_calibrations", ["created_at", "id"])
 
@@ -75,8 +77,14 @@ def upgrade():
         sa.PrimaryKeyConstraint("id", name="pk_hp_searches"),
     )
     op.create_index("ix_hp_searches_created_at_id", "hp_searches", ["created_at", "id"])
-    op.create_index("ix_hp_searches_owner_created_at_id", "hp_searches", ["owner", "created_at", "id"])
-    op.create_index("ix_hp_searches_state_priority_created_at", "hp_searches", ["state", "priority", "created_at"])
+    op.create_index(
+        "ix_hp_searches_owner_created_at_id", "hp_searches", ["owner", "created_at", "id"]
+    )
+    op.create_index(
+        "ix_hp_searches_state_priority_created_at",
+        "hp_searches",
+        ["state", "priority", "created_at"],
+    )
 
     op.create_table(
         "hp_events",
@@ -85,7 +93,9 @@ def upgrade():
         sa.Column("kind", sa.String(length=64), nullable=False),
         sa.Column("payload", sa.JSON(), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["search_id"], ["hp_searches.id"], name="fk_hp_events_search_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["search_id"], ["hp_searches.id"], name="fk_hp_events_search_id", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("search_id", "seq", name="pk_hp_events"),
     )
     op.create_table(
@@ -107,10 +117,14 @@ def upgrade():
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("submitted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.ForeignKeyConstraint(["search_id"], ["hp_searches.id"], name="fk_hp_runs_search_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["search_id"], ["hp_searches.id"], name="fk_hp_runs_search_id", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name="pk_hp_runs"),
         sa.UniqueConstraint("job_name", name="uq_hp_runs_job_name"),
-        sa.UniqueConstraint("search_id", "digest", "attempt", name="uq_hp_runs_search_id_digest_attempt"),
+        sa.UniqueConstraint(
+            "search_id", "digest", "attempt", name="uq_hp_runs_search_id_digest_attempt"
+        ),
         sa.UniqueConstraint("search_id", "number", name="uq_hp_runs_search_id_number"),
     )
     op.create_table(
@@ -136,8 +150,15 @@ def upgrade():
         sa.Column("trust", sa.Double(), nullable=False),
         sa.Column("owner", sa.String(length=200), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["run_id"], ["hp_runs.id"], name="fk_hp_measurements_run_id", ondelete="SET NULL"),
-        sa.ForeignKeyConstraint(["search_id"], ["hp_searches.id"], name="fk_hp_measurements_search_id", ondelete="SET NULL"),
+        sa.ForeignKeyConstraint(
+            ["run_id"], ["hp_runs.id"], name="fk_hp_measurements_run_id", ondelete="SET NULL"
+        ),
+        sa.ForeignKeyConstraint(
+            ["search_id"],
+            ["hp_searches.id"],
+            name="fk_hp_measurements_search_id",
+            ondelete="SET NULL",
+        ),
         sa.PrimaryKeyConstraint("id", name="pk_hp_measurements"),
         sa.UniqueConstraint("run_id", name="uq_hp_measurements_run_id"),
     )
@@ -147,7 +168,9 @@ def upgrade():
         ["cluster_key", "framework", "created_at", "id"],
     )
     op.create_index("ix_hp_measurements_created_at_id", "hp_measurements", ["created_at", "id"])
-    op.create_index("ix_hp_measurements_problem_digest_digest", "hp_measurements", ["problem_digest", "digest"])
+    op.create_index(
+        "ix_hp_measurements_problem_digest_digest", "hp_measurements", ["problem_digest", "digest"]
+    )
     op.create_index("ix_hp_measurements_search_id", "hp_measurements", ["search_id"])
 
 

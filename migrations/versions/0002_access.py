@@ -1,4 +1,6 @@
-"""API keys, the audit log, and which key a search was submitted with. Only adds: older code works on it."""
+"""API keys, the audit log, and which key a search was submitted with. Only adds: older code works
+on it.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -7,7 +9,10 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
-LOST_BY_DOWNGRADE = {"API keys": "SELECT count(*) FROM hp_api_keys", "rows of the audit log": "SELECT count(*) FROM hp_audit"}
+LOST_BY_DOWNGRADE = {
+    "API keys": "SELECT count(*) FROM hp_api_keys",
+    "rows of the audit log": "SELECT count(*) FROM hp_audit",
+}
 
 
 def upgrade():

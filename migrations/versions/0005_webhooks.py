@@ -21,10 +21,14 @@ def upgrade():
         sa.Column("last_error", sa.String(length=500), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("delivered_at", sa.DateTime(timezone=True), nullable=True),
-        sa.ForeignKeyConstraint(["search_id"], ["hp_searches.id"], name="fk_hp_webhooks_search_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["search_id"], ["hp_searches.id"], name="fk_hp_webhooks_search_id", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("search_id", name="pk_hp_webhooks"),
     )
-    op.create_index("ix_hp_webhooks_state_next_attempt_at", "hp_webhooks", ["state", "next_attempt_at"])
+    op.create_index(
+        "ix_hp_webhooks_state_next_attempt_at", "hp_webhooks", ["state", "next_attempt_at"]
+    )
 
 
 def downgrade():

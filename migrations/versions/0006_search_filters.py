@@ -1,5 +1,5 @@
-"""What a search asks for, beside its query: lists of a million by kind or model. Only adds: older code works on it, and what it
-writes meanwhile is found by every filter but these two.
+"""What a search asks for, beside its query: lists of a million by kind or model. Only adds: older
+code works on it, and what it writes meanwhile is found by every filter but these two.
 """
 
 import sqlalchemy as sa
@@ -37,7 +37,9 @@ def upgrade():
     add_column("hp_searches", sa.Column("model", sa.String(length=200), nullable=True))
     in_batches(sa.select(SEARCH.c.id).where(SEARCH.c.kind.is_(None)), key=SEARCH.c.id, change=fill)
     for name in ("kind", "model"):
-        create_index(f"ix_hp_searches_{name}_created_at_id", "hp_searches", [name, "created_at", "id"])
+        create_index(
+            f"ix_hp_searches_{name}_created_at_id", "hp_searches", [name, "created_at", "id"]
+        )
 
 
 def fill(connection, rows):

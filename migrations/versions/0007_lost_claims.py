@@ -1,4 +1,6 @@
-"""Workers that a search lost one after another. Only adds: older code works on it, and leaves the count as it is."""
+"""Workers that a search lost one after another. Only adds: older code works on it, and leaves the
+count as it is.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +13,9 @@ LOST_BY_DOWNGRADE = {}
 
 
 def upgrade():
-    op.add_column("hp_searches", sa.Column("lost_claims", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column(
+        "hp_searches", sa.Column("lost_claims", sa.Integer(), nullable=False, server_default="0")
+    )
 
 
 def downgrade():

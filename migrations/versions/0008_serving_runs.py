@@ -1,8 +1,10 @@
-"""Runs and measurements of serving are stored as what they are. Before, `parallel` held one replica in the words of training
-(`micro_batch_size`: the requests it serves at once), and `step_s` the latency of a request with the penalty of missed targets.
+"""Runs and measurements of serving are stored as what they are. Before, `parallel` held one replica
+in the words of training (`micro_batch_size`: the requests it serves at once), and `step_s` the
+latency of a request with the penalty of missed targets.
 
-Only values change, in columns that were there. Older code reads them without an error, and newer code leaves out what older
-code writes afterwards; `downgrade` to 0007 and `upgrade` moves that too. Events stay as they were told.
+Only values change, in columns that were there. Older code reads them without an error, and newer
+code leaves out what older code writes afterwards; `downgrade` to 0007 and `upgrade` moves that too.
+Events stay as they were told.
 """
 
 import hashlib
@@ -34,7 +36,14 @@ DEFAULTS = {
 
 def columns(name, *others):
     json_columns = [sa.column(each, sa.JSON(none_as_null=True)) for each in others]
-    return sa.table(name, sa.column("id"), sa.column("digest"), sa.column("search_id"), sa.column("framework"), *json_columns)
+    return sa.table(
+        name,
+        sa.column("id"),
+        sa.column("digest"),
+        sa.column("search_id"),
+        sa.column("framework"),
+        *json_columns,
+    )
 
 
 SEARCH = columns("hp_searches", "query", "progress", "result")
@@ -46,16 +55,36 @@ SERVES = SEARCH.c.query["kind"].as_string() == "inference"
 
 def upgrade():
     runs = sa.select(RUN.c.id, RUN.c.parallel, RUN.c.fidelity, RUN.c.predicted, SEARCH.c.query)
-    each(RUN, runs.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id).where(SERVES), upgraded_run)
-    each(MEASUREMENT, sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), upgraded_measurement)
-    each(SEARCH, sa.select(SEARCH.c.id, SEARCH.c.query, SEARCH.c.progress, SEARCH.c.result).where(SERVES), upgraded_search)
+    each(
+        RUN, runs.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id).where(SERVES), upgraded_run
+    )
+    each(
+        MEASUREMENT,
+        sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)),
+        upgraded_measurement,
+    )
+    each(
+        SEARCH,
+        sa.select(SEARCH.c.id, SEARCH.c.query, SEARCH.c.progress, SEARCH.c.result).where(SERVES),
+        upgraded_search,
+    )
 
 
 def downgrade():
-    runs = sa.select(RUN.c.id, RUN.c.parallel, RUN.c.fidelity).join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
+    runs = sa.select(RUN.c.id, RUN.c.parallel, RUN.c.fidelity).join_from(
+        RUN, SEARCH, SEARCH.c.id == RUN.c.search_id
+    )
     each(RUN, runs.where(SERVES), downgraded_run)
-    each(MEASUREMENT, sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), downgraded_measurement)
-    each(SEARCH, sa.select(SEARCH.c.id, SEARCH.c.progress, SEARCH.c.result).where(SERVES), downgraded_search)
+    each(
+        MEASUREMENT,
+        sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)),
+        downgraded_measurement,
+    )
+    each(
+        SEARCH,
+        sa.select(SEARCH.c.id, SEARCH.c.progress, SEARCH.c.result).where(SERVES),
+        downgraded_search,
+    )
 
 
 def each(table, query, changed):
@@ -63,7 +92,9 @@ def each(table, query, changed):
 
     def change(connection, rows):
         for row in rows:
-            connection.execute(sa.update(table).where(table.c.id == row.id).values(changed(connection, row)))
+            connection.execute(
+                sa.update(table).where(table.c.id == row.id).values(changed(connection, row))
+            )
 
     in_batches(query, key=table.c.id, change=change)
 
@@ -81,9 +112,13 @@ def upgraded_measurement(connection, row):
 
 
 def upgraded_search(connection, row):
-    best = connection.execute(sa.select(RUN.c.parallel).where(RUN.c.id == row.progress.get("best_run_id"))).scalar()
+    best = connection.execute(
+        sa.select(RUN.c.parallel).where(RUN.c.id == row.progress.get("best_run_id"))
+    ).scalar()
     progress = row.progress | {"best_parallel": best} if best else row.progress
-    result = changed_result(row.result, lambda measurement, config: with_load(measurement, config, row.query))
+    result = changed_result(
+        row.result, lambda measurement, config: with_load(measurement, config, row.query)
+    )
     return {"progress": progress, "result": result}
 
 
@@ -101,14 +136,17 @@ def downgraded_measurement(connection, row):
 def downgraded_search(connection, row):
     best = row.progress.get("best_parallel")
     progress = row.progress | {"best_parallel": replica(best)} if best else row.progress
-    return {"progress": progress, "result": changed_result(row.result, lambda measurement, _: with_step(measurement))}
+    return {
+        "progress": progress,
+        "result": changed_result(row.result, lambda measurement, _: with_step(measurement)),
+    }
 
 
 def deployment(parallel, *, query, predicted):
     """The deployment whose replica an old row holds.
 
-    How many devices the query has, its cluster's name alone does not say; the prediction's two figures of the load do:
-    tokens/s per device = concurrency x output_length / devices / step_s.
+    How many devices the query has, its cluster's name alone does not say; the prediction's two
+    figures of the load do: tokens/s per device = concurrency x output_length / devices / step_s.
     """
     if "max_num_seqs" in parallel:
         return parallel
@@ -127,7 +165,10 @@ def deployment(parallel, *, query, predicted):
 def replica(config):
     if "max_num_seqs" not in config:  # written by older code after the upgrade
         return config
-    return {"tensor_parallel_size": config["tensor_parallel_size"], "micro_batch_size": config["max_num_seqs"]}
+    return {
+        "tensor_parallel_size": config["tensor_parallel_size"],
+        "micro_batch_size": config["max_num_seqs"],
+    }
 
 
 def with_load(measurement, config, query):
@@ -153,16 +194,25 @@ def with_step(measurement):
     if load is None:
         return measurement
     kept = {name: value for name, value in measurement.items() if name != "load"}
-    return kept | {"step_s": load["penalised_latency_s"], "step_times_s": load["request_latencies_s"]}
+    return kept | {
+        "step_s": load["penalised_latency_s"],
+        "step_times_s": load["request_latencies_s"],
+    }
 
 
 def changed_result(result, changed):
-    """A stored result with its measurements changed; its configurations are deployments in every version."""
+    """A stored result with its measurements changed; its configurations are deployments in every
+    version.
+    """
     if result is None:
         return None
     lists = {
         name: [
-            row | {"measurement": row.get("measurement") and changed(row["measurement"], row["parallel"])}
+            row
+            | {
+                "measurement": row.get("measurement")
+                and changed(row["measurement"], row["parallel"])
+            }
             for row in result[name]
         ]
         for name in ("recommendations", "nearest_misses")
@@ -172,7 +222,9 @@ def changed_result(result, changed):
 
 
 def serving_digest(config, fidelity):
-    return sha256({name: value for name, value in config.items() if value != DEFAULTS[name]}, fidelity)
+    return sha256(
+        {name: value for name, value in config.items() if value != DEFAULTS[name]}, fidelity
+    )
 
 
 def replica_digest(config, fidelity):
@@ -182,5 +234,10 @@ def replica_digest(config, fidelity):
 
 def sha256(parallel, fidelity):
     """`configuration_digest` as it was when this was written: defaults are left out."""
-    content = {"parallel": parallel, "fidelity": {name: value for name, value in fidelity.items() if value is not None}}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    content = {
+        "parallel": parallel,
+        "fidelity": {name: value for name, value in fidelity.items() if value is not None},
+    }
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

@@ -1,4 +1,6 @@
-"""What the engine said of a run: its wait, nodes, and the end of the log of one that was given up. Only adds."""
+"""What the engine said of a run: its wait, nodes, and the end of the log of one that was given up.
+Only adds.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -7,7 +9,10 @@ revision = "0010"
 down_revision = "0009"
 branch_labels = None
 depends_on = None
-LOST_BY_DOWNGRADE = {"runs with the engine's account of them": "SELECT count(*) FROM hp_runs WHERE account IS NOT NULL"}
+LOST_BY_DOWNGRADE = {
+    "runs with the engine's account of them": "SELECT count(*) FROM hp_runs WHERE account IS NOT "
+    "NULL"
+}
 
 
 def upgrade():

@@ -1,4 +1,6 @@
-"""Which workers are alive and what they can run; names, tags and notes of searches, and their words for look-ups. Only adds."""
+"""Which workers are alive and what they can run; names, tags and notes of searches, and their words
+for look-ups. Only adds.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -7,7 +9,9 @@ revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None
-LOST_BY_DOWNGRADE = {"names, tags and notes of searches": "SELECT count(*) FROM hp_searches WHERE label IS NOT NULL"}
+LOST_BY_DOWNGRADE = {
+    "names, tags and notes of searches": "SELECT count(*) FROM hp_searches WHERE label IS NOT NULL"
+}
 
 
 def upgrade():
@@ -24,7 +28,12 @@ def upgrade():
         "hp_search_words",
         sa.Column("word", sa.String(length=64), nullable=False),
         sa.Column("search_id", sa.String(length=16), nullable=False),
-        sa.ForeignKeyConstraint(["search_id"], ["hp_searches.id"], name="fk_hp_search_words_search_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["search_id"],
+            ["hp_searches.id"],
+            name="fk_hp_search_words_search_id",
+            ondelete="CASCADE",
+        ),
         sa.PrimaryKeyConstraint("word", "search_id", name="pk_hp_search_words"),
     )
     op.create_index("ix_hp_search_words_search_id", "hp_search_words", ["search_id"])

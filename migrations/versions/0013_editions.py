@@ -1,5 +1,5 @@
-"""The edition of hp-tool that stored a search, so that an older worker leaves it alone. Searches stored before are for every
-worker.
+"""The edition of hp-tool that stored a search, so that an older worker leaves it alone. Searches
+stored before are for every worker.
 
 Adds a column. Older code beside it goes on as before: it stores searches without an edition.
 """

@@ -10,7 +10,9 @@ revision = "0014"
 down_revision = "0013"
 branch_labels = None
 depends_on = None
-LOST_BY_DOWNGRADE = {"calibrations that are due (run `hp-tool calibrate`)": "SELECT count(*) FROM hp_due_refits"}
+LOST_BY_DOWNGRADE = {
+    "calibrations that are due (run `hp-tool calibrate`)": "SELECT count(*) FROM hp_due_refits"
+}
 
 
 def upgrade():

@@ -1,4 +1,6 @@
-"""Watched jobs: what their detectors remember, and their webhooks. Only adds: older code works on it."""
+"""Watched jobs: what their detectors remember, and their webhooks. Only adds: older code works on
+it.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -34,14 +36,22 @@ def upgrade():
         sa.PrimaryKeyConstraint("id", name="pk_hp_watches"),
     )
     op.create_index("ix_hp_watches_created_at_id", "hp_watches", ["created_at", "id"])
-    op.create_index("ix_hp_watches_owner_created_at_id", "hp_watches", ["owner", "created_at", "id"])
-    op.create_index("ix_hp_watches_webhook_state_next_attempt_at", "hp_watches", ["webhook_state", "next_attempt_at"])
+    op.create_index(
+        "ix_hp_watches_owner_created_at_id", "hp_watches", ["owner", "created_at", "id"]
+    )
+    op.create_index(
+        "ix_hp_watches_webhook_state_next_attempt_at",
+        "hp_watches",
+        ["webhook_state", "next_attempt_at"],
+    )
     op.create_table(
         "hp_watch_sources",
         sa.Column("watch_id", sa.String(length=16), nullable=False),
         sa.Column("source", sa.String(length=64), nullable=False),
         sa.Column("state", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["watch_id"], ["hp_watches.id"], name="fk_hp_watch_sources_watch_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["watch_id"], ["hp_watches.id"], name="fk_hp_watch_sources_watch_id", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("watch_id", "source", name="pk_hp_watch_sources"),
     )
 

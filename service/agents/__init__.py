@@ -1,4 +1,6 @@
-"""hp_tool for language-model agents: tools of the Model Context Protocol over the service's own routes."""
+"""hp_tool for language-model agents: tools of the Model Context Protocol over the service's own
+routes.
+"""
 
 from pathlib import Path
 
@@ -9,5 +11,7 @@ SKILL = Path(__file__).with_name("SKILL.md")
 
 
 def require_sdk() -> None:
-    """Raise MissingExtraError where the protocol's SDK, or the service whose routes the tools ask, is not installed."""
+    """Raise MissingExtraError where the protocol's SDK, or the service whose routes the tools ask,
+    is not installed.
+    """
     require("mcp", by="a server of tools for agents")

@@ -6,7 +6,18 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.queries import schema
 
-Section = Literal["top", "model", "cluster", "training", "inference", "parallel", "constraints", "targets", "search", "sizing"]
+Section = Literal[
+    "top",
+    "model",
+    "cluster",
+    "training",
+    "inference",
+    "parallel",
+    "constraints",
+    "targets",
+    "search",
+    "sizing",
+]
 
 
 def keys_of(section: Section) -> dict[str, Any]:
@@ -18,7 +29,15 @@ def keys_of(section: Section) -> dict[str, Any]:
         for option in schema.branches(adapter, node):
             for name, declared in option.get("properties", {}).items():
                 meanings.setdefault(
-                    name, _in_words(declared, [kind for each in schema.branches(adapter, declared) for kind in _types(each)])
+                    name,
+                    _in_words(
+                        declared,
+                        [
+                            kind
+                            for each in schema.branches(adapter, declared)
+                            for kind in _types(each)
+                        ],
+                    ),
                 )
     return meanings
 
@@ -28,7 +47,11 @@ def _types(option: dict[str, Any]) -> list[str]:
     if "enum" in option or "const" in option:
         return [str(each) for each in option.get("enum", [option.get("const")])]
     bounds = [f"{option[end]:g}" for end in ("minimum", "maximum") if end in option]
-    kind = f"list of {option['items'].get('type', 'values')}" if "items" in option else str(option.get("type", "any"))
+    kind = (
+        f"list of {option['items'].get('type', 'values')}"
+        if "items" in option
+        else str(option.get("type", "any"))
+    )
     return [f"{kind} {' to '.join(bounds)}".strip()]
 
 
@@ -36,6 +59,10 @@ def _in_words(declared: dict[str, Any], types: list[str]) -> str:
     """`integer or null, default 1: Sequences per replica`."""
     kinds = " or ".join(dict.fromkeys(each for each in types if each != "null"))
     default = declared.get("default")
-    words = f", default {default}" if default is not None and not isinstance(default, dict | list) else ""
+    words = (
+        f", default {default}"
+        if default is not None and not isinstance(default, dict | list)
+        else ""
+    )
     meaning = " ".join(declared.get("description", "").split())
     return f"{kinds}{words}: {meaning}".removesuffix(": ")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class AgentsRoute:
-    """The endpoint; it works within `open`. Raises MissingExtraError where the SDK is not installed."""
+    """The endpoint; it works within `open`. Raises MissingExtraError where the SDK is not
+    installed.
+    """
 
     def __init__(self) -> None:
         self._tasks: TaskGroup | None = None

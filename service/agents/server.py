@@ -1,4 +1,6 @@
-"""The MCP server: over standard streams for one's own agent, and mounted in the service at /mcp behind its keys."""
+"""The MCP server: over standard streams for one's own agent, and mounted in the service at /mcp
+behind its keys.
+"""
 
 import difflib
 import subprocess
@@ -30,14 +32,29 @@ from service.async_client import AsyncClient
 from service.keys import token_of
 from service.settings import from_environment
 
-CHANGING = {"start_search": ToolAnnotations(destructive_hint=False), "cancel_search": ToolAnnotations(destructive_hint=True)}
-ASKING = ("estimate", "recommend", "why_not", "import_config", "export_config", "size", "follow_search", "search_result",
-          "catalogue", "query_keys", "explain_run", "watched_jobs")  # fmt: skip
+CHANGING = {
+    "start_search": ToolAnnotations(destructive_hint=False),
+    "cancel_search": ToolAnnotations(destructive_hint=True),
+}
+ASKING = (
+    "estimate",
+    "recommend",
+    "why_not",
+    "import_config",
+    "export_config",
+    "size",
+    "follow_search",
+    "search_result",
+    "catalogue",
+    "query_keys",
+    "explain_run",
+    "watched_jobs",
+)
 INSTRUCTIONS = """How to split a transformer's training or serving over GPUs. recommend ranks all configurations by a cost
 model; estimate predicts one; why_not says why one is infeasible or slow and how to fix it; import_config reads a script and
 says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search spends
 GPU time on real runs. Figures are {value, interval (90 %), basis}: say the interval with the value, and call extrapolated
-what is. SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""
+what is. SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""  # noqa: E501
 
 
 def build(tools: Tools) -> MCPServer:
@@ -53,7 +70,12 @@ def build(tools: Tools) -> MCPServer:
         log_level="WARNING",
         subscriptions=False,
     )
-    text = TextResource(uri="hp-tool://skill", name="skill", mime_type="text/markdown", text=SKILL.read_text(encoding="utf-8"))
+    text = TextResource(
+        uri="hp-tool://skill",
+        name="skill",
+        mime_type="text/markdown",
+        text=SKILL.read_text(encoding="utf-8"),
+    )
     server.add_resource(text)
     return server
 
@@ -61,7 +83,9 @@ def build(tools: Tools) -> MCPServer:
 class _Tool(Tool):
     """A tool that says which argument is wrong and which ones it takes."""
 
-    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> Any:
         try:
             self.fn_metadata.validate_arguments(arguments)
         except ValidationError as error:
@@ -69,7 +93,13 @@ class _Tool(Tool):
             for fault in error.errors(include_url=False, include_input=False):
                 path = ".".join(map(str, fault["loc"]))
                 unknown = fault["type"] == "extra_forbidden"
-                near = difflib.get_close_matches(str(fault["loc"][-1]), self.parameters["properties"], n=1) if unknown else []
+                near = (
+                    difflib.get_close_matches(
+                        str(fault["loc"][-1]), self.parameters["properties"], n=1
+                    )
+                    if unknown
+                    else []
+                )
                 hint = f"; did you mean {near[0]}?" if near else ""
                 faults.append(f"{path}: {'no such argument' if unknown else fault['msg']}{hint}")
             takes = ", ".join(self.parameters["properties"])
@@ -88,13 +118,17 @@ def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
 
 
 def run_stdio(*, server: str | None, database_url: str | None) -> None:
-    """Serve one agent over standard input and output, by the service `server`, or one within this process over the database."""
+    """Serve one agent over standard input and output, by the service `server`, or one within this
+    process over the database.
+    """
 
     async def run() -> None:
         reached = AsyncClient(server=server) if server else _own_service(database_url)
         async with reached as client:
             run_search = (lambda search_id: None) if server else _search_beside
-            tools = Tools(connect=lambda context: nullcontext(client), own_files=True, run=run_search)
+            tools = Tools(
+                connect=lambda context: nullcontext(client), own_files=True, run=run_search
+            )
             await build(tools).run_stdio_async()
 
     anyio.run(run)
@@ -103,31 +137,48 @@ def run_stdio(*, server: str | None, database_url: str | None) -> None:
 @asynccontextmanager
 async def _own_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
     """A client of the whole service in this process, reached without a socket."""
-    settings = replace(from_environment(host="127.0.0.1", database_url=database_url), allowed_hosts=())
+    settings = replace(
+        from_environment(host="127.0.0.1", database_url=database_url), allowed_hosts=()
+    )
     app = create_app(settings)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
-        AsyncClient(server="http://127.0.0.1", api_key=settings.api_key or "", transport=transport) as client,
+        AsyncClient(
+            server="http://127.0.0.1", api_key=settings.api_key or "", transport=transport
+        ) as client,
     ):
         yield client
 
 
 def _search_beside(search_id: str) -> None:
     """Run the search in a process of its own, which goes on when the agent's session ends."""
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", "--resume", search_id, "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        "from hp_tool.cli.main import main; main()",
+        "tune",
+        "--resume",
+        search_id,
+        "--json",
+    ]
     null = subprocess.DEVNULL
     subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 class Mounted:
-    """The server behind one route of the service. Tools ask the service itself, each with the key that its caller sent."""
+    """The server behind one route of the service. Tools ask the service itself, each with the key
+    that its caller sent.
+    """
 
     def __init__(self) -> None:
         server = build(Tools(connect=_as_caller))
-        # The gate checks Host and origin already; every request stands for itself, so that no session outlives its key.
+        # The gate checks Host and origin already; every request stands for itself, so that no
+        # session outlives its key.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        server.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
+        server.streamable_http_app(
+            stateless_http=True, json_response=True, transport_security=security
+        )
         self._sessions = server.session_manager
         self.app: ASGIApp = StreamableHTTPASGIApp(self._sessions)
 
@@ -139,7 +190,9 @@ class Mounted:
 
 
 def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
-    """A client with the key of the request that called the tool: keys, scopes, rates and ownership hold as on any route."""
+    """A client with the key of the request that called the tool: keys, scopes, rates and ownership
+    hold as on any route.
+    """
     request = context.request_context.request
     assert isinstance(request, Request)  # the transport is HTTP
     transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)

@@ -1,1 +1,3 @@
-"""Analyse uploaded recordings in a child process with limits on its memory, processor time and answer."""
+"""Analyse uploaded recordings in a child process with limits on its memory, processor time and
+answer.
+"""

@@ -20,7 +20,16 @@ from hp_tool.bounds import Bounds
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.exchange.recorded import explain_files
 from hp_tool.queries import schema
-from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, MIB, TOO_COSTLY, Job, Limits, write_error
+from service.analysis.job import (
+    ANSWER,
+    JOB,
+    MAX_ANSWER_BYTES,
+    MIB,
+    TOO_COSTLY,
+    Job,
+    Limits,
+    write_error,
+)
 
 CPU_GRACE_S = 2
 """Processor seconds after the limit of the check in Python at which the kernel ends the process."""
@@ -43,7 +52,9 @@ def main() -> None:
 
 
 def restrict(limits: Limits) -> None:
-    """Set the limits of this process, and make it the first that the kernel ends when memory runs out."""
+    """Set the limits of this process, and make it the first that the kernel ends when memory runs
+    out.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     memory = _address_space_bytes() + int(limits.memory_mib * MIB)
@@ -78,12 +89,16 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
     error: HpToolError
     try:
         with bounds.bounded(own):
-            return schema.to_json(explain_files(job.paths, names=job.names, query=job.query)).encode()
+            return schema.to_json(
+                explain_files(job.paths, names=job.names, query=job.query)
+            ).encode()
     except HpToolError as refused:
         error = refused
     except MemoryError:
         error = limits.out_of_memory()
-    write_error(folder, error)  # outside the except block, where the frames that hold the memory are gone
+    write_error(
+        folder, error
+    )  # outside the except block, where the frames that hold the memory are gone
     return None
 
 

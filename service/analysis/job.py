@@ -1,4 +1,6 @@
-"""The request and the answer that pass between the service and the child process that analyses an upload."""
+"""The request and the answer that pass between the service and the child process that analyses an
+upload.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Limits:
     def out_of_memory(self) -> InputError:
         """Return the error for an upload that needs more memory."""
         return InputError(
-            f"Reading this upload needs more than {self.memory_mib:g} MiB of memory (HP_MAX_UPLOAD_MEMORY_MIB). "
+            f"Reading this upload needs more than {self.memory_mib:g} MiB of memory "
+            "(HP_MAX_UPLOAD_MEMORY_MIB). "
             "Record fewer steps, or send fewer ranks.",
             field="trace",
             code=TOO_COSTLY,
@@ -47,7 +50,8 @@ class Limits:
     def out_of_time(self) -> InputError:
         """Return the error for an upload that needs more processor time."""
         return InputError(
-            f"Reading this upload needs more than {self.cpu_s:g} s of processor time (HP_MAX_CPU_SECONDS_PER_UPLOAD). "
+            f"Reading this upload needs more than {self.cpu_s:g} s of processor time "
+            "(HP_MAX_CPU_SECONDS_PER_UPLOAD). "
             "Record fewer steps, or send fewer ranks.",
             field="trace",
             code=TOO_COSTLY,
@@ -68,7 +72,12 @@ class Job:
 
 def write_error(folder: Path, error: HpToolError) -> None:
     """Write an error for the service."""
-    values = {"kind": type(error).__name__, "message": error.message, "field": error.field, "code": error.code}
+    values = {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "field": error.field,
+        "code": error.code,
+    }
     (folder / ERROR).write_text(json.dumps(values))
 
 

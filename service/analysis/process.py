@@ -1,4 +1,6 @@
-"""Start the child process that analyses an upload, wait for it, and end it when nobody waits for its answer."""
+"""Start the child process that analyses an upload, wait for it, and end it when nobody waits for
+its answer.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,18 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 """How often the service checks that its client still waits."""
 WALL_FACTOR, WALL_EXTRA_S = 4.0, 10.0
-"""Wall time of an analysis per processor second it may use, and for its start, on a busy machine."""
+"""Wall time of an analysis per processor second it may use, and for its start, on a busy
+machine.
+"""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that keep numpy from reserving address space for every core."""
-SECRETS = ("HP_API_KEY", "HP_API_KEY_FILE", "HP_DATABASE_URL", "HP_WEBHOOK_SECRET", "HP_WEBHOOK_SECRET_FILE")
+SECRETS = (
+    "HP_API_KEY",
+    "HP_API_KEY_FILE",
+    "HP_DATABASE_URL",
+    "HP_WEBHOOK_SECRET",
+    "HP_WEBHOOK_SECRET_FILE",
+)
 """Variables that a process which reads hostile files does not get."""
 _LOG_CHARACTERS = 4000
 
@@ -36,15 +46,20 @@ def analyse(job: Job, *, folder: Path) -> bytes:
         HpToolError: the upload cannot be explained within the limits, or the client is gone.
     """
     bounds.check()  # the client may have hung up while it waited for its turn
-    environment = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict.fromkeys(THREADS, "1")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in SECRETS
+    } | dict.fromkeys(THREADS, "1")
     command = [sys.executable, "-m", "service.analysis", str(folder)]
     output = folder / "output"
     (folder / JOB).write_bytes(pickle.dumps(job))
     deadline = time.monotonic() + WALL_FACTOR * job.limits.cpu_s + WALL_EXTRA_S
     with (
         output.open("wb") as written,
-        # Nothing is written to standard input: it closes when this process ends, and the child ends with it.
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=written, stderr=written, env=environment) as child,
+        # Nothing is written to standard input: it closes when this process ends, and the child ends
+        # with it.
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=written, stderr=written, env=environment
+        ) as child,
     ):
         try:
             while _is_running(child):
@@ -81,6 +96,9 @@ def _failure(job: Job, *, returncode: int, output: Path) -> HpToolError:
         return job.limits.out_of_memory()
     log.error("the analysis of an upload ended with exit code %d: %s", returncode, text)
     if returncode < 0:
-        message = f"Reading this upload ended with signal {-returncode}, perhaps for lack of memory. Record fewer steps."
+        message = (
+            f"Reading this upload ended with signal {-returncode}, perhaps for lack of "
+            "memory. Record fewer steps."
+        )
         return InputError(message, field="trace", code=TOO_COSTLY)
     return HpToolError("the analysis of the upload failed; it has been logged")

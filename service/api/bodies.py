@@ -1,4 +1,6 @@
-"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and typed answers, written."""
+"""Request bodies, parsed strictly and not by FastAPI, which coerces and knows no nearest key; and
+typed answers, written.
+"""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +28,9 @@ T = TypeVar("T")
 SHORT_BYTES = 4096
 """JSON up to this size is read on the event loop, in less time than a thread takes to begin."""
 LINES_A_TURN = 64
-"""Lines answered in one hop to a thread: enough to make the hop cheap, few enough to stream and to end soon after a hang-up."""
+"""Lines answered in one hop to a thread: enough to make the hop cheap, few enough to stream and to
+end soon after a hang-up.
+"""
 
 
 async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
@@ -48,7 +52,9 @@ def json_body(kind: type[T]) -> Any:
 
 
 def json_response(answer: object) -> Response:
-    """An answer as its response; it is typed already, so FastAPI need not validate it a second time."""
+    """An answer as its response; it is typed already, so FastAPI need not validate it a second
+    time.
+    """
     return Response(schema.to_json(answer), media_type="application/json")
 
 
@@ -73,7 +79,8 @@ def read_query(data: bytes, *, find: Find) -> Query:
 def resolve(query: Query, *, find: Find) -> Query:
     """The query with registered names looked up. Raises UnsupportedError where it brings a command.
 
-    It cannot open the server's files either: a name is a path only for the command line and the Python API (`OwnFile`).
+    It cannot open the server's files either: a name is a path only for the command line and the
+    Python API (`OwnFile`).
     """
     query = with_registered(query, find=find)
     refuse_trainer(query)
@@ -81,10 +88,13 @@ def resolve(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """Raise UnsupportedError where the query brings a command: only one's own command line may run those."""
+    """Raise UnsupportedError where the query brings a command: only one's own command line may run
+    those.
+    """
     if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
-            "a worker runs no commands that come with a query; name a trainer that its administrator registered, or run "
+            "a worker runs no commands that come with a query; name a trainer that its "
+            "administrator registered, or run "
             "`hp-tool tune` yourself",
             field="trainer.command",
         )
@@ -159,23 +169,31 @@ class LineSplitter:
         self._overlong = False
         self._kept.clear()
         if overlong:
-            return [HpToolError(f"the line is longer than {self._limit} bytes", code="payload_too_large")]
+            return [
+                HpToolError(
+                    f"the line is longer than {self._limit} bytes", code="payload_too_large"
+                )
+            ]
         return [line] if line else []
 
 
 class Duplex(StreamingResponse):
     """A response that is written while the request is still being read.
 
-    The parent class watches for a hang-up by reading the request itself, and so swallows pieces of the body; here the reader
-    of the body sees the hang-up.
+    The parent class watches for a hang-up by reading the request itself, and so swallows pieces of
+    the body; here the reader of the body sees the hang-up.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)
 
 
-def stream_answers(request: Request, answers_of: Callable[[list[Line]], list[str]]) -> StreamingResponse:
-    """One answer for each line of the body, in order; an overlong line comes as its error. `answers_of` runs in a thread."""
+def stream_answers(
+    request: Request, answers_of: Callable[[list[Line]], list[str]]
+) -> StreamingResponse:
+    """One answer for each line of the body, in order; an overlong line comes as its error.
+    `answers_of` runs in a thread.
+    """
     settings: Settings = request.app.state.settings
 
     def turn(lines: list[Line]) -> bytes:
@@ -192,7 +210,8 @@ def stream_answers(request: Request, answers_of: Callable[[list[Line]], list[str
         except ClientDisconnect:  # whoever hangs up in the middle wants no further answer
             return
         except HpToolError as error:
-            # The body as a whole is too large. Its status line is long sent, so the last line says it.
+            # The body as a whole is too large. Its status line is long sent, so the last line says
+            # it.
             last = [error]
         if last:
             yield await run_in_threadpool(turn, last)

@@ -1,4 +1,6 @@
-"""Names that a query may use: models, GPUs, clusters, recipes and trainers of the catalogue, and what users registered."""
+"""Names that a query may use: models, GPUs, clusters, recipes and trainers of the catalogue, and
+what users registered.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -52,7 +54,11 @@ CLUSTER_EXAMPLE: dict[str, Any] = {
 
 TRACE_EXAMPLE: dict[str, Any] = {
     "name": "monday",
-    "spec": {"arrival_s": [0.0, 0.4, 1.1], "input_tokens": [812, 1290, 77], "output_tokens": [120, 64, 310]},
+    "spec": {
+        "arrival_s": [0.0, 0.4, 1.1],
+        "input_tokens": [812, 1290, 77],
+        "output_tokens": [120, 64, 310],
+    },
 }
 
 T = TypeVar("T")
@@ -78,9 +84,13 @@ class NewRegistration(Strict):
     """A model, server or trace to register under a name."""
 
     name: str
-    """Its name in queries: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
+    """Its name in queries: small letters, digits, dots, dashes, underscores; none of the
+    catalogue's names.
+    """
     spec: dict[str, Any]
-    """The fields of a catalogue file; for a model also a Hugging Face config.json's content; the columns of a trace."""
+    """The fields of a catalogue file; for a model also a Hugging Face config.json's content; the
+    columns of a trace.
+    """
     shared: bool = False
     """Register it for everybody; administrators only. The operator's registrations always are."""
 
@@ -90,8 +100,12 @@ NewBody = Annotated[NewRegistration, json_body(NewRegistration)]
 
 async def _owner(
     principal: PrincipalDep,
-    shared: Annotated[bool, Query(description="Everybody's, not one's own (administrators)")] = False,
-    owner: Annotated[str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")] = None,
+    shared: Annotated[
+        bool, Query(description="Everybody's, not one's own (administrators)")
+    ] = False,
+    owner: Annotated[
+        str | None, Query(max_length=200, description="Whose, if not one's own (administrators)")
+    ] = None,
 ) -> str | None:
     return None if shared else owner or principal.owner
 
@@ -110,7 +124,9 @@ class CountedModel(ModelSpec):
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
         """The model with what follows from its fields."""
-        known: dict[str, Any] = {each.name: getattr(spec, each.name) for each in fields(spec)} | catalog.parameter_counts(spec)
+        known: dict[str, Any] = {
+            each.name: getattr(spec, each.name) for each in fields(spec)
+        } | catalog.parameter_counts(spec)
         return cls(**known)
 
 
@@ -148,7 +164,9 @@ def recipe(name: str) -> Recipe:
 
 @router.get("/trainers")
 def trainers(limit: Limit = MOST, cursor: Cursor = None) -> Listing[RegisteredTrainer]:
-    """Every training command that an administrator registered, by the name that a search's `trainer` may give."""
+    """Every training command that an administrator registered, by the name that a search's
+    `trainer` may give.
+    """
     return _known(registered_trainers(), limit=limit, cursor=cursor)
 
 
@@ -170,8 +188,12 @@ def cluster(name: str, store: StoreDep) -> NodeType:
     openapi_extra=openapi.body(NewRegistration, example=MODEL_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_model(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Register a model, or replace one's own of this name. Searches already submitted keep the earlier spec."""
+def register_model(
+    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
+) -> RegistrationView:
+    """Register a model, or replace one's own of this name. Searches already submitted keep the
+    earlier spec.
+    """
     view = registered(new, store, kind="model", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/models/{quote(view.name, safe='')}"
     return view
@@ -183,7 +205,9 @@ def register_model(new: NewBody, response: Response, store: StoreDep, principal:
     openapi_extra=openapi.body(NewRegistration, example=CLUSTER_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_cluster(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
+def register_cluster(
+    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
+) -> RegistrationView:
     """Register a server or cluster, or replace one's own of this name."""
     view = registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/clusters/{quote(view.name, safe='')}"
@@ -196,8 +220,12 @@ def register_cluster(new: NewBody, response: Response, store: StoreDep, principa
     openapi_extra=openapi.body(NewRegistration, example=TRACE_EXAMPLE),
     responses=openapi.conflict(TAKEN),
 )
-def register_trace(new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
-    """Register a trace of requests that inference.trace may name, or replace one's own of this name."""
+def register_trace(
+    new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
+) -> RegistrationView:
+    """Register a trace of requests that inference.trace may name, or replace one's own of this
+    name.
+    """
     view = registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
     response.headers["Location"] = f"/v1/traces/{quote(view.name, safe='')}"
     return view
@@ -205,7 +233,9 @@ def register_trace(new: NewBody, response: Response, store: StoreDep, principal:
 
 @router.get("/traces")
 def traces(
-    store: StoreDep, limit: Annotated[int, Query(ge=1, le=MOST_TRACES)] = MOST_TRACES, cursor: Cursor = None
+    store: StoreDep,
+    limit: Annotated[int, Query(ge=1, le=MOST_TRACES)] = MOST_TRACES,
+    cursor: Cursor = None,
 ) -> Listing[TraceSpec]:
     """Every trace that a query may name, with its requests: one's own, and everybody's."""
     return cast(Listing[TraceSpec], _listing(store, kind="trace", limit=limit, cursor=cursor))
@@ -229,24 +259,38 @@ def remove_cluster(name: str, store: StoreDep, owner: OwnerDep) -> None:
     store.remove_registration(kind="cluster", name=name, owner=owner)
 
 
-def registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None) -> RegistrationView:
+def registered(
+    new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None
+) -> RegistrationView:
     """The registration, checked and stored. Raises HpToolError."""
     checked_registration(kind=kind, name=new.name, spec=new.spec)
-    return RegistrationView.of(store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner))
+    return RegistrationView.of(
+        store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner)
+    )
 
 
-def _listing(store: Store, *, kind: RegistrationKind, limit: int, cursor: str | None) -> Listing[Any]:
+def _listing(
+    store: Store, *, kind: RegistrationKind, limit: int, cursor: str | None
+) -> Listing[Any]:
     known = {"model": catalog.names("models"), "cluster": catalog.names("clusters")}.get(kind, ())
-    names, following = _page({*known, *store.registered_names(kind=kind)}, limit=limit, cursor=cursor)
+    names, following = _page(
+        {*known, *store.registered_names(kind=kind)}, limit=limit, cursor=cursor
+    )
     records = {record.name: record for record in store.list_registrations(kind=kind, names=names)}
     items: list[Any] = []
     for name in names:
         if name in known:
             items.append(catalog.model(name) if kind == "model" else catalog.node_type(name))
         elif record := records.get(name):
-            with suppress(HpToolError):  # what this version cannot read is still listed as registered
+            with suppress(
+                HpToolError
+            ):  # what this version cannot read is still listed as registered
                 items.append(read_spec(kind=kind, name=name, spec=record.spec))
-    return Listing(items=items, registered=tuple(map(RegistrationView.of, records.values())), next_cursor=following)
+    return Listing(
+        items=items,
+        registered=tuple(map(RegistrationView.of, records.values())),
+        next_cursor=following,
+    )
 
 
 def _known(entries: Sequence[Any], *, limit: int, cursor: str | None) -> Listing[Any]:
@@ -255,7 +299,9 @@ def _known(entries: Sequence[Any], *, limit: int, cursor: str | None) -> Listing
 
 
 def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
-    """The names that come after the cursor, which is the last one of the page before, and the cursor of the next page."""
+    """The names that come after the cursor, which is the last one of the page before, and the
+    cursor of the next page.
+    """
     left = sorted(name for name in names if cursor is None or name > cursor)
     return left[:limit], left[limit - 1] if len(left) > limit else None
 

@@ -1,4 +1,6 @@
-"""Dependencies of the routes. All are async: FastAPI runs others in a thread, which takes longer than they do."""
+"""Dependencies of the routes. All are async: FastAPI runs others in a thread, which takes longer
+than they do.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ async def get_principal(request: Request) -> Principal:
 async def get_store(request: Request) -> Store:
     """The store as the request's principal may use it."""
     state = request.app.state
-    return cast(Store, PrincipalStore(store=state.store, principal=request.state.principal, settings=state.settings))
+    return cast(
+        Store,
+        PrincipalStore(
+            store=state.store, principal=request.state.principal, settings=state.settings
+        ),
+    )
 
 
 async def get_watch_store(store: StoreDep) -> WatchStore:
@@ -55,7 +62,9 @@ async def get_system_store(request: Request) -> AccessStore:
 
 
 async def get_find(store: StoreDep) -> Find:
-    """Look-up of the names that the principal may use; within one request a name means one thing."""
+    """Look-up of the names that the principal may use; within one request a name means one
+    thing.
+    """
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -72,7 +81,9 @@ def refitted(request: Request) -> None:
 
 async def get_calibrations(
     request: Request,
-    calibration: Annotated[bool, Query(description="Correct predictions by what is known of the cluster")] = True,
+    calibration: Annotated[
+        bool, Query(description="Correct predictions by what is known of the cluster")
+    ] = True,
 ) -> Calibrations | None:
     """The newest stored calibrations; None if the request wants the cost model alone."""
     stored: StoredCalibrations = request.app.state.calibrations
@@ -92,7 +103,9 @@ class Recorded:
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
-    """The newest stored calibrations, recording which ones the answer used: the cache tells by them when it is out of date."""
+    """The newest stored calibrations, recording which ones the answer used: the cache tells by them
+    when it is out of date.
+    """
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -122,7 +135,9 @@ async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError for a parameter that the route does not know: it is a typing error, not to be ignored."""
+    """Raise InputError for a parameter that the route does not know: it is a typing error, not to
+    be ignored.
+    """
     if not request.query_params:
         return
     known = sorted(_parameters(request.scope["route"].dependant))
@@ -130,18 +145,24 @@ async def refuse_unknown_parameters(request: Request) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
-            raise InputError(f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key")
+            raise InputError(
+                f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key"
+            )
 
 
 def versioned(prefix: str = "", *, tag: str) -> APIRouter:
     """A router of the API's first version, below `prefix`."""
-    return APIRouter(prefix=f"/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown_parameters)])
+    return APIRouter(
+        prefix=f"/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown_parameters)]
+    )
 
 
 async def refuse_body(request: Request) -> None:
     """Raise InputError where a route that reads no body gets one: its content would be ignored."""
     if (await request.body()).strip() not in (b"", b"{}"):
-        raise InputError("this route takes no body; give its options as query parameters", code="unknown_key")
+        raise InputError(
+            "this route takes no body; give its options as query parameters", code="unknown_key"
+        )
 
 
 def _parameters(dependant: Dependant) -> set[str]:
@@ -151,7 +172,9 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 def in_utc(instant: datetime) -> datetime:
-    """The instant in UTC, in which the database compares. ValueError where UTC has no such year (before 1, after 9999)."""
+    """The instant in UTC, in which the database compares. ValueError where UTC has no such year
+    (before 1, after 9999).
+    """
     try:
         return instant.astimezone(UTC)
     except OverflowError:
@@ -159,7 +182,9 @@ def in_utc(instant: datetime) -> datetime:
 
 
 def no_number(text: object) -> object:
-    """The text; ValueError for a number, which would be read as seconds since 1970, or milliseconds if it is large."""
+    """The text; ValueError for a number, which would be read as seconds since 1970, or milliseconds
+    if it is large.
+    """
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
         raise ValueError("give an instant as 2026-01-02T03:04:05Z")
     return text
@@ -167,14 +192,18 @@ def no_number(text: object) -> object:
 
 Instant = Annotated[AwareDatetime, BeforeValidator(no_number), AfterValidator(in_utc)]
 Order = Literal["newest", "oldest"]
-Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
+Cursor = Annotated[
+    str | None, Query(max_length=200, description="`next_cursor` of the page before")
+]
 
 
 def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
     """The parameters that long lists share; `first`: their default order."""
 
     async def paging(
-        since: Annotated[Instant | None, Query(description="Created at this instant or later")] = None,
+        since: Annotated[
+            Instant | None, Query(description="Created at this instant or later")
+        ] = None,
         until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
         order: Annotated[Order, Query(description="What comes first")] = first,
         cursor: Cursor = None,
@@ -197,6 +226,8 @@ RefittedDep = Annotated[None, Depends(refitted)]
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
-"""Last parameter of a route that ranks configurations: one ranking is computed at a time, in turns by key."""
+"""Last parameter of a route that ranks configurations: one ranking is computed at a time, in turns
+by key.
+"""
 EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
 """The same for estimates, which do not wait for rankings."""

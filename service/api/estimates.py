@@ -1,4 +1,6 @@
-"""What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
+"""What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch,
+/v1/exports and /v1/imports.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -9,7 +11,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool.answers import EstimateAnswer, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
+from hp_tool.answers import (
+    EstimateAnswer,
+    RecommendAnswer,
+    Task,
+    answer_lines,
+    estimate_answer,
+    recommend_answer,
+)
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.result import Front
@@ -18,8 +27,22 @@ from hp_tool.exchange import Assessment, Exported, assess, export_for, exported,
 from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, registered_model, with_registered
 from service.api import openapi
-from service.api.bodies import QueryBody, json_response, read_body, read_query, resolve, stream_answers
-from service.api.dependencies import CalibrationsDep, EstimateTurn, FindDep, RankingTurn, RecordedDep, versioned
+from service.api.bodies import (
+    QueryBody,
+    json_response,
+    read_body,
+    read_query,
+    resolve,
+    stream_answers,
+)
+from service.api.dependencies import (
+    CalibrationsDep,
+    EstimateTurn,
+    FindDep,
+    RankingTurn,
+    RecordedDep,
+    versioned,
+)
 from service.api.format_names import Readable, Writable
 
 router = versioned(tag="estimates")
@@ -36,8 +59,10 @@ SPACE_EXAMPLE = {name: part for name, part in EXAMPLE.items() if name != "parall
 MAX_LOG_CHARACTERS = 1_000_000
 EXPORT_EXAMPLE: dict[str, Any] = {"result": EXAMPLE, "format": "megatron-lm"}
 IMPORT_EXAMPLE: dict[str, Any] = {
-    "command": "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
-    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 "
+    "command": "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+    "--num-attention-heads 16 "
+    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 "
+    "--bf16 "
     "--tensor-model-parallel-size 2 --vocab-size 51200",
     "num_gpus": 8,
     "overrides": {"cluster.gpu": "a100-sxm-80gb"},
@@ -45,14 +70,22 @@ IMPORT_EXAMPLE: dict[str, Any] = {
 SIZING_EXAMPLE = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "days": 7.0}
 
 
-@router.post("/estimates", response_model=EstimateAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
+@router.post(
+    "/estimates",
+    response_model=EstimateAnswer,
+    openapi_extra=openapi.body(domain.Query, example=EXAMPLE),
+)
 def estimates(query: QueryBody, calibrations: RecordedDep, _turn: EstimateTurn) -> Response:
-    """Memory and step time of one configuration. What does not fit is an answer too: `feasible: false` with reasons."""
+    """Memory and step time of one configuration. What does not fit is an answer too: `feasible:
+    false` with reasons.
+    """
     return json_response(estimate_answer(query, calibrations=calibrations))
 
 
 @router.post(
-    "/recommendations", response_model=RecommendAnswer, openapi_extra=openapi.body(domain.Query, example=SPACE_EXAMPLE)
+    "/recommendations",
+    response_model=RecommendAnswer,
+    openapi_extra=openapi.body(domain.Query, example=SPACE_EXAMPLE),
 )
 def recommendations(
     query: QueryBody,
@@ -61,14 +94,25 @@ def recommendations(
     top: Annotated[int, Query(ge=1, le=1000, description="Rows at most")] = 10,
     pareto: Annotated[
         Front | None,
-        Query(description="Also what no other beats in step time and memory, or gpus; of serving, throughput by user and GPU"),
+        Query(
+            description="Also what no other beats in step time and memory, or gpus; of serving, "
+            "throughput by user and GPU"
+        ),
     ] = None,
     sensitivity: Annotated[
-        bool, Query(description="Also how the step follows the number of GPUs, each axis, and faster or larger hardware")
+        bool,
+        Query(
+            description="Also how the step follows the number of GPUs, each axis, and faster or "
+            "larger hardware"
+        ),
     ] = False,
 ) -> Response:
-    """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    answer = recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
+    """The best configurations of all legal ones, by the cost model, corrected by what was measured
+    on the cluster.
+    """
+    answer = recommend_answer(
+        query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
+    )
     return json_response(answer)
 
 
@@ -79,10 +123,18 @@ async def _sizing(request: Request, find: FindDep) -> SizingQuery:
     return query
 
 
-@router.post("/sizings", response_model=SizingAnswer, openapi_extra=openapi.body(SizingQuery, example=SIZING_EXAMPLE))
-def sizings(query: Annotated[SizingQuery, Depends(_sizing)], calibrations: CalibrationsDep, _turn: RankingTurn) -> Any:
-    """A model's shape, its tokens and starting hyperparameters, and the days they take, failures included; or the fewest
-    devices for a deadline.
+@router.post(
+    "/sizings",
+    response_model=SizingAnswer,
+    openapi_extra=openapi.body(SizingQuery, example=SIZING_EXAMPLE),
+)
+def sizings(
+    query: Annotated[SizingQuery, Depends(_sizing)],
+    calibrations: CalibrationsDep,
+    _turn: RankingTurn,
+) -> Any:
+    """A model's shape, its tokens and starting hyperparameters, and the days they take, failures
+    included; or the fewest devices for a deadline.
     """
     return json_response(size_answer(query, calibrations=calibrations))
 
@@ -102,13 +154,18 @@ async def batch(
 ) -> StreamingResponse:
     """Answer every line. A bad line becomes `status: error` in its place and harms no other."""
     read = functools.partial(read_query, find=find)
-    return stream_answers(request, functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations))
+    return stream_answers(
+        request,
+        functools.partial(answer_lines, task=task, top=top, read=read, calibrations=calibrations),
+    )
 
 
 class ExportRequest(BaseModel):
     """A result or a query, and whose words it is wanted in."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": EXPORT_EXAMPLE})
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": EXPORT_EXAMPLE}
+    )
 
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
@@ -116,24 +173,34 @@ class ExportRequest(BaseModel):
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
     rerank: StrictBool = False
-    """Rank again among what the format's tool runs, instead of refusing what it does not; the answer says what that costs."""
+    """Rank again among what the format's tool runs, instead of refusing what it does not; the
+    answer says what that costs.
+    """
 
 
 class ImportRequest(BaseModel):
     """A configuration as someone runs it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE})
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE}
+    )
 
     command: Annotated[str, Field(max_length=200_000)]
-    """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
+    """A launch script, a configuration file, or a log that begins with Megatron's arguments.
+    Nothing in it is executed.
+    """
     format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Number of devices, where the configuration does not say it."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
     """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
-    variables: Annotated[dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)] = {}
+    variables: Annotated[
+        dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)
+    ] = {}
     """Variables of a script's environment; 1, 2, ... are its arguments."""
-    files: Annotated[dict[str, Annotated[str, Field(max_length=200_000)]], Field(max_length=16)] = {}
+    files: Annotated[
+        dict[str, Annotated[str, Field(max_length=200_000)]], Field(max_length=16)
+    ] = {}
     """Texts of files that it sources or names, by the name it gives them."""
     ignore: Annotated[list[str], Field(max_length=200)] = []
     """Flags and keys to pass over, as they cost neither time nor memory."""
@@ -155,11 +222,16 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
 
 @formats.post("/imports", response_model=Assessment)
 def imports(request: ImportRequest, find: FindDep, _turn: RankingTurn) -> Any:
-    """What someone runs as a query, what became of each of its words, its prediction beside its log, and the best configuration
-    for the same work as changes of flags. One that lacks or holds something is refused, with all of it listed.
+    """What someone runs as a query, what became of each of its words, its prediction beside its
+    log, and the best configuration for the same work as changes of flags. One that lacks or holds
+    something is refused, with all of it listed.
     """
     lines = [] if request.log is None else request.log.splitlines()
-    named = {key: registered_model(name, find=find) for key, name in request.overrides.items() if key == "model"}
+    named = {
+        key: registered_model(name, find=find)
+        for key, name in request.overrides.items()
+        if key == "model"
+    }
     reading = read_configuration(
         request.command,
         format=request.format,

@@ -1,4 +1,6 @@
-"""POST /v1/explanations: recorded steps split into parts, beside their prediction. Uploads are gone before the answer is."""
+"""POST /v1/explanations: recorded steps split into parts, beside their prediction. Uploads are gone
+before the answer is.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -30,34 +32,51 @@ router = versioned("/explanations", tag="explanations")
 FORM = "multipart/form-data"
 EXAMPLE: dict[str, Any] = {
     "trace": [
-        '[{"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "tid": 7, "ts": 0, "dur": 100}]'
+        '[{"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "tid": '
+        '7, "ts": 0, "dur": 100}]'
     ]
 }
 
 
-@router.post("", response_model=Explanation | LoggedExplanation, openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES))
+@router.post(
+    "",
+    response_model=Explanation | LoggedExplanation,
+    openapi_extra=openapi.upload(example=EXAMPLE, most=MAX_FILES),
+)
 async def explanations(request: Request, settings: SettingsDep, find: FindDep) -> Response:
-    """Split the recorded step of each rank into the parts of a prediction, and say which differ from it, why, and what would
-    win how much: what `hp-tool explain --json` says, of traces or of one log with Megatron's timers. Nothing of the upload is
-    kept.
+    """Split the recorded step of each rank into the parts of a prediction, and say which differ
+    from it, why, and what would win how much: what `hp-tool explain --json` says, of traces or of
+    one log with Megatron's timers. Nothing of the upload is kept.
     """
 
     def answer(form: FormData) -> Response:
         check_fields(form, texts=("query",))
         query = read_upload_query(form, find=find)
-        return Response(explain_uploads(form, query=query, settings=settings), media_type="application/json")
+        return Response(
+            explain_uploads(form, query=query, settings=settings), media_type="application/json"
+        )
 
     return await with_form(request, answer, settings=settings, texts=1)
 
 
-async def with_form(request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int) -> T:
-    """Return what `answer` makes of the posted form, which has up to `texts` texts. It runs in a thread, at its key's turn."""
+async def with_form(
+    request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int
+) -> T:
+    """Return what `answer` makes of the posted form, which has up to `texts` texts. It runs in a
+    thread, at its key's turn.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise InputError(f"send {FORM}: each trace as a file `trace`, the query as a text `query`", field="body", code="syntax")
+        raise InputError(
+            f"send {FORM}: each trace as a file `trace`, the query as a text `query`",
+            field="body",
+            code="syntax",
+        )
 
     try:
         async with (
-            request.form(max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes) as form,
+            request.form(
+                max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes
+            ) as form,
             turn(request, request.app.state.upload_turns),
         ):
             return await to_thread.run_sync(partial(answer, form))
@@ -66,11 +85,17 @@ async def with_form(request: Request, answer: Callable[[FormData], T], *, settin
 
 
 def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
-    """Raise InputError for a field that is none of `trace` and `texts`, or that is a file where it is a text."""
+    """Raise InputError for a field that is none of `trace` and `texts`, or that is a file where it
+    is a text.
+    """
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
             known = ", ".join(("trace", *texts))
-            raise InputError(f"unknown field {name[:100]!r}; known: {known}", field=name[:100], code="unknown_key")
+            raise InputError(
+                f"unknown field {name[:100]!r}; known: {known}",
+                field=name[:100],
+                code="unknown_key",
+            )
         if isinstance(value, UploadFile) != (name == "trace"):
             raise InputError(f"send `trace` as a file, and `{texts[0]}` as a text", field=name)
 
@@ -82,13 +107,19 @@ def read_upload_query(form: FormData, *, find: Find) -> Query | None:
 
 
 def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) -> bytes:
-    """Return the explanation of the form's files as JSON. The files are deleted before this returns.
+    """Return the explanation of the form's files as JSON. The files are deleted before this
+    returns.
 
     A child process reads them: what exhausts memory or never ends does so there.
     """
-    uploads = [each for each in form.getlist("trace") if isinstance(each, UploadFile) and (each.filename or each.size)]
+    uploads = [
+        each
+        for each in form.getlist("trace")
+        if isinstance(each, UploadFile) and (each.filename or each.size)
+    ]
     with TemporaryDirectory(prefix="hp-explain-") as folder:
-        # Files with a path, which SQLite needs; the sender's names only stand in errors, and may tell ranks.
+        # Files with a path, which SQLite needs; the sender's names only stand in errors, and may
+        # tell ranks.
         paths = [Path(folder) / str(place) for place in range(len(uploads))]
         for path, upload in zip(paths, uploads, strict=True):
             with path.open("wb") as copy:

@@ -1,4 +1,6 @@
-"""Names of formats in requests. Their descriptions are written with the schema: formats may be registered until then."""
+"""Names of formats in requests. Their descriptions are written with the schema: formats may be
+registered until then.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -13,4 +15,6 @@ def _described(text: Callable[[], str]) -> Any:
 
 
 Writable = Annotated[str, _described(lambda: f"{listed_writable()}.")]
-Readable = Annotated[str | None, _described(lambda: f"{listed_readable()}; guessed where left out.")]
+Readable = Annotated[
+    str | None, _described(lambda: f"{listed_readable()}; guessed where left out.")
+]

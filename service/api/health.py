@@ -35,10 +35,14 @@ class Readiness(Health):
 
 @router.get("/readyz")
 def readyz(store: SystemStoreDep) -> Readiness:
-    """Whether the database answers, has the schema and takes writes; 503 names what failed and how to fix it."""
+    """Whether the database answers, has the schema and takes writes; 503 names what failed and how
+    to fix it.
+    """
     checks = list(database_state(store.state()))
     if wrong := [check for check in checks if check.status == "failed"]:
-        raise StoreError("; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready")
+        raise StoreError(
+            "; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready"
+        )
     return Readiness(checks=checks)
 
 

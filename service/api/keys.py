@@ -69,11 +69,22 @@ def scope_name(scope: Scope) -> ScopeName:
     return cast(ScopeName, scope.name.lower())
 
 
-EXAMPLE = {"owner": "ada", "scope": "submit", "lifetime_s": 7_776_000.0, "gpu_seconds_per_day": 36_000.0}
+EXAMPLE = {
+    "owner": "ada",
+    "scope": "submit",
+    "lifetime_s": 7_776_000.0,
+    "gpu_seconds_per_day": 36_000.0,
+}
 
 
-@router.post("/keys", status_code=status.HTTP_201_CREATED, openapi_extra=openapi.body(NewKey, example=EXAMPLE))
-def create_key(new: Annotated[NewKey, json_body(NewKey)], response: Response, store: SystemStoreDep) -> IssuedKey:
+@router.post(
+    "/keys",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=openapi.body(NewKey, example=EXAMPLE),
+)
+def create_key(
+    new: Annotated[NewKey, json_body(NewKey)], response: Response, store: SystemStoreDep
+) -> IssuedKey:
     """Make a key; only this answer holds its secret."""
     record, token = keys.issue(
         store=store,
@@ -107,7 +118,9 @@ def get_key(key_id: str, store: SystemStoreDep) -> KeyView:
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> KeyView:
-    """Revoke the key for good; other processes of the service follow within seconds. Its searches go on."""
+    """Revoke the key for good; other processes of the service follow within seconds. Its searches
+    go on.
+    """
     record = await run_in_threadpool(store.revoke_key, key_id=key_id)
     request.app.state.keyring.forget(key_id)
     return KeyView.of(record)

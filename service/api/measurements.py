@@ -1,4 +1,6 @@
-"""Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them: versions and new ones."""
+"""Measurements: the list, and reports of real trainings' step times. Calibrations fitted to them:
+versions and new ones.
+"""
 
 import functools
 import itertools
@@ -20,7 +22,16 @@ from hp_tool.errors import InputError
 from hp_tool.learning import MadeCalibration, MeasurementReport, add_report, add_reports, calibrate
 from service.api import openapi
 from service.api.bodies import json_body, resolve, stream_answers
-from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refitted, refuse_body, versioned
+from service.api.dependencies import (
+    Cursor,
+    FindDep,
+    PagingDep,
+    StoreDep,
+    SystemStoreDep,
+    refitted,
+    refuse_body,
+    versioned,
+)
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import CalibrationView, ImportView, MeasurementView, PageView
@@ -56,7 +67,10 @@ async def _body(request: Request) -> bytes | list[bytes]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is no JSON: {error}", code="invalid_json") from None
     if not 1 <= len(entries) <= MOST_REPORTS:
-        message = f"the list has {len(entries)} reports; give 1 to {MOST_REPORTS}, or send lines to /v1/measurements/bulk"
+        message = (
+            f"the list has {len(entries)} reports; give 1 to {MOST_REPORTS}, or send lines "
+            "to /v1/measurements/bulk"
+        )
         raise InputError(message, code="too_many" if entries else "missing_field")
     return [json.dumps(entry).encode() for entry in entries]
 
@@ -65,7 +79,8 @@ async def _body(request: Request) -> bytes | list[bytes]:
     "",
     status_code=status.HTTP_201_CREATED,
     openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE, or_list=True),
-    responses=openapi.conflict(KEY_REUSED) | {200: {"model": ImportView, "description": "A list of which nothing was stored"}},
+    responses=openapi.conflict(KEY_REUSED)
+    | {200: {"model": ImportView, "description": "A list of which nothing was stored"}},
 )
 def report(
     body: Annotated[bytes | list[bytes], Depends(_body)],
@@ -74,10 +89,12 @@ def report(
     find: FindDep,
     idempotency_key: IdempotencyKey = None,
 ) -> MeasurementView | ImportView:
-    """Store what a real training measured; later searches and estimates for that cluster learn from it.
+    """Store what a real training measured; later searches and estimates for that cluster learn from
+    it.
 
-    A list is answered by what was stored and what was refused, each with its place, field and reason; 200 where nothing was
-    stored. A figure three times off its prediction is warned about, one twenty times off is held until it is accepted.
+    A list is answered by what was stored and what was refused, each with its place, field and
+    reason; 200 where nothing was stored. A figure three times off its prediction is warned about,
+    one twenty times off is held until it is accepted.
     """
     looked_up = functools.partial(resolve, find=find)
     if isinstance(body, list):
@@ -86,7 +103,9 @@ def report(
         if not imported.stored:
             response.status_code = status.HTTP_200_OK
         return ImportView.of(imported)
-    record = add_report(body, store=store, source="reported", key=idempotency_key, resolve=looked_up)
+    record = add_report(
+        body, store=store, source="reported", key=idempotency_key, resolve=looked_up
+    )
     response.headers["Location"] = f"/v1/measurements/{record.id}"
     return MeasurementView.of(record)
 
@@ -105,8 +124,9 @@ def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:
 async def report_many(
     request: Request, store: StoreDep, find: FindDep, idempotency_key: IdempotencyKey = None
 ) -> StreamingResponse:
-    """Store many reports, one a line, streamed. A bad line becomes `status: error` in its place and harms no other; sent again
-    with the same key, lines that were stored are answered as they were."""
+    """Store many reports, one a line, streamed. A bad line becomes `status: error` in its place and
+    harms no other; sent again with the same key, lines that were stored are answered as they were.
+    """
     numbers = itertools.count(1)
 
     def answer(line: Line) -> str:
@@ -142,7 +162,9 @@ def list_measurements(
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PageView[MeasurementView]:
-    """Measurements that match all filters, newest first; deleted ones only where `state` asks for them."""
+    """Measurements that match all filters, newest first; deleted ones only where `state` asks for
+    them.
+    """
     page = store.measurements(
         gpu=gpu,
         model=model,
@@ -163,26 +185,36 @@ def measurement(store: StoreDep, measurement_id: str) -> MeasurementView:
     return MeasurementView.of(store.get_measurement(measurement_id=measurement_id))
 
 
-@router.patch("/{measurement_id}", openapi_extra=openapi.body(MeasurementChange, example={"state": "excluded"}))
+@router.patch(
+    "/{measurement_id}",
+    openapi_extra=openapi.body(MeasurementChange, example={"state": "excluded"}),
+)
 def change(
     request: Request,
     store: StoreDep,
     measurement_id: str,
     wanted: Annotated[MeasurementChange, json_body(MeasurementChange)],
 ) -> MeasurementView:
-    """Let a measurement teach, or not. Whoever next asks for a calibration of its cluster, or for an estimate that one
-    corrects, has it fitted first, as a new version; earlier ones stay."""
+    """Let a measurement teach, or not. Whoever next asks for a calibration of its cluster, or for
+    an estimate that one corrects, has it fitted first, as a new version; earlier ones stay.
+    """
     return change_state(request, store, measurement_id=measurement_id, state=wanted.state)
 
 
 @router.delete("/{measurement_id}")
 def delete(request: Request, store: StoreDep, measurement_id: str) -> MeasurementView:
-    """Exclude a measurement and leave it out of lists; PATCH with state accepted brings it back. Versions follow as there."""
+    """Exclude a measurement and leave it out of lists; PATCH with state accepted brings it back.
+    Versions follow as there.
+    """
     return change_state(request, store, measurement_id=measurement_id, state="deleted")
 
 
-def change_state(request: Request, store: Store, *, measurement_id: str, state: MeasurementState) -> MeasurementView:
-    """Return the measurement in its new state, to which readers have the calibrations of its cluster fitted."""
+def change_state(
+    request: Request, store: Store, *, measurement_id: str, state: MeasurementState
+) -> MeasurementView:
+    """Return the measurement in its new state, to which readers have the calibrations of its
+    cluster fitted.
+    """
     record = store.set_measurement_state(measurement_id=measurement_id, state=state)
     _take_up(request)
     return MeasurementView.of(record)
@@ -198,18 +230,24 @@ def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
     """Fit the stored measurements; this process takes up what is new at once."""
-    made = calibrate(store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or "")
+    made = calibrate(
+        store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or ""
+    )
     _take_up(request)
     return made
 
 
 @calibrations.post("", status_code=status.HTTP_201_CREATED, dependencies=[Depends(refuse_body)])
-def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
-    """Fit the stored measurements, or those of one GPU or framework, and answer the newest version of every series.
+def make(
+    request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None
+) -> PageView[CalibrationView]:
+    """Fit the stored measurements, or those of one GPU or framework, and answer the newest version
+    of every series.
 
-    This needs scope submit: it learns from everybody's runs, from administrators' reports, and for the caller alone from the
-    caller's own, and shows none of them. A series without new measurements
-    keeps its version. Estimates use a new version at once in this process, and within seconds in others.
+    This needs scope submit: it learns from everybody's runs, from administrators' reports, and for
+    the caller alone from the caller's own, and shows none of them. A series without new
+    measurements keeps its version. Estimates use a new version at once in this process, and within
+    seconds in others.
     """
     made = learn(request, store, gpu=gpu, framework=framework)
     return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
@@ -224,5 +262,7 @@ def list_calibrations(
     cursor: Cursor = None,
 ) -> PageView[CalibrationView]:
     """Calibrations that match all filters, newest first; what is due is fitted first."""
-    page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
+    page = store.list_calibrations(
+        cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor
+    )
     return PageView.of(page, CalibrationView.of)

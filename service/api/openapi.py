@@ -1,4 +1,6 @@
-"""The API description: bodies, which routes parse themselves, the key, and the errors, most of which the gate answers."""
+"""The API description: bodies, which routes parse themselves, the key, and the errors, most of
+which the gate answers.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,20 +17,26 @@ from service.http.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}
-"""Types of the bodies that routes parse themselves, by name; filled where the routes are declared."""
+"""Types of the bodies that routes parse themselves, by name; filled where the routes are
+declared.
+"""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
-    429: {"Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}},
-    503: {"Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}},
+    429: {
+        "Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}
+    },
+    503: {
+        "Retry-After": {"required": True, "schema": {"type": "string"}, "description": "Seconds"}
+    },
 }
 
 
 def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
-    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a list, whose
-    entries are accepted or refused one by one.
+    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a
+    list, whose entries are accepted or refused one by one.
     """
     _BODIES[kind.__name__] = kind
     schema: dict[str, Any] = {"$ref": _REF.format(model=kind.__name__)}
@@ -45,13 +53,31 @@ def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upload(*, example: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes 1 to `most` files `trace`, and a text `query`, as a form."""
-    trace = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1, "maxItems": most}
-    query = {"type": "string", "description": "The query of the configuration that was recorded, as JSON or YAML"}
+    """`openapi_extra` of a route that takes 1 to `most` files `trace`, and a text `query`, as a
+    form.
+    """
+    trace = {
+        "type": "array",
+        "items": {"type": "string", "format": "binary"},
+        "minItems": 1,
+        "maxItems": most,
+    }
+    query = {
+        "type": "string",
+        "description": "The query of the configuration that was recorded, as JSON or YAML",
+    }
     schema = {
-        "type": "object", "required": ["trace"], "properties": {"trace": trace, "query": query}, "additionalProperties": False,
-    }  # fmt: skip
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema, "example": example}}}}
+        "type": "object",
+        "required": ["trace"],
+        "properties": {"trace": trace, "query": query},
+        "additionalProperties": False,
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": schema, "example": example}},
+        }
+    }
 
 
 def answer_lines(description: str) -> dict[int | str, dict[str, Any]]:
@@ -69,7 +95,9 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            description = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes
+            )
             components = description.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
             for name in _FRAMEWORKS_OWN:
@@ -78,8 +106,12 @@ def install(app: FastAPI) -> None:
             for name, kind in _BODIES.items():
                 definition = schema.described(kind).json_schema(ref_template=_REF)
                 nested = definition.pop("$defs", {})
-                schemas.update({f"{key}-Input": value for key, value in {**nested, name: definition}.items()})
-            components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer", "description": "An API key"}}
+                schemas.update(
+                    {f"{key}-Input": value for key, value in {**nested, name: definition}.items()}
+                )
+            components["securitySchemes"] = {
+                _KEY: {"type": "http", "scheme": "bearer", "description": "An API key"}
+            }
             for path, item in description["paths"].items():
                 for method in _METHODS:
                     if method in item:
@@ -95,16 +127,24 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
     if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]
-    declared = [int(code) for code in responses if code.isdecimal() and int(code) >= HTTPStatus.BAD_REQUEST]
+    declared = [
+        int(code) for code in responses if code.isdecimal() and int(code) >= HTTPStatus.BAD_REQUEST
+    ]
     for status in sorted({*declared, *_problems(operation, method=method, path=path)}):
         declaration = responses.get(str(status), {})
-        known = declaration.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None  # FastAPI's own says less
+        known = (
+            declaration.get("description") if status != HTTPStatus.UNPROCESSABLE_ENTITY else None
+        )  # FastAPI's own says less
         responses[str(status)] = {
             "description": known or HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
         }
-    if method == "get" and path.startswith("/v1/") and "application/json" in responses.get("200", {}).get("content", {}):
+    if (
+        method == "get"
+        and path.startswith("/v1/")
+        and "application/json" in responses.get("200", {}).get("content", {})
+    ):
         responses["304"] = {"description": "What the tag in If-None-Match names still stands"}
     operation["responses"] = dict(sorted(responses.items()))
 

@@ -1,4 +1,6 @@
-"""The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and field)."""
+"""The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and
+field).
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -55,12 +57,24 @@ class Problem(BaseModel):
 
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """The response for an error. An unknown name is 404 where it stands in the path, and bad input in a body."""
-    in_body = isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters
-    by_class = 422 if in_body else next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
+    """The response for an error. An unknown name is 404 where it stands in the path, and bad input
+    in a body.
+    """
+    in_body = (
+        isinstance(error, NotFoundError)
+        and error.field is not None
+        and error.field not in path_parameters
+    )
+    by_class = (
+        422
+        if in_body
+        else next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
+    )
     status = STATUS_BY_CODE.get(error.code, by_class)
     field = error.field or (BODY if status == HTTPStatus.UNPROCESSABLE_ENTITY else None)
-    response = _response(status, code=error.code, detail=error.message, field=field, details=error.details)
+    response = _response(
+        status, code=error.code, detail=error.message, field=field, details=error.details
+    )
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     elif status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -83,16 +97,27 @@ def install(app: FastAPI) -> None:
         errors = error.errors()
         where = _path(errors[0]["loc"])
         # A value that may be of several types has an error for each.
-        expected = " or ".join(dict.fromkeys(_expected(each) for each in errors if _path(each["loc"]) == where))
-        detail = f"{where} is missing" if errors[0]["type"] == "missing" else f"{where} must be {expected}{_got(errors[0])}"
+        expected = " or ".join(
+            dict.fromkeys(_expected(each) for each in errors if _path(each["loc"]) == where)
+        )
+        detail = (
+            f"{where} is missing"
+            if errors[0]["type"] == "missing"
+            else f"{where} must be {expected}{_got(errors[0])}"
+        )
         return _response(422, code="invalid_input", detail=detail, field=where)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that is no JSON
+        if (
+            error.status_code == HTTPStatus.BAD_REQUEST
+        ):  # the framework's word for a body that is no JSON
             return _response(422, code="syntax", detail=str(error.detail), field=BODY)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
-        lost = error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase  # the framework's word
+        lost = (
+            error.status_code == HTTPStatus.NOT_FOUND
+            and error.detail == HTTPStatus.NOT_FOUND.phrase
+        )  # the framework's word
         detail = "nothing is at this address" if lost else str(error.detail)
         response = _response(error.status_code, code=code, detail=detail, field=None)
         response.headers.update(error.headers or {})
@@ -102,9 +127,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        # The server logs the traceback; the caller must not see it, for it may hold other callers' values.
+        # The server logs the traceback; the caller must not see it, for it may hold other callers'
+        # values.
         request_id = getattr(request.state, "request_id", None)
-        detail = "an internal error occurred; it has been logged" + (f" as request {request_id}" if request_id else "")
+        detail = "an internal error occurred; it has been logged" + (
+            f" as request {request_id}" if request_id else ""
+        )
         response = _response(500, code="internal", detail=detail, field=None)
         if request_id:  # this answer bypasses the request log, which adds the header to others
             response.headers["X-Request-ID"] = request_id
@@ -112,7 +140,9 @@ def install(app: FastAPI) -> None:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """The field as its sender wrote it, without its location (query, body) and the branches of a union; else the location."""
+    """The field as its sender wrote it, without its location (query, body) and the branches of a
+    union; else the location.
+    """
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 
 
@@ -134,9 +164,15 @@ EXPECTED = {
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return what a value must be, in words; of an error without words of ours, the framework's own."""
+    """Return what a value must be, in words; of an error without words of ours, the framework's
+    own.
+    """
     words = EXPECTED.get(error["type"])
-    return str(error["msg"]).removeprefix("Input should be ") if words is None else words.format(**error.get("ctx", {}))
+    return (
+        str(error["msg"]).removeprefix("Input should be ")
+        if words is None
+        else words.format(**error.get("ctx", {}))
+    )
 
 
 def _got(error: Mapping[str, Any]) -> str:
@@ -146,16 +182,27 @@ def _got(error: Mapping[str, Any]) -> str:
 
 
 def _allowed(request: Request) -> set[str]:
-    """The methods of all routes of the path; the framework names only those of the first that matches. A route of the very path
-    goes before one with a parameter in its place."""
-    routes = [each for each in iter_route_contexts(request.app.routes) if each.matches(request.scope)[0] is Match.PARTIAL]
+    """The methods of all routes of the path; the framework names only those of the first that
+    matches. A route of the very path goes before one with a parameter in its place.
+    """
+    routes = [
+        each
+        for each in iter_route_contexts(request.app.routes)
+        if each.matches(request.scope)[0] is Match.PARTIAL
+    ]
     own = [each for each in routes if not each.matches(request.scope)[1].get("path_params")]
     return {method for each in own or routes for method in each.methods or ()}
 
 
 def plain_problem(status: int, *, code: str, detail: str) -> bytes:
-    """Return a whole HTTP/1.1 answer with a problem, for connections that are closed before there is a request."""
-    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code).model_dump_json().encode()
+    """Return a whole HTTP/1.1 answer with a problem, for connections that are closed before there
+    is a request.
+    """
+    body = (
+        Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code)
+        .model_dump_json()
+        .encode()
+    )
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         f"Content-Type: {MEDIA_TYPE}",
@@ -167,7 +214,16 @@ def plain_problem(status: int, *, code: str, detail: str) -> bytes:
 
 
 def _response(
-    status: int, *, code: str, detail: str, field: str | None, details: Mapping[str, Any] | None = None
+    status: int,
+    *,
+    code: str,
+    detail: str,
+    field: str | None,
+    details: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field)
-    return JSONResponse(body.model_dump() | dict(details or {}), status_code=status, media_type=MEDIA_TYPE)
+    body = Problem(
+        title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field
+    )
+    return JSONResponse(
+        body.model_dump() | dict(details or {}), status_code=status, media_type=MEDIA_TYPE
+    )

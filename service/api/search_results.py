@@ -13,12 +13,20 @@ def search_answer(record: SearchRecord) -> dict[str, Any]:
     """The answer of an ended search: its result, or why it has none."""
     if record.result is not None:
         return record.result
-    error = record.error or {"code": str(record.state), "message": f"the search was {record.state}", "field": None}
+    error = record.error or {
+        "code": str(record.state),
+        "message": f"the search was {record.state}",
+        "field": None,
+    }
     return {
         "id": record.query.get("id"),
         "status": "error",
         "error": error,
-        "search": {"id": record.id, "state": str(record.state), "stopped_because": record.stopped_because},
+        "search": {
+            "id": record.id,
+            "state": str(record.state),
+            "stopped_because": record.stopped_because,
+        },
     }
 
 
@@ -33,16 +41,33 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
 
 
 def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
-    """Return the rows of a search's result whose estimates, by calibration and own runs, are stated in full."""
+    """Return the rows of a search's result whose estimates, by calibration and own runs, are stated
+    in full.
+    """
     rows = (record.result or {}).get("recommendations", ())
-    kinds = (ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation for row in rows)
-    parsed = [schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True)]
-    return [row for row in parsed if row.calibrated_estimate is not None and row.calibrated_estimate.memory is not None]
+    kinds = (
+        ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation
+        for row in rows
+    )
+    parsed = [
+        schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True)
+    ]
+    return [
+        row
+        for row in parsed
+        if row.calibrated_estimate is not None and row.calibrated_estimate.memory is not None
+    ]
 
 
 def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """Return what a search knows of its configurations, by calibration and own runs; only of those stated in full."""
-    return {row.parallel: known for row in known_rows(record) if (known := row.calibrated_estimate) is not None}
+    """Return what a search knows of its configurations, by calibration and own runs; only of those
+    stated in full.
+    """
+    return {
+        row.parallel: known
+        for row in known_rows(record)
+        if (known := row.calibrated_estimate) is not None
+    }
 
 
 def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:

@@ -17,7 +17,15 @@ from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.plan import PlanAnswer
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import EventRecord, Head, JsonObject, Label, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    EventRecord,
+    Head,
+    JsonObject,
+    Label,
+    RunState,
+    SearchRecord,
+    SearchState,
+)
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.queries.edition import edition
@@ -27,9 +35,25 @@ from hp_tool.tuning.plan import bill
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
-from service.api.dependencies import FindDep, PagingDep, RankingTurn, SettingsDep, StoreDep, TrialPagingDep, versioned
+from service.api.dependencies import (
+    FindDep,
+    PagingDep,
+    RankingTurn,
+    SettingsDep,
+    StoreDep,
+    TrialPagingDep,
+    versioned,
+)
 from service.api.search_results import calibrated_predictions, search_answer
-from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
+from service.api.views import (
+    STREAM_END,
+    EventView,
+    PageView,
+    SearchView,
+    TrialsView,
+    TrialView,
+    WebhookView,
+)
 from service.api.watch import Watch
 from service.keys import Keyring
 from service.webhooks.policy import LONGEST_URL
@@ -39,7 +63,11 @@ plans = versioned(tag="searches")
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(min_length=1, max_length=200, description="The same key and body again answer what the first did"),
+    Header(
+        min_length=1,
+        max_length=200,
+        description="The same key and body again answer what the first did",
+    ),
 ]
 
 EXAMPLE: dict[str, Any] = {
@@ -57,7 +85,8 @@ KEY_REUSED = "The Idempotency-Key came with another request before"
 Action = Literal["cancel", "pause", "resume", "clone"]
 """Each the last word of a POST route."""
 MEANING: dict[Action, str] = {
-    "cancel": "A waiting or failed search ends at once, a running one or one with open runs as soon as a worker sees it.",
+    "cancel": "A waiting or failed search ends at once, a running one or one with open runs as "
+    "soon as a worker sees it.",
     "pause": "Nobody works on it until it is resumed; what was measured stays.",
     "resume": "Queue a paused or failed search again; its finished runs are not repeated.",
     "clone": "A new search with the same query; it runs again, informed by what is known by now.",
@@ -77,16 +106,24 @@ def submit(
     settings: SettingsDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
-    priority: Annotated[int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")] = 0,
+    priority: Annotated[
+        int, Query(ge=-100, le=100, description="Higher goes first; above 0 for administrators")
+    ] = 0,
     webhook: Annotated[
-        str | None, Query(max_length=LONGEST_URL, description="https URL that gets a signed message when the search ends")
+        str | None,
+        Query(
+            max_length=LONGEST_URL,
+            description="https URL that gets a signed message when the search ends",
+        ),
     ] = None,
 ) -> SearchView:
     """Queue a search; a worker runs it. `Location` is its address."""
     if webhook is not None:
         if settings.webhooks is None:
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
-            raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
+            raise InputError(
+                f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled"
+            )
         settings.webhooks.check(webhook)
     sent: dict[str, Any] = {
         "request": body.mapping,
@@ -97,23 +134,32 @@ def submit(
     if idempotency_key is not None:
         earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
         if earlier is not None:
-            return _accepted(earlier, response)  # whatever its names mean by now, and whoever could run it
-    return _accepted(store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response)
+            return _accepted(
+                earlier, response
+            )  # whatever its names mean by now, and whoever could run it
+    return _accepted(
+        store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response
+    )
 
 
 def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
-    """Return what is stored of a search for a query: what was sent with registered names looked up, and this edition.
+    """Return what is stored of a search for a query: what was sent with registered names looked up,
+    and this edition.
 
-    Refuses unknown names and what is not modelled, rather than in a worker later: InputError, NotFoundError, UnsupportedError.
+    Refuses unknown names and what is not modelled, rather than in a worker later: InputError,
+    NotFoundError, UnsupportedError.
     """
     resolved = resolve(query, find=find)
     resolve_search(resolved)
     return {"query": as_asked(sent, query=query, resolved=resolved), "edition": edition()}
 
 
-@plans.post("/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
+@plans.post(
+    "/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE)
+)
 def plan(query: QueryBody, store: StoreDep, _turn: RankingTurn) -> Response:
-    """What a search would cost at its whole budget, before anything runs: its first run, the confirmation, GPU-hours and money.
+    """What a search would cost at its whole budget, before anything runs: its first run, the
+    confirmation, GPU-hours and money.
 
     As if one job could have all of the cluster; nothing is queued.
     """
@@ -125,14 +171,24 @@ def list_searches(
     store: StoreDep,
     paging: PagingDep,
     state: SearchState | None = None,
-    owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
+    owner: Annotated[
+        str | None,
+        Query(max_length=200, description="Owner (administrators; others see their own)"),
+    ] = None,
     kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
-    model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
-    words: Annotated[str | None, Query(max_length=200, description="Words of its name, tags or note; all of them")] = None,
+    model: Annotated[
+        str | None, Query(max_length=200, description="Model, as the query names it")
+    ] = None,
+    words: Annotated[
+        str | None,
+        Query(max_length=200, description="Words of its name, tags or note; all of them"),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Searches that match all filters, newest first."""
-    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, words=words, limit=limit, **paging)
+    page = store.list_searches(
+        state=state, owner=owner, kind=kind, model=model, words=words, limit=limit, **paging
+    )
     return PageView.of(page, SearchView.of)
 
 
@@ -157,13 +213,22 @@ class BudgetChange(Strict):
     openapi_extra=openapi.body(BudgetChange, example={"budget_runs": 8}),
     responses=openapi.conflict("It succeeded or was cancelled; a clone takes another budget"),
 )
-def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
-    """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
+def change_budget(
+    search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep
+) -> SearchView:
+    """Change what a search may spend. Its worker follows within seconds; a run in progress is not
+    interrupted.
+    """
     return SearchView.of(changed_budget(store, search_id=search_id, change=change))
 
 
-@router.put("/{search_id}/label", openapi_extra=openapi.body(Label, example={"name": "baseline", "tags": ["h100"]}))
-def label_search(search_id: str, label: Annotated[Label, json_body(Label)], store: StoreDep) -> SearchView:
+@router.put(
+    "/{search_id}/label",
+    openapi_extra=openapi.body(Label, example={"name": "baseline", "tags": ["h100"]}),
+)
+def label_search(
+    search_id: str, label: Annotated[Label, json_body(Label)], store: StoreDep
+) -> SearchView:
     """Name, tag and annotate a search, in place of what it was called; lists find it by `words`."""
     return SearchView.of(store.label_search(search_id=search_id, label=label))
 
@@ -177,12 +242,18 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """A search's profile runs that match all filters: predicted before, predicted after calibration, measured."""
+    """A search's profile runs that match all filters: predicted before, predicted after
+    calibration, measured.
+    """
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
-    calibrated = calibrated_predictions(record)  # the result's, so they appear when the search has ended
+    calibrated = calibrated_predictions(
+        record
+    )  # the result's, so they appear when the search has ended
     trials = [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in page.items]
-    return TrialsView(search_id=search_id, state=record.state, trials=trials, next_cursor=page.next_cursor)
+    return TrialsView(
+        search_id=search_id, state=record.state, trials=trials, next_cursor=page.next_cursor
+    )
 
 
 @router.get("/{search_id}/webhook")
@@ -191,16 +262,22 @@ def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
     return WebhookView.of(store.get_webhook(search_id=search_id))
 
 
-@router.get("/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}})
+@router.get(
+    "/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}}
+)
 async def get_result(
     request: Request,
     search_id: str,
     store: StoreDep,
     settings: SettingsDep,
     response: Response,
-    wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, at most this long")] = 0.0,
+    wait_s: Annotated[
+        float, Query(ge=0, description="Hold the request until the search ends, at most this long")
+    ] = 0.0,
 ) -> Any:
-    """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
+    """{id, status, recommendations, space, rejections, search}, or status error; 202 with the
+    search while it has not ended.
+    """
     watch: Watch = request.app.state.watch
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
     while True:
@@ -219,14 +296,22 @@ def start_of(
     store: StoreDep,
     search_id: str,
     last_event_id: Annotated[str | None, Header()] = None,
-    after: Annotated[int, Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins")] = 0,
+    after: Annotated[
+        int,
+        Query(ge=0, le=LARGEST_SEQ, description="Events with a greater seq; Last-Event-ID wins"),
+    ] = 0,
 ) -> int:
-    """The seq after which the stream begins; checked before it does, while an error can still be answered as one."""
+    """The seq after which the stream begins; checked before it does, while an error can still be
+    answered as one.
+    """
     store.get_search(search_id=search_id)
     if last_event_id is None:
         return after
     if not re.fullmatch(r"[0-9]{1,10}", last_event_id) or int(last_event_id) > LARGEST_SEQ:
-        raise InputError(f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream", field="Last-Event-ID")
+        raise InputError(
+            f"Last-Event-ID {last_event_id[:100]!r} is not an id of this stream",
+            field="Last-Event-ID",
+        )
     return int(last_event_id)
 
 
@@ -234,15 +319,20 @@ def start_of(
 async def events(
     request: Request, search_id: str, store: StoreDep, start: Annotated[int, Depends(start_of)]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    """Every event from the beginning or after Last-Event-ID, then live until the search ends. The
+    id is the event's seq.
+    """
     watch: Watch = request.app.state.watch
     seen = start
-    with contextlib.suppress(StoreError):  # it is too late for an answer; who connects again is told
+    with contextlib.suppress(
+        StoreError
+    ):  # it is too late for an answer; who connects again is told
         while await _is_still_allowed(request):
             state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
             for record in records:
                 seen = record.seq
-                # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+                # No event name: a browser delivers named events only to those who know every name;
+                # the kind is in the data.
                 yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
             if records:
                 continue
@@ -253,7 +343,9 @@ async def events(
 
 
 async def _is_still_allowed(request: Request) -> bool:
-    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a new one is refused."""
+    """Whether the key that opened the stream is still valid. If not, the stream is closed, and a
+    new one is refused.
+    """
     keyring: Keyring = request.app.state.keyring
     try:
         await keyring.principal(request.headers)
@@ -262,7 +354,9 @@ async def _is_still_allowed(request: Request) -> bool:
     return True
 
 
-def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchState, list[EventRecord]]:
+def _state_and_events(
+    store: Store, search_id: str, after: int
+) -> tuple[SearchState, list[EventRecord]]:
     # State first: events that were committed with the end are then surely in the list.
     state = store.get_search(search_id=search_id).state
     return state, store.events(search_id=search_id, after=after)
@@ -274,8 +368,12 @@ def _state_and_events(store: Store, search_id: str, after: int) -> tuple[SearchS
     description=MEANING["clone"],
     responses=openapi.conflict(KEY_REUSED),
 )
-def clone(search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None) -> SearchView:
-    record = apply_action(store, search_id=search_id, action="clone", idempotency_key=idempotency_key)
+def clone(
+    search_id: str, store: StoreDep, response: Response, idempotency_key: IdempotencyKey = None
+) -> SearchView:
+    record = apply_action(
+        store, search_id=search_id, action="clone", idempotency_key=idempotency_key
+    )
     return _accepted(record, response)
 
 
@@ -312,13 +410,18 @@ def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> Sea
         ConflictError: it has ended.
     """
     if change == BudgetChange():
-        raise InputError("nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs")
+        raise InputError(
+            "nothing to change: give budget_runs, budget_gpu_seconds or both", field="budget_runs"
+        )
     check_bounds(domain.SearchSettings, asdict(change))
     return store.change_budget(search_id=search_id, **asdict(change))
 
 
-def apply_action(store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None) -> SearchRecord:
-    """The search after the action. A clone is the new search, or the one made earlier with the same key.
+def apply_action(
+    store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None
+) -> SearchRecord:
+    """The search after the action. A clone is the new search, or the one made earlier with the same
+    key.
 
     Raises:
         NotFoundError: no such search.
@@ -334,9 +437,16 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
         case "clone":
             record = store.get_search(search_id=search_id)
             query = record.query
-            # The digest keeps the key apart from those of submissions and of other searches' clones.
+            # The digest keeps the key apart from those of submissions and of other searches'
+            # clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
-            if key is not None and (earlier := store.earlier_search(request=query, idempotency_key=key)) is not None:
+            if (
+                key is not None
+                and (earlier := store.earlier_search(request=query, idempotency_key=key))
+                is not None
+            ):
                 return earlier
             newest = max(record.edition or 0, edition())
-            return store.create_search(query=query, request=query, idempotency_key=key, edition=newest)
+            return store.create_search(
+                query=query, request=query, idempotency_key=key, edition=newest
+            )

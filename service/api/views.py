@@ -1,4 +1,6 @@
-"""The API's answers: typed views of the store's records. They need no web framework, for the clients read them too."""
+"""The API's answers: typed views of the store's records. They need no web framework, for the
+clients read them too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from datetime import datetime
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
-from hp_tool.domain.measurement_records import Imported, MeasurementSource, MeasurementState, Refused
+from hp_tool.domain.measurement_records import (
+    Imported,
+    MeasurementSource,
+    MeasurementState,
+    Refused,
+)
 from hp_tool.domain.records import (
     CalibrationRecord,
     Label,
@@ -51,14 +58,22 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A record as the API shows it: its fields of the same names, and those that the view computes."""
+    """A record as the API shows it: its fields of the same names, and those that the view
+    computes.
+    """
 
     @classmethod
     def of(cls, *records: Any, **more: Any) -> Self:
-        """The view of `records`, each field from the first one that has it; `more`: fields that none of them has."""
+        """The view of `records`, each field from the first one that has it; `more`: fields that
+        none of them has.
+        """
         values = cls.computed(records[0]) | more
         for record in records:
-            values = {each.name: getattr(record, each.name) for each in fields(cls) if hasattr(record, each.name)} | values
+            values = {
+                each.name: getattr(record, each.name)
+                for each in fields(cls)
+                if hasattr(record, each.name)
+            } | values
         return cls(**values)
 
     @staticmethod
@@ -129,15 +144,18 @@ class TrialView(View):
     predicted: dict[str, Any]
     """Prediction before the run."""
     calibrated: dict[str, Any] | None
-    """Prediction after calibration with the search's measurements; None until the search has ended."""
+    """Prediction after calibration with the search's measurements; None until the search has
+    ended.
+    """
     measurement: Measurement | None
     measurement_id: str | None
     gpu_seconds: float | None
     cause: str | None
     """Why it was abandoned."""
     account: dict[str, Any] | None
-    """What the engine said of its job: seconds that it waited (queue_s) and held its devices (wall_s); of one that was given up
-    its nodes (hosts) and the end of its log."""
+    """What the engine said of its job: seconds that it waited (queue_s) and held its devices
+    (wall_s); of one that was given up its nodes (hosts) and the end of its log.
+    """
     created_at: datetime
     submitted_at: datetime | None
     finished_at: datetime | None
@@ -221,12 +239,17 @@ class ImportView(View):
 
     @staticmethod
     def computed(record: Imported) -> dict[str, Any]:
-        return {"stored": [MeasurementView.of(each) for each in record.stored], "refused": list(record.refused)}
+        return {
+            "stored": [MeasurementView.of(each) for each in record.stored],
+            "refused": list(record.refused),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationView(View):
-    """One version of the calibration of a cluster, its software and a family of models; immutable."""
+    """One version of the calibration of a cluster, its software and a family of models;
+    immutable.
+    """
 
     id: str
     version: int
@@ -244,7 +267,9 @@ class CalibrationView(View):
     models: dict[str, int]
     """Measurements by model."""
     accuracy: dict[str, Any]
-    """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
+    """Median error of step time: error_before of the cost model alone, error_after on measurements
+    a fit did not see.
+    """
     created_at: datetime
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Waiting for news of searches: one look at the database at a time, for however many streams and requests wait."""
+"""Waiting for news of searches: one look at the database at a time, for however many streams and
+requests wait.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,14 +21,17 @@ class _Waiter:
 class Watch:
     """Wakes those who wait for a search. One per process, used only on its event loop."""
 
-    def __init__(self, *, heads: Callable[[Collection[str]], Mapping[str, Head]], poll_s: float) -> None:
+    def __init__(
+        self, *, heads: Callable[[Collection[str]], Mapping[str, Head]], poll_s: float
+    ) -> None:
         self._heads = heads
         self._poll_s = poll_s
         self._waiting: dict[str, set[_Waiter]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     async def news(self, search_id: str, *, seen: Head, limit_s: float) -> None:
-        """Return once the search has an event after those seen, or another state, or is gone; at the latest after `limit_s`.
+        """Return once the search has an event after those seen, or another state, or is gone; at
+        the latest after `limit_s`.
 
         Raises StoreError where the database does not answer.
         """
@@ -47,7 +52,9 @@ class Watch:
     async def _look(self) -> None:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
-            waiters = [each for group in self._waiting.values() for each in group]  # who joins later waits for the next look
+            waiters = [
+                each for group in self._waiting.values() for each in group
+            ]  # who joins later waits for the next look
             try:
                 heads = await run_in_threadpool(self._heads, tuple(self._waiting))
             except Exception as error:

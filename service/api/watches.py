@@ -1,4 +1,6 @@
-"""Watched jobs: begin to watch one, take its steps, and say whether it is slower than it was or than it should be."""
+"""Watched jobs: begin to watch one, take its steps, and say whether it is slower than it was or
+than it should be.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ from service.settings import Settings
 router = versioned("/watches", tag="watches")
 losses = versioned("/lost-nodes", tag="watches")
 MOST_LOST = 10_000
-EXAMPLE = {"name": "pretrain", "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"}}
+EXAMPLE = {
+    "name": "pretrain",
+    "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
+}
 LOSS_EXAMPLE = {
     "kind": "training",
     "model": "llama-3-8b",
@@ -61,7 +66,9 @@ class NewWatch(Strict):
     query: Query | None = None
     """Its one configuration; left out, it is held against itself alone."""
     webhook: Annotated[str, Parameter(max_length=2000)] | None = None
-    """https URL that gets a signed message when the job becomes slower, and when it is as it was again."""
+    """https URL that gets a signed message when the job becomes slower, and when it is as it was
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,9 @@ def _check_webhook(url: str | None, settings: Settings) -> None:
     if url is not None:
         if settings.webhooks is None:
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
-            raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
+            raise InputError(
+                f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled"
+            )
         settings.webhooks.check(url)
 
 
@@ -124,15 +133,26 @@ def begin(
     calibrations: CalibrationsDep,
     idempotency_key: IdempotencyKey = None,
 ) -> WatchView:
-    """Begin to watch a job. Its processes report to `/v1/watches/{id}/steps`; what is expected of it is fixed here."""
+    """Begin to watch a job. Its processes report to `/v1/watches/{id}/steps`; what is expected of
+    it is fixed here.
+    """
     _check_webhook(new.webhook, settings)
     query: JsonObject | None = None
     expected: JsonObject | None = None
     if new.query is not None:
-        resolved = schema.parse_query(schema.to_dict(resolve(new.query, find=find)))  # checks what spans several fields
-        query, expected = schema.query_mapping(resolved), schema.to_dict(expected_of(resolved, calibrations=calibrations))
+        resolved = schema.parse_query(
+            schema.to_dict(resolve(new.query, find=find))
+        )  # checks what spans several fields
+        query, expected = (
+            schema.query_mapping(resolved),
+            schema.to_dict(expected_of(resolved, calibrations=calibrations)),
+        )
     record = store.create_watch(
-        name=new.name, query=query, expected=expected, webhook=new.webhook, idempotency_key=idempotency_key
+        name=new.name,
+        query=query,
+        expected=expected,
+        webhook=new.webhook,
+        idempotency_key=idempotency_key,
     )
     response.headers["Location"] = f"/v1/watches/{record.id}"
     return _view(record)
@@ -142,7 +162,10 @@ def begin(
 def list_watches(
     store: WatchStoreDep,
     paging: PagingDep,
-    owner: Annotated[str | None, Parameter(max_length=200, description="Owner (administrators; others see their own)")] = None,
+    owner: Annotated[
+        str | None,
+        Parameter(max_length=200, description="Owner (administrators; others see their own)"),
+    ] = None,
     limit: Annotated[int, Parameter(ge=1, le=200)] = 50,
 ) -> PageView[WatchView]:
     """Watched jobs, newest first, without their verdicts."""
@@ -154,10 +177,13 @@ def lost_nodes(
     query: QueryBody,
     calibrations: CalibrationsDep,
     _turn: RankingTurn,
-    lost_nodes: Annotated[int, Parameter(ge=1, le=MOST_LOST, description="Nodes of the query's cluster that are gone")] = 1,
+    lost_nodes: Annotated[
+        int, Parameter(ge=1, le=MOST_LOST, description="Nodes of the query's cluster that are gone")
+    ] = 1,
 ) -> Response:
-    """The best configuration of what lost nodes leave of a query's training, and how long it pays to wait for them: what
-    `hp-tool watch --lost-nodes` says."""
+    """The best configuration of what lost nodes leave of a query's training, and how long it pays
+    to wait for them: what `hp-tool watch --lost-nodes` says.
+    """
     return json_response(after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations))
 
 
@@ -176,10 +202,17 @@ def report_steps(
     measurements: StoreDep,
     find: FindDep,
 ) -> StepsView:
-    """Take the newest steps of one process. A report that was taken before, by its `seq`, is passed over: send what is not yet
-    acknowledged as often as need be. Rank 0 stands for the job; others tell one slow rank from all."""
+    """Take the newest steps of one process. A report that was taken before, by its `seq`, is passed
+    over: send what is not yet acknowledged as often as need be. Rank 0 stands for the job; others
+    tell one slow rank from all.
+    """
     taken = take_steps(batch, store=store, watch_id=watch_id)
-    teach(taken.record, watches=store, store=measurements, resolve=functools.partial(resolve, find=find))
+    teach(
+        taken.record,
+        watches=store,
+        store=measurements,
+        resolve=functools.partial(resolve, find=find),
+    )
     return StepsView(acknowledged=taken.acknowledged, status=taken.record.status)
 
 

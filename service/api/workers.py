@@ -30,8 +30,12 @@ class WorkerView(View):
 
 @router.get("")
 def list_workers(store: StoreDep) -> PageView[WorkerView]:
-    """Live workers, the longest running first. While any is alive, a search that none of them could run is refused."""
-    return PageView(items=workers(store, running=searches_in(store, SearchState.RUNNING)), next_cursor=None)
+    """Live workers, the longest running first. While any is alive, a search that none of them could
+    run is refused.
+    """
+    return PageView(
+        items=workers(store, running=searches_in(store, SearchState.RUNNING)), next_cursor=None
+    )
 
 
 def searches_in(store: Store, state: SearchState) -> Sequence[SearchRecord]:
@@ -43,6 +47,8 @@ def workers(store: Store, *, running: Sequence[SearchRecord]) -> list[WorkerView
     """Live workers, and which of the `running` searches each has."""
     leases = [(record.lease.holder, record.id) for record in running if record.lease is not None]
     return [
-        WorkerView.of(worker, searches=tuple(each for holder, each in leases if holder == worker.holder))
+        WorkerView.of(
+            worker, searches=tuple(each for holder, each in leases if holder == worker.holder)
+        )
         for worker in store.live_workers()
     ]

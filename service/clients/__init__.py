@@ -1,4 +1,6 @@
-"""What both clients of the service share. Importing it without the extra `client` names that extra."""
+"""What both clients of the service share. Importing it without the extra `client` names that
+extra.
+"""
 
 from hp_tool.extras import require
 

@@ -1,4 +1,6 @@
-"""What a client sends and reads: one request with the type of its answer, and problems as the library's errors."""
+"""What a client sends and reads: one request with the type of its answer, and problems as the
+library's errors.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
-    **{status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError},  # which also needs a wait
+    **{
+        status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError
+    },  # which also needs a wait
     **dict.fromkeys((401, 403, 413), InputError),
 }
 ERROR_BY_CODE: dict[str, type[HpToolError]] = {
-    **{kind.code: kind for kind in (InputError, NotFoundError, UnsupportedError, ConflictError, LauncherError, StoreError)},
+    **{
+        kind.code: kind
+        for kind in (
+            InputError,
+            NotFoundError,
+            UnsupportedError,
+            ConflictError,
+            LauncherError,
+            StoreError,
+        )
+    },
     "launcher_mismatch": InputError,
     "cancelled": ConflictError,
 }
@@ -68,7 +82,12 @@ class Call(Generic[T]):
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """The request as `http` sends it."""
         params = None if self.params is None else without_none(self.params)
-        sent: JsonObject = {"json": self.json, "files": self.files, "params": params, "headers": self.headers}
+        sent: JsonObject = {
+            "json": self.json,
+            "files": self.files,
+            "params": params,
+            "headers": self.headers,
+        }
         return http.build_request(self.method, self.path, timeout=self.timeout, **sent)
 
     def read(self, response: httpx.Response) -> T:
@@ -80,7 +99,9 @@ class Call(Generic[T]):
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both clients, written as the call it makes: `Client` returns the answer, `AsyncClient` an awaitable of it."""
+    """A method of both clients, written as the call it makes: `Client` returns the answer,
+    `AsyncClient` an awaitable of it.
+    """
 
     def __init__(self, call: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._call = call
@@ -104,20 +125,28 @@ class Endpoint(Generic[P, T]):
 
 
 def with_result(answer: JsonObject) -> JsonObject:
-    """The answer if it holds a result, even beside an error; raises the error of a search that measured nothing."""
+    """The answer if it holds a result, even beside an error; raises the error of a search that
+    measured nothing.
+    """
     if "recommendations" in answer:
         return answer
     error = answer["error"]
-    raise ERROR_BY_CODE.get(error["code"], HpToolError)(error["message"], code=error["code"], field=error.get("field"))
+    raise ERROR_BY_CODE.get(error["code"], HpToolError)(
+        error["message"], code=error["code"], field=error.get("field")
+    )
 
 
 def unreachable(server: object, error: httpx.TransportError | str) -> StoreError:
     """The error for a server that does not answer."""
-    return StoreError(f"{server} does not answer: {error}", field="server", code="server_unreachable")
+    return StoreError(
+        f"{server} does not answer: {error}", field="server", code="server_unreachable"
+    )
 
 
 def raise_problem(response: httpx.Response) -> None:
-    """Raise the error that a complete response stands for, as the library would have raised it in this process."""
+    """Raise the error that a complete response stands for, as the library would have raised it in
+    this process.
+    """
     if response.is_success:
         return
     kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)
@@ -125,14 +154,19 @@ def raise_problem(response: httpx.Response) -> None:
         body = response.json()
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
             wait_s = float(response.headers["Retry-After"])
-            raise LimitError(body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s)
+            raise LimitError(
+                body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s
+            )
         error = kind(body["detail"], code=body["code"], field=body.get("field"))
         error.details = {name: value for name, value in body.items() if name not in PROBLEM_KEYS}
         raise error
     except (ValueError, KeyError, TypeError):
         if response.status_code in AWAY:  # a proxy's own page: nobody answers behind it
             kind = StoreError
-        raise kind(f"{response.url} answered {response.status_code} {response.reason_phrase}", code="http_error") from None
+        raise kind(
+            f"{response.url} answered {response.status_code} {response.reason_phrase}",
+            code="http_error",
+        ) from None
 
 
 def parsed(kind: Any, text: str | bytes) -> Any:
@@ -140,7 +174,9 @@ def parsed(kind: Any, text: str | bytes) -> Any:
     try:
         return schema.adapter(kind).validate_json(text)
     except ValidationError as error:
-        raise HpToolError(f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer") from error
+        raise HpToolError(
+            f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer"
+        ) from error
 
 
 def without_none(values: Mapping[str, Any]) -> JsonObject:

@@ -1,4 +1,6 @@
-"""When a request is sent again: after a rate limit, after a lost answer, and while a server is away."""
+"""When a request is sent again: after a rate limit, after a lost answer, and while a server is
+away.
+"""
 
 import asyncio
 import time
@@ -10,7 +12,9 @@ from hp_tool.errors import StoreError
 from service.http.routes import COMPUTING, SAFE_METHODS
 
 LONGEST_WAIT_S = 10.0
-"""A rate limit ends within seconds. A quota starts again at midnight; waiting for that is the caller's to decide."""
+"""A rate limit ends within seconds. A quota starts again at midnight; waiting for that is the
+caller's to decide.
+"""
 ATTEMPTS = 5
 LOST_ATTEMPTS = 3
 FIRST_WAIT_S = 0.2
@@ -18,22 +22,33 @@ FIRST_WAIT_S = 0.2
 AWAY = frozenset({502, 503, 504})
 """A server that restarts, or whose database does."""
 PATIENCE_S = 300.0
-"""How long a search is followed while nobody answers: longer than an update of the service, or of its database, takes."""
+"""How long a search is followed while nobody answers: longer than an update of the service, or of
+its database, takes.
+"""
 LONGEST_RECONNECT_WAIT_S = 5.0
 Outcome = httpx.Response | httpx.TransportError
 
 
 def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float | None:
-    """Seconds until the request is sent again; None: this outcome is final. `attempt` counts from 1.
+    """Seconds until the request is sent again; None: this outcome is final. `attempt` counts from
+    1.
 
-    A request answered 429 was not carried out, so any may be sent again. One whose answer was lost may have been carried out:
-    it is sent again only if it changes nothing or carries an Idempotency-Key. So is one that a busy server answered 503 with
-    Retry-After.
+    A request answered 429 was not carried out, so any may be sent again. One whose answer was lost
+    may have been carried out: it is sent again only if it changes nothing or carries an
+    Idempotency-Key. So is one that a busy server answered 503 with Retry-After.
     """
-    repeatable = request.method in SAFE_METHODS or request.url.path in COMPUTING or "Idempotency-Key" in request.headers
+    repeatable = (
+        request.method in SAFE_METHODS
+        or request.url.path in COMPUTING
+        or "Idempotency-Key" in request.headers
+    )
     if isinstance(outcome, httpx.Response):
         refused = outcome.status_code == httpx.codes.TOO_MANY_REQUESTS
-        busy = outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE and "Retry-After" in outcome.headers and repeatable
+        busy = (
+            outcome.status_code == httpx.codes.SERVICE_UNAVAILABLE
+            and "Retry-After" in outcome.headers
+            and repeatable
+        )
         if refused or busy:
             retry_after_s = _seconds(outcome.headers.get("Retry-After", ""))
             return retry_after_s if retry_after_s <= LONGEST_WAIT_S and attempt < ATTEMPTS else None
@@ -55,7 +70,9 @@ class ReconnectPolicy:
         self._away_since = None
 
     def wait_s(self, error: StoreError) -> float:
-        """Seconds until the next attempt: as long as the server has been away, within bounds. Raises `error` at last."""
+        """Seconds until the next attempt: as long as the server has been away, within bounds.
+        Raises `error` at last.
+        """
         now = self._clock()
         self._away_since = now if self._away_since is None else self._away_since
         away_s = now - self._away_since
@@ -67,7 +84,9 @@ class ReconnectPolicy:
 class RetryTransport(httpx.BaseTransport):
     """Sends a request again where `wait_s` says so."""
 
-    def __init__(self, inner: httpx.BaseTransport, *, sleep: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self, inner: httpx.BaseTransport, *, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
         self._inner, self._sleep = inner, sleep
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -92,7 +111,12 @@ class RetryTransport(httpx.BaseTransport):
 class AsyncRetryTransport(httpx.AsyncBaseTransport):
     """`RetryTransport` for an event loop."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._inner, self._sleep = inner, sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

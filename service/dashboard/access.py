@@ -18,7 +18,17 @@ from service.api import keys as api
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.api.views import View
-from service.dashboard.page import ErrorFields, Form, Page, Tone, address, done, next_href, page_at, render
+from service.dashboard.page import (
+    ErrorFields,
+    Form,
+    Page,
+    Tone,
+    address,
+    done,
+    next_href,
+    page_at,
+    render,
+)
 
 KeyState = Literal["valid", "expired", "revoked"]
 
@@ -31,14 +41,26 @@ SCOPES: dict[ScopeName, str] = {
 TONES: dict[KeyState, Tone] = {"valid": "good", "expired": "", "revoked": "bad"}
 
 NOUNS = {
-    "searches": "search", "watches": "watch", "measurements": "measurement", "models": "model", "clusters": "cluster",
-    "traces": "trace", "keys": "key", "calibrations": "calibration", "calibration": "calibration",
-}  # fmt: skip
+    "searches": "search",
+    "watches": "watch",
+    "measurements": "measurement",
+    "models": "model",
+    "clusters": "cluster",
+    "traces": "trace",
+    "keys": "key",
+    "calibrations": "calibration",
+    "calibration": "calibration",
+}
 """What is changed, by the first part of its routes."""
 PAGES = frozenset({"searches", "watches", "models", "clusters"})
 """First parts of routes whose objects have pages."""
 VERBS = {"POST": "create", "PATCH": "change", "PUT": "change", "DELETE": "delete", "GET": "read"}
-DEEDS = {"label": "label", "steps": "report steps to", "budget": "change budget of", "longer": "allow longer runs of"}
+DEEDS = {
+    "label": "label",
+    "steps": "report steps to",
+    "budget": "change budget of",
+    "longer": "allow longer runs of",
+}
 """What an action's last part means, where the word itself does not say it."""
 
 router = APIRouter(tags=["dashboard"])
@@ -126,7 +148,9 @@ def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
 
 
 @page_at(router, "/audit", template="audit.html", section="Keys")
-def audit_context(store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None) -> AuditPage:
+def audit_context(
+    store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None
+) -> AuditPage:
     """Audit log, as shown on its page."""
     page = store.audit(owner=owner or None, limit=MAX_ROWS, cursor=cursor)
     return AuditPage(
@@ -144,7 +168,9 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
     try:
         days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
         if scope not in SCOPES:
-            raise InputError(f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope")
+            raise InputError(
+                f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope"
+            )
         record, token = keys.issue(
             store=store,
             owner=fields.get("owner", ""),
@@ -196,7 +222,12 @@ def _audit_row(record: AuditRecord) -> AuditRow:
     else:
         deed = f"{VERBS.get(method, method)} {NOUNS[kind]}"
     refused = record.outcome.isdecimal() and int(record.outcome) >= HTTP_400_BAD_REQUEST
-    shown = kind in PAGES and name not in ("", "new") and not refused and deed.split()[0] not in ("delete", "remove")
+    shown = (
+        kind in PAGES
+        and name not in ("", "new")
+        and not refused
+        and deed.split()[0] not in ("delete", "remove")
+    )
     return AuditRow.of(
         record,
         deed=deed,
@@ -211,4 +242,6 @@ def _number(fields: dict[str, str], name: str) -> float | None:
     try:
         return float(fields[name]) if name in fields else None
     except ValueError:
-        raise InputError(f"{name.replace('_', ' ')} must be a number, got {fields[name][:40]!r}", field=name) from None
+        raise InputError(
+            f"{name.replace('_', ' ')} must be a number, got {fields[name][:40]!r}", field=name
+        ) from None

@@ -26,10 +26,21 @@ from service.dashboard.page import stored_configuration
 from service.dashboard.rivals import Rival, rivals
 
 WIDE = 2.0
-"""Upper end of the 90 % interval over its lower end from which one run does not settle a step time."""
-PAGE_WORDS = {".0 ms": " ms", " recompute ": " recomputation ", "SP o": "sequence parallel o", "VPP ": "chunks "}
+"""Upper end of the 90 % interval over its lower end from which one run does not settle a step
+time.
+"""
+PAGE_WORDS = {
+    ".0 ms": " ms",
+    " recompute ": " recomputation ",
+    "SP o": "sequence parallel o",
+    "VPP ": "chunks ",
+}
 """What a page's tables write in place of the command line's words."""
-PER = {"ttft_s": "to the first token", "tpot_s": "per output token", "request_latency_s": "for a whole request"}
+PER = {
+    "ttft_s": "to the first token",
+    "tpot_s": "per output token",
+    "request_latency_s": "for a whole request",
+}
 """What follows the seconds of each latency."""
 FAR = 1.5
 """Times too fast or too slow from which the cost model's predictions are said to have been so."""
@@ -52,7 +63,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
+    """The best configuration measured so far; once the search has ended the recommended one, which
+    may not be measured.
+    """
 
     parallel: RunConfig
     arithmetic: str
@@ -82,7 +95,9 @@ class Best:
     sentences: tuple[str, ...] = ()
     """The answer in words, as the command line has it."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a request's latency."""
+    """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a
+    request's latency.
+    """
     warning: str | None = None
     """Measurement and calibration contradict each other, or one run leaves its time wide open."""
     settled: bool = True
@@ -137,8 +152,14 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
 
 def _with_details(best: Best, record: SearchRecord) -> Best:
     """With what the search's query says of all layouts, and what was chosen beside them."""
-    configuration = None if trials.serves(record.query) else stored_configuration(record.query, best)
-    return best if configuration is None else replace(best, details=formats.configuration_details(configuration))
+    configuration = (
+        None if trials.serves(record.query) else stored_configuration(record.query, best)
+    )
+    return (
+        best
+        if configuration is None
+        else replace(best, details=formats.configuration_details(configuration))
+    )
 
 
 def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> Best:
@@ -170,17 +191,31 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     )
 
 
-def _sentences(answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None) -> tuple[str, ...]:
-    """All that is said of an answer, what was measured first; `measured`: that, where the answer does not say it in full."""
+def _sentences(
+    answer: Answer | ServingAnswer, query: JsonObject, *, measured: str | None = None
+) -> tuple[str, ...]:
+    """All that is said of an answer, what was measured first; `measured`: that, where the answer
+    does not say it in full.
+    """
     sentences = words.sentences(replace(answer, as_good=0))
-    own = next(each for each in sentences if words.measured_words(answer.measured) in each[:1].lower() + each[1:])
+    own = next(
+        each
+        for each in sentences
+        if words.measured_words(answer.measured) in each[:1].lower() + each[1:]
+    )
     rest = [each for each in sentences if each not in (own, words.warning(answer))]
-    return tuple(_page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest)
+    return tuple(
+        _page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest
+    )
 
 
 def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
     """What is said where a stored result has no answer."""
-    return (f"Measured {formats.seconds(measurement.objective_s)}.",) if measurement and measurement.objective_s else ()
+    return (
+        (f"Measured {formats.seconds(measurement.objective_s)}.",)
+        if measurement and measurement.objective_s
+        else ()
+    )
 
 
 def _page_words(text: str, query: JsonObject) -> str:
@@ -191,16 +226,29 @@ def _page_words(text: str, query: JsonObject) -> str:
 
 
 def _unsettled(answer: Answer, interval: tuple[float, float] | None) -> str | None:
-    """What to do where one run leaves the step time wide open; None where it does not, or where the answer clearly leads."""
+    """What to do where one run leaves the step time wide open; None where it does not, or where the
+    answer clearly leads.
+    """
     runs = answer.measured
-    if answer.clearly_better or runs is None or runs.num_runs > 1 or interval is None or interval[1] < WIDE * interval[0]:
+    if (
+        answer.clearly_better
+        or runs is None
+        or runs.num_runs > 1
+        or interval is None
+        or interval[1] < WIDE * interval[0]
+    ):
         return None
     low, high = map(formats.seconds, interval)
-    return f"Not settled: one run leaves its step between {low} and {high}; run it again before you rely on it."
+    return (
+        f"Not settled: one run leaves its step between {low} and {high}; run it again before "
+        "you rely on it."
+    )
 
 
 def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
-    """The best run so far with its predictions; None without a measurement. `only`: no other run has ended."""
+    """The best run so far with its predictions; None without a measurement. `only`: no other run
+    has ended.
+    """
     query, progress = record.query, record.progress
     if (measurement := run.measurement) is None or measurement.objective_s is None:
         return None
@@ -221,7 +269,11 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         details=details,
         measured=True,
         runs=runs,
-        sentences=(_page_words(f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.", query),),
+        sentences=(
+            _page_words(
+                f"{_measured_words(measurement, runs)}, {_standing(record, only=only)}.", query
+            ),
+        ),
         step_s=measurement.objective_s,
         tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
@@ -240,13 +292,18 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
         misses=trials.misses(measurement.load, query) if measurement.load else (),
         latencies=_latencies(
-            {name: float(getattr(costs, name)[0]) for name in TARGETS}, known=None, measured=measurement.load, query=query
+            {name: float(getattr(costs, name)[0]) for name in TARGETS},
+            known=None,
+            measured=measurement.load,
+            query=query,
         ),
     )
 
 
 def _measured_words(measurement: Measurement, runs: Repeats) -> str:
-    """Return the measured latencies of serving, whose objective may hold a penalty, else the step; without a full stop."""
+    """Return the measured latencies of serving, whose objective may hold a penalty, else the step;
+    without a full stop.
+    """
     if measurement.load is None:
         return words.measured_words(runs).capitalize()
     return _measured_load(measurement.load, runs).removesuffix(".")
@@ -278,7 +335,11 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     load = measurement.load if measurement else None
     arithmetic, details = trials.words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
-    sentences = _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None) if answer else ()
+    sentences = (
+        _sentences(answer, query, measured=_measured_load(load, answer.measured) if load else None)
+        if answer
+        else ()
+    )
     return Best(
         parallel=row.parallel,
         set=row.set,
@@ -288,7 +349,11 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         sentences=(*sentences, *_off(predicted, load)),
         not_better=words.not_better(answer) if answer else None,
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
-        parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
+        parts={
+            formats.words(name): seconds
+            for name, seconds in (known.parts_s or {}).items()
+            if seconds
+        },
         measured=measurement is not None,
         step_s=load.request_latency_s if load else known.request_latency_s,
         tokens_per_second_per_gpu=measured_rate or known.output_tokens_per_second_per_gpu,
@@ -307,29 +372,53 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
 
 
 def _measured_load(load: Latencies, runs: Repeats | None) -> str:
-    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms for a whole request in one run.`"""
-    first, each, whole = (f"{formats.seconds(getattr(load, name))} {per}" for name, per in PER.items())
-    several = "in one run" if runs is None or runs.num_runs == 1 else f"by the last of {runs.num_runs} runs"
+    """`Measured 323.1 ms to the first token, 16.8 ms per output token and 843.9 ms for a whole
+    request in one run.`
+    """
+    first, each, whole = (
+        f"{formats.seconds(getattr(load, name))} {per}" for name, per in PER.items()
+    )
+    several = (
+        "in one run"
+        if runs is None or runs.num_runs == 1
+        else f"by the last of {runs.num_runs} runs"
+    )
     return f"Measured {first}, {each} and {whole} {several}."
 
 
 def _off(predicted: InferenceEstimate, measured: Latencies | None) -> tuple[str, ...]:
-    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`; empty where near.
+    """`The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1
+    ms.`; empty where near.
 
     The latency shown is the one with the median of the three factors.
     """
-    pairs = {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS} if measured else {}
+    pairs = (
+        {name: (getattr(measured, name), getattr(predicted, name)) for name in TARGETS}
+        if measured
+        else {}
+    )
     factors = [was / alone for was, alone in pairs.values() if alone]
-    if len(factors) < len(TARGETS) or not (all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)):
+    if len(factors) < len(TARGETS) or not (
+        all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)
+    ):
         return ()
     typical = statistics.median_low(factors)
-    name, (was, alone) = next(pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical)
+    name, (was, alone) = next(
+        pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical
+    )
     way = f"{times(typical)} too fast" if typical > 1.0 else f"{times(1.0 / typical)} too slow"
-    return (f"The cost model alone was {way}: {formats.seconds(alone)} {PER[name]}, measured {formats.seconds(was)}.",)
+    return (
+        f"The cost model alone was {way}: {formats.seconds(alone)} {PER[name]}, measured "
+        f"{formats.seconds(was)}.",
+    )
 
 
 def _latencies(
-    predicted_s: dict[str, float | None], *, known: InferenceEstimate | None, measured: Latencies | None, query: JsonObject
+    predicted_s: dict[str, float | None],
+    *,
+    known: InferenceEstimate | None,
+    measured: Latencies | None,
+    query: JsonObject,
 ) -> tuple[Latency, ...]:
     targets = trials.targets_of(query)
     return tuple(
@@ -345,13 +434,22 @@ def _latencies(
 
 
 def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Ideal compute is the model's FLOPs at the peak rate; what matmuls and attention take beyond it, then each other part."""
+    """Ideal compute is the model's FLOPs at the peak rate; what matmuls and attention take beyond
+    it, then each other part.
+    """
     if known.time is None or known.mfu is None or not known.time.parts_s:
         return {}
     ideal_s = known.mfu * known.time.step_s
     busy = ("compute", "attention")
-    parts = {"ideal compute": ideal_s, "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s}
-    parts |= {formats.words(name): seconds for name, seconds in known.time.parts_s.items() if name not in busy and seconds}
+    parts = {
+        "ideal compute": ideal_s,
+        "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s,
+    }
+    parts |= {
+        formats.words(name): seconds
+        for name, seconds in known.time.parts_s.items()
+        if name not in busy and seconds
+    }
     if measured_s is not None:
         parts["measured, not explained"] = measured_s - known.time.step_s
     return parts
@@ -365,15 +463,27 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
         values = sorted(best_s.items(), key=lambda item: item[1])
         chosen = None if answer is None else str(trials.axis_value(answer.parallel, name))
         rows = tuple(
-            AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0, chosen=value == chosen)
+            AxisValue(
+                value=value,
+                step_s=step_s,
+                loss_fraction=step_s / fastest - 1.0,
+                chosen=value == chosen,
+            )
             for value, step_s in values
         )
-        weighed.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
+        weighed.append(
+            AxisEffect(
+                label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)),
+                values=rows,
+            )
+        )
     return tuple(sorted(weighed, key=lambda axis: -axis.values[-1].loss_fraction))
 
 
 def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
+    """(the pipeline schedule of a training configuration, the bubble's share of its step); None and
+    None without a pipeline.
+    """
     parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
         return None, None

@@ -1,4 +1,6 @@
-"""/calibration and its series: prediction errors before and after, drift, outliers, and the runs."""
+"""/calibration and its series: prediction errors before and after, drift, outliers, and the
+runs.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +66,11 @@ class SeriesRow(VersionRow):
 
     @staticmethod
     def computed(record: CalibrationRecord) -> dict[str, Any]:
-        places = {"cluster": record.cluster_key, "family": _family(record), "href": _series_href(record)}
+        places = {
+            "cluster": record.cluster_key,
+            "family": _family(record),
+            "href": _series_href(record),
+        }
         return VersionRow.computed(record) | places
 
 
@@ -141,13 +147,18 @@ class SeriesPage(Page):
 
 
 @page_at(router, "/calibration", template="calibrations.html", section="Calibration")
-def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: RefittedDep) -> CalibrationsPage:
+def calibrations_context(
+    store: StoreDep, principal: PrincipalDep, fitted: RefittedDep
+) -> CalibrationsPage:
     """Calibrations, as shown on their page."""
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
-        newest.setdefault((record.cluster_key, record.framework, record.model_family, record.owner), record)
+        newest.setdefault(
+            (record.cluster_key, record.framework, record.model_family, record.owner), record
+        )
     waiting = Counter(
-        (record.cluster_key, record.gpu, record.framework) for record in store.measurements(state="held", limit=MAX_HELD).items
+        (record.cluster_key, record.gpu, record.framework)
+        for record in store.measurements(state="held", limit=MAX_HELD).items
     )
     return CalibrationsPage(
         title="Calibration",
@@ -170,13 +181,24 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: Refit
 
 @page_at(router, "/calibration/series", template="calibration_series.html", section="Calibration")
 def series_context(
-    store: StoreDep, fitted: RefittedDep, cluster_key: Word, framework: Word, model_family: Word = "", owner: Word = ""
+    store: StoreDep,
+    fitted: RefittedDep,
+    cluster_key: Word,
+    framework: Word,
+    model_family: Word = "",
+    owner: Word = "",
 ) -> SeriesPage:
     """One series of calibrations, as shown on its page."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=MAX_VERSIONS)
-    records = [record for record in page.items if (record.model_family, record.owner) == (model_family, owner)]
+    records = [
+        record
+        for record in page.items
+        if (record.model_family, record.owner) == (model_family, owner)
+    ]
     if not records:
-        raise NotFoundError(f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key")
+        raise NotFoundError(
+            f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key"
+        )
     newest = records[0]
     residuals = residual_report(store=store, record=newest)
     rows = tuple(ResidualRow.of(residual.record, residual) for residual in residuals)
@@ -196,7 +218,11 @@ def series_context(
         lessons=rows[::-1],
         outliers=sum(row.outlier for row in rows),
         unseen=len(fitted_on - {residual.record.id for residual in residuals}),
-        figures={"agreement": agreement(rows), "drift": drift(rows), "versions": errors_by_version(versions)},
+        figures={
+            "agreement": agreement(rows),
+            "drift": drift(rows),
+            "versions": errors_by_version(versions),
+        },
     )
 
 
@@ -219,7 +245,8 @@ def _family(record: CalibrationRecord) -> str:
 
 def _factors(summary: dict[str, Any]) -> list[Factor]:
     factors = [
-        Factor(name=f"{formats.words(name)}, factor", text=f"{value:.3f}") for name, value in summary.get("factors", {}).items()
+        Factor(name=f"{formats.words(name)}, factor", text=f"{value:.3f}")
+        for name, value in summary.get("factors", {}).items()
     ]
     for key, name, text in (
         ("step_overhead_s", "overhead per step", formats.seconds),
@@ -237,7 +264,12 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 def agreement(rows: Sequence[ResidualRow]) -> Figure:
     """Predicted against measured times with the identity line, both axes logarithmic."""
-    times = [value for row in rows for value in (row.measured_s, row.before_s, row.after_s) if value is not None]
+    times = [
+        value
+        for row in rows
+        for value in (row.measured_s, row.before_s, row.after_s)
+        if value is not None
+    ]
     ends = [min(times, default=0.1) / 1.1, max(times, default=1.0) * 1.1]
     measured = [row.measured_s for row in rows]
     odd = [row for row in rows if row.outlier]
@@ -245,10 +277,29 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
     before, after = [row.before_s for row in rows], [row.after_s for row in rows]
     return {
         "traces": [
-            line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": True, "width": 1}),
-            markers("cost model", x=measured, y=before, text=_texts(rows, before), marker=COST_MODEL),
-            markers("calibrated without the run", x=measured, y=after, text=_texts(rows, after), marker=CALIBRATED),
-            markers("outliers", x=[row.measured_s for row in odd], y=odd_s, text=_texts(odd, odd_s), marker=OUTLIER),
+            line(
+                "predicted = measured",
+                x=ends,
+                y=ends,
+                style={"color": "--ink-soft", "dash": True, "width": 1},
+            ),
+            markers(
+                "cost model", x=measured, y=before, text=_texts(rows, before), marker=COST_MODEL
+            ),
+            markers(
+                "calibrated without the run",
+                x=measured,
+                y=after,
+                text=_texts(rows, after),
+                marker=CALIBRATED,
+            ),
+            markers(
+                "outliers",
+                x=[row.measured_s for row in odd],
+                y=odd_s,
+                text=_texts(odd, odd_s),
+                marker=OUTLIER,
+            ),
         ],
         "x": {"title": "Measured step, s", "log": True},
         "y": {"title": "Predicted step, s", "log": True},
@@ -256,12 +307,19 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
 
 
 def drift(rows: Sequence[ResidualRow]) -> Figure:
-    """Errors over the time of the measurement, which reveal a change of the cluster; outliers are marked."""
+    """Errors over the time of the measurement, which reveal a change of the cluster; outliers are
+    marked.
+    """
     outliers = [row for row in rows if row.outlier]
     return {
         "traces": [
             _errors("cost model", rows, [row.error_before for row in rows], marker=COST_MODEL),
-            _errors("calibrated without the run", rows, [row.error_after for row in rows], marker=CALIBRATED),
+            _errors(
+                "calibrated without the run",
+                rows,
+                [row.error_after for row in rows],
+                marker=CALIBRATED,
+            ),
             _errors("outliers", outliers, [row.error_after for row in outliers], marker=OUTLIER),
         ],
         "x": {"title": "Measured at (UTC)", "time": True},
@@ -275,14 +333,20 @@ def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
     numbers = [version.version for version in ordered]
     sides = {
         "cost model": (COST_MODEL, [version.error_before for version in ordered]),
-        "after calibration, on runs not fitted on": (CALIBRATED, [version.error_after for version in ordered]),
+        "after calibration, on runs not fitted on": (
+            CALIBRATED,
+            [version.error_after for version in ordered],
+        ),
     }
     return {
         "traces": [
             line(name, x=numbers, y=errors, style={"color": style["color"]})
             | {
                 "mode": "both",
-                "text": [f"version {n}: {formats.share(error)}" for n, error in zip(numbers, errors, strict=True)],
+                "text": [
+                    f"version {n}: {formats.share(error)}"
+                    for n, error in zip(numbers, errors, strict=True)
+                ],
             }
             for name, (style, errors) in sides.items()
         ],
@@ -291,15 +355,21 @@ def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
     }
 
 
-def _errors(name: str, rows: Sequence[ResidualRow], errors: list[float], *, marker: dict[str, object]) -> Trace:
+def _errors(
+    name: str, rows: Sequence[ResidualRow], errors: list[float], *, marker: dict[str, object]
+) -> Trace:
     moments = [row.created_at.isoformat() for row in rows]
-    text = [f"{row.model}\n{row.arithmetic}\n{formats.percent(error)}" for row, error in zip(rows, errors, strict=True)]
+    text = [
+        f"{row.model}\n{row.arithmetic}\n{formats.percent(error)}"
+        for row, error in zip(rows, errors, strict=True)
+    ]
     return markers(name, x=moments, y=errors, text=text, marker=marker)
 
 
 def _texts(rows: Sequence[ResidualRow], predicted_s: Sequence[float | None]) -> list[str]:
     """What each point says of itself."""
     return [
-        f"{row.model}\n{row.arithmetic}\nmeasured {formats.seconds(row.measured_s)}, predicted {formats.seconds(seconds)}"
+        f"{row.model}\n{row.arithmetic}\nmeasured {formats.seconds(row.measured_s)}, predicted "
+        f"{formats.seconds(seconds)}"
         for row, seconds in zip(rows, predicted_s, strict=True)
     ]

@@ -1,4 +1,6 @@
-"""/models, /gpus and /clusters: what a query can name, and the forms that add models and clusters."""
+"""/models, /gpus and /clusters: what a query can name, and the forms that add models and
+clusters.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,7 +68,9 @@ LABELS = {
     "nvlink_bandwidth": "scale-up link per GPU",
     "nvlink_domain_size": "GPUs per scale-up domain",
 }
-"""Names of a GPU's and a cluster's fields, where `formats.words` would name one maker's link or leave open what it counts."""
+"""Names of a GPU's and a cluster's fields, where `formats.words` would name one maker's link or
+leave open what it counts.
+"""
 HALVES: tuple[Precision, ...] = ("bf16", "fp16")
 PER_PAGE = 50
 
@@ -196,7 +200,9 @@ class EntryPage(Page):
 
 
 @page_at(router, "/models", template="models.html", section="Models")
-def models_context(store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1) -> ModelsPage:
+def models_context(
+    store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
+) -> ModelsPage:
     """Models, as shown on their page."""
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
@@ -206,7 +212,9 @@ def models_context(store: StoreDep, principal: PrincipalDep, words: Words = "", 
             spec,
             href=_href("models", spec.name),
             parameters=total_parameters(spec, sequence_length=LEARNED_POSITIONS),
-            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS) if spec.num_experts else None,
+            active_parameters=active_parameters(spec, sequence_length=LEARNED_POSITIONS)
+            if spec.num_experts
+            else None,
             num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
             registered=spec.name in registered,
         )
@@ -226,17 +234,23 @@ def gpus_context(words: Words = "") -> GpusPage:
             lowest_offer=lowest[spec.name].name if spec.name in lowest else None,
             href=_href("gpus", spec.name),
             bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
-            half_flops_per_second=max(map(spec.peak_flops_per_second.get, HALVES), key=lambda flops: flops or 0.0),
+            half_flops_per_second=max(
+                map(spec.peak_flops_per_second.get, HALVES), key=lambda flops: flops or 0.0
+            ),
             fp8_flops_per_second=spec.peak_flops_per_second.get("fp8"),
             network_bandwidth_bytes_per_second=spec.inter_node_bandwidth_bytes_per_second,
         )
         for spec in _named(api.gpus().items, words)
     )
-    return GpusPage(title="GPUs", json_href=address("/gpus.json", {"words": words}), words=words, rows=rows)
+    return GpusPage(
+        title="GPUs", json_href=address("/gpus.json", {"words": words}), words=words, rows=rows
+    )
 
 
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
-def clusters_context(store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1) -> ClustersPage:
+def clusters_context(
+    store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
+) -> ClustersPage:
     """Clusters, as shown on their page."""
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
@@ -256,7 +270,11 @@ def clusters_context(store: StoreDep, principal: PrincipalDep, words: Words = ""
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
 def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
     """One model, as shown on its page."""
-    return _entry_page(api.model(name, store), section="models", removable=_owns(store, principal, kind="model", name=name))
+    return _entry_page(
+        api.model(name, store),
+        section="models",
+        removable=_owns(store, principal, kind="model", name=name),
+    )
 
 
 @page_at(router, "/gpus/{name}", template="entry.html", section="GPUs")
@@ -282,8 +300,12 @@ def _part(
     return chosen[last - PER_PAGE : last], {
         "words": words,
         "total": len(chosen),
-        "json_href": address(f"/{kind}s.json", {"words": words, "page": page if page > 1 else None}),
-        "next_href": address(f"/{kind}s", {"words": words, "page": page + 1}) if last < len(chosen) else None,
+        "json_href": address(
+            f"/{kind}s.json", {"words": words, "page": page if page > 1 else None}
+        ),
+        "next_href": address(f"/{kind}s", {"words": words, "page": page + 1})
+        if last < len(chosen)
+        else None,
         "new": NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None,
     }
 
@@ -293,17 +315,26 @@ def _named(entries: Iterable[Entry], words: str) -> list[Entry]:
     return [entry for entry in entries if words.strip().casefold() in entry.name.casefold()]
 
 
-def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]) -> None:
+def _add_routes(
+    kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]
+) -> None:
     """Let forms register and remove entries of this kind."""
 
     def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
-        form = NewEntry(name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind])
+        form = NewEntry(
+            name=fields.get("name", ""), text=fields.get("spec", ""), example=EXAMPLES[kind]
+        )
         try:
             new = NewRegistration(name=form.name, spec=dict(schema.parse_mapping(form.text)))
             api.registered(new, store, kind=kind, owner=principal.owner)
         except HpToolError as error:
             page = replace(page_of(store, principal), new=replace(form, error=error.as_dict()))
-            return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
+            return render(
+                f"{kind}s.html",
+                page=page,
+                section=page.title,
+                status=HTTP_422_UNPROCESSABLE_CONTENT,
+            )
         return done(f"/{kind}s", "added")
 
     def remove(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
@@ -311,7 +342,9 @@ def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], Mo
         return done(f"/{kind}s", "removed")
 
     router.add_api_route(f"/{kind}s", add, methods=["POST"], include_in_schema=False)
-    router.add_api_route(f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False)
+    router.add_api_route(
+        f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False
+    )
 
 
 _add_routes("model", models_context)
@@ -326,7 +359,9 @@ ASKED_AT: dict[Section, tuple[str, str]] = {
 """Page that asks about an entry, and the control that it fills."""
 
 
-def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:
+def _entry_page(
+    spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool
+) -> EntryPage:
     values: dict[str, Any] = schema.to_dict(spec)
     source = str(values.pop("source", "") or "")
     del values["name"]
@@ -336,13 +371,19 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         counts = {"parameters": total_parameters(spec, sequence_length=LEARNED_POSITIONS)}
         if spec.num_experts:
             counts["active_parameters"] = active_parameters(spec, sequence_length=LEARNED_POSITIONS)
-        values = {name: formats.billions(number) for name, number in counts.items()} | _of_its_family(values)
+        values = {
+            name: formats.billions(number) for name, number in counts.items()
+        } | _of_its_family(values)
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
     if isinstance(spec, GpuSpec):
         values = gpu_facts(spec, values)
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
-    known_gpu = catalog.gpu(spec.gpu) if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu) else None
+    known_gpu = (
+        catalog.gpu(spec.gpu)
+        if isinstance(spec, NodeType) and library.knows("gpus", spec.gpu)
+        else None
+    )
     if isinstance(spec, NodeType) and known_gpu is not None:
         facts += _of_its_gpu(spec, known_gpu)
     page, control = ASKED_AT[section]
@@ -360,9 +401,15 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
 
 
 def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a model of this family has: a default stands for what it does without."""
+    """Return the fields that a model of this family has: a default stands for what it does
+    without.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
-    return {name: value for name, value in values.items() if name in ALWAYS or value != defaults.get(name)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in ALWAYS or value != defaults.get(name)
+    }
 
 
 def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
@@ -376,7 +423,10 @@ def _of_its_gpu(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
     yield Fact(name="memory per GPU", value=formats.gib(gpu.memory_bytes))
     yield Fact(name="memory per node", value=formats.gib(gpu.memory_bytes * node.gpus_per_node))
     if node.price_per_gpu_hour is None and gpu.price_per_hour is not None:
-        yield Fact(name="$ per GPU-hour", value=f"none of its own; {formats.dollars(gpu.price_per_hour)} is typical of the GPU")
+        yield Fact(
+            name="$ per GPU-hour",
+            value=f"none of its own; {formats.dollars(gpu.price_per_hour)} is typical of the GPU",
+        )
 
 
 def _href(section: Section, name: str) -> str:
@@ -388,7 +438,8 @@ def _fact(field: str, value: Any) -> Fact:
     unit = next((unit for unit in UNITS if field.endswith(unit)), "")
     name = field.removesuffix(unit)
     return Fact(
-        name=LABELS.get(name) or formats.words(name), value=formats.in_words(value, number=UNITS.get(unit, formats.count))
+        name=LABELS.get(name) or formats.words(name),
+        value=formats.in_words(value, number=UNITS.get(unit, formats.count)),
     )
 
 

@@ -1,4 +1,6 @@
-"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; .../runs/ID: one."""
+"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside
+predicted; .../runs/ID: one.
+"""
 
 import math
 import re
@@ -39,7 +41,13 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import ComparedRun, Metric, compared_run, measured_parts, measured_peak
+from service.dashboard.metrics import (
+    ComparedRun,
+    Metric,
+    compared_run,
+    measured_parts,
+    measured_peak,
+)
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
 from service.dashboard.verdict import Ratio, agreement, verdict
 
@@ -86,7 +94,9 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePage(Page):
-    """Configurations side by side. If one cannot be answered, there are no `views` and `error` says why."""
+    """Configurations side by side. If one cannot be answered, there are no `views` and `error` says
+    why.
+    """
 
     views: tuple[ConfigurationView, ...] = ()
     names: tuple[str, ...] = ()
@@ -101,7 +111,9 @@ class ComparePage(Page):
     range_note: str = ""
     """What the verdict's range is of; empty without one."""
     predicted: str = "predicted"
-    """Word for the figures that no run measured: `calibrated` if they are fitted on the search's runs."""
+    """Word for the figures that no run measured: `calibrated` if they are fitted on the search's
+    runs.
+    """
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
@@ -130,8 +142,9 @@ def compare_context(
     second: QueryText | None = None,
     more: More = (),
 ) -> ComparePage:
-    """Configurations side by side, as shown on their page; each is a query, or the address of a search's run. Without `second`:
-    one and the one to try of the same query."""
+    """Configurations side by side, as shown on their page; each is a query, or the address of a
+    search's run. Without `second`: one and the one to try of the same query.
+    """
     json_href = address("/compare.json", {"first": first, "second": second, "more": more})
     texts = (first, *(() if second is None else (second,)), *more)
     named = [(text, RUN_ADDRESS.fullmatch(text)) for text in texts]
@@ -139,9 +152,21 @@ def compare_context(
     return _compared(sides, json_href=json_href, calibrations=calibrations, find=find)
 
 
-@page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
+@page_at(
+    router,
+    "/searches/{search_id}/compare",
+    template="compare.html",
+    section="Searches",
+    status=error_status,
+)
 def compare_runs_context(
-    search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep, more: More = ()
+    search_id: str,
+    a: str,
+    b: str,
+    store: StoreDep,
+    calibrations: CalibrationsDep,
+    find: FindDep,
+    more: More = (),
 ) -> ComparePage:
     """Runs of a search, as shown on their page. A run that the caller may not see is not found."""
     json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more})
@@ -154,25 +179,42 @@ def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, Ru
 
 
 def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
-    """A query as text, or a run with its search. Raises HpToolError, also for a search's query of another version."""
+    """A query as text, or a run with its search. Raises HpToolError, also for a search's query of
+    another version.
+    """
     if isinstance(named, str):
         return Side(query=read_query(named.encode(), find=find))
     record, run = named
     text = Configuration.of(run, query=schema.parse_query(record.query)).text()
-    return Side(query=read_query(text.encode(), find=find), run=run, known=known_estimates(record).get(run.parallel))
+    return Side(
+        query=read_query(text.encode(), find=find),
+        run=run,
+        known=known_estimates(record).get(run.parallel),
+    )
 
 
-@page_at(router, "/searches/{search_id}/runs/{run_id}", template="configuration.html", section="Searches", status=error_status)
+@page_at(
+    router,
+    "/searches/{search_id}/runs/{run_id}",
+    template="configuration.html",
+    section="Searches",
+    status=error_status,
+)
 def run_context(
     search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
 ) -> ConfigurationPage:
     """The configuration of a search's run, as shown on its page: a short address of it."""
-    record, run = store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
+    record, run = (
+        store.get_search(search_id=search_id),
+        store.get_run(search_id=search_id, run_id=run_id),
+    )
     try:
         text = Configuration.of(run, query=schema.parse_query(record.query)).text()
     except HpToolError as error:  # a query of another version
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
-        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
+        return ConfigurationPage(
+            title="A configuration", json_href=json_href, error=error.as_dict()
+        )
     page = configuration_context(text, calibrations, find, store, search=search_id)
     this = compared_run(run, formats.device_of(record.query))
     return replace(
@@ -185,7 +227,11 @@ def run_context(
 
 
 def _compared(
-    named: Sequence[str | tuple[SearchRecord, RunRecord]], *, json_href: str, calibrations: Calibrations | None, find: Find
+    named: Sequence[str | tuple[SearchRecord, RunRecord]],
+    *,
+    json_href: str,
+    calibrations: Calibrations | None,
+    find: Find,
 ) -> ComparePage:
     """The page that compares these, or says why one of them cannot be answered."""
     try:
@@ -193,17 +239,29 @@ def _compared(
         if len(sides) == 1:
             sides.append(Side(query=_to_try(sides[0].query, calibrations)))
         if len({side.query.kind for side in sides}) > 1:
-            raise InputError("a training and a serving configuration cannot be compared", field="second")
+            raise InputError(
+                "a training and a serving configuration cannot be compared", field="second"
+            )
         answers = [
-            configuration_view(side.query, calibrations=calibrations, with_fixes=False, known=side.known) for side in sides
+            configuration_view(
+                side.query, calibrations=calibrations, with_fixes=False, known=side.known
+            )
+            for side in sides
         ]
     except HpToolError as error:
-        return ComparePage(title="Configurations compared", json_href=json_href, error=error.as_dict())
+        return ComparePage(
+            title="Configurations compared", json_href=json_href, error=error.as_dict()
+        )
     views = tuple(view for view, _ in answers)
-    runs = tuple(compared_run(side.run, view.device) if side.run else None for side, view in zip(sides, views, strict=True))
+    runs = tuple(
+        compared_run(side.run, view.device) if side.run else None
+        for side, view in zip(sides, views, strict=True)
+    )
     searches = {side.run.search_id if side.run else None for side in sides}
     search_id = searches.pop() if len(searches) == 1 else None
-    names = tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]
+    names = (
+        tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]
+    )
     estimates = [estimate for _, estimate in answers]
     ratios = _ratios(sides, estimates, calibrations)
     predicted = "calibrated" if any(side.run and side.known for side in sides) else "predicted"
@@ -231,22 +289,34 @@ def _compared(
 
 
 def _ratios(
-    sides: Sequence[Side], estimates: Sequence[Estimate | InferenceEstimate], calibrations: Calibrations | None
+    sides: Sequence[Side],
+    estimates: Sequence[Estimate | InferenceEstimate],
+    calibrations: Calibrations | None,
 ) -> list[Ratio | None]:
-    """How many times as long each but the first takes as the first; of serving, per output token and GPU."""
+    """How many times as long each but the first takes as the first; of serving, per output token
+    and GPU.
+    """
     known: list[Known] = []
     for side, estimate in zip(sides, estimates, strict=True):
         if isinstance(estimate, InferenceEstimate):
             return [_serving_ratio(estimates[0], each) for each in estimates[1:]]
         configuration = resolve_configuration(side.query)
-        best = side.known if isinstance(side.known, Estimate) else configuration.calibrated_estimate(calibrations)
+        best = (
+            side.known
+            if isinstance(side.known, Estimate)
+            else configuration.calibrated_estimate(calibrations)
+        )
         known.append((configuration.problem, best or estimate))
     return [step_ratio(known[0], each) for each in known[1:]]
 
 
-def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate) -> Ratio | None:
+def _serving_ratio(
+    first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate
+) -> Ratio | None:
     one, other = figures.OUTPUT.value(first), figures.OUTPUT.value(second)
-    (low, high), (other_low, other_high) = (figures.OUTPUT.own_interval(each) or (0.0, 0.0) for each in (first, second))
+    (low, high), (other_low, other_high) = (
+        figures.OUTPUT.own_interval(each) or (0.0, 0.0) for each in (first, second)
+    )
     if not one or not other or not low or not other_low:
         return None
     spread = math.exp(math.hypot(math.log(high / low), math.log(other_high / other_low)) / 2.0)
@@ -254,7 +324,9 @@ def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | Infer
 
 
 def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationView]) -> str:
-    """Return what the range of a ratio is of, and how it compares with the intervals of the two configurations."""
+    """Return what the range of a ratio is of, and how it compares with the intervals of the two
+    configurations.
+    """
     widths = [_interval_width(view) for view in views]
     pairs = [
         (ratio[1][1] / ratio[1][0], min(widths[0], width))
@@ -264,36 +336,51 @@ def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationVie
     if not pairs:
         return ""
     if all(range_width < width for range_width, width in pairs):
-        return "Range of the ratio; errors that both share cancel, so it is narrower than the interval of either."
+        return (
+            "Range of the ratio; errors that both share cancel, so it is narrower than the "
+            "interval of either."
+        )
     if all(range_width >= width for range_width, width in pairs):
         return "Range of the ratio; it combines the intervals of both."
     return "Range of the ratio; errors that both share cancel."
 
 
 def _interval_width(view: ConfigurationView) -> float | None:
-    """Return the upper over the lower end of the interval of the figure that ratios are of: step time, or output tokens."""
+    """Return the upper over the lower end of the interval of the figure that ratios are of: step
+    time, or output tokens.
+    """
     names = (figures.STEP.label, figures.OUTPUT.label.replace("GPU", view.device))
     metric = next((each for each in view.metrics if each.name in names), None)
     return metric.high / metric.low if metric and metric.low and metric.high else None
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
-    """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
+    """The query with the configuration that ranks first if all are allowed; itself if none is
+    feasible.
+    """
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
 
 
-def _differences(queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]) -> tuple[Difference, ...]:
+def _differences(
+    queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
+) -> tuple[Difference, ...]:
     """Fields of the configurations, then of the rest of the queries."""
     configs = [
-        {LABELS.get(name, name.replace("_", " ")): getattr(config, name) for name in config.__slots__}
+        {
+            LABELS.get(name, name.replace("_", " ")): getattr(config, name)
+            for name in config.__slots__
+        }
         for config in (estimate.parallel for estimate in estimates)
         if config is not None
     ]
     differences = _differing(configs) if len(configs) == len(queries) else []
     mappings = [schema.query_mapping(query) for query in queries]
-    rest = [formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *NO_PART)}) for mapping in mappings]
+    rest = [
+        formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *NO_PART)})
+        for mapping in mappings
+    ]
     labelled = (replace(each, name=formats.field_label(each.name)) for each in _differing(rest))
     return (*differences, *sorted(labelled, key=lambda difference: difference.name))
 
@@ -304,7 +391,11 @@ def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
         name: tuple(_text(fields.get(name)) for fields in all_fields)
         for name in dict.fromkeys(name for fields in all_fields for name in fields)
     }
-    return [Difference(name=name, values=values) for name, values in rows.items() if len(set(values)) > 1]
+    return [
+        Difference(name=name, values=values)
+        for name, values in rows.items()
+        if len(set(values)) > 1
+    ]
 
 
 def _text(value: Any) -> str:
@@ -317,27 +408,40 @@ def _text(value: Any) -> str:
     return formats.ABSENT if value is None else str(value)
 
 
-def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]) -> tuple[MetricRow, ...]:
+def _rows(
+    views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
+) -> tuple[MetricRow, ...]:
     """Each predicted figure, followed by the measured one if there is one."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
-    # No prediction of a configuration that cannot run is better than the others', nor one beside what was measured.
+    # No prediction of a configuration that cannot run is better than the others', nor one beside
+    # what was measured.
     judged = all(view.feasible for view in views) and not any(runs)
     rows = [
-        _row(name, [metrics.get(name) for metrics in each], judged=judged or is_measured, measured=is_measured)
+        _row(
+            name,
+            [metrics.get(name) for metrics in each],
+            judged=judged or is_measured,
+            measured=is_measured,
+        )
         for name in dict.fromkeys(name for metrics in (*predicted, *measured) for name in metrics)
         for is_measured, each in ((False, predicted), (True, measured))
         if any(name in metrics for metrics in each)
     ]
     return tuple(
-        replace(row, repeats=place > 0 and not row.measured and _repeats(row, rows[0])) for place, row in enumerate(rows)
+        replace(row, repeats=place > 0 and not row.measured and _repeats(row, rows[0]))
+        for place, row in enumerate(rows)
     )
 
 
 def _repeats(row: MetricRow, first: MetricRow) -> bool:
-    """Whether a row's changes follow from the first row's; tokens per second stay, as what people look for."""
+    """Whether a row's changes follow from the first row's; tokens per second stay, as what people
+    look for.
+    """
     pairs = [
-        (one, other) for one, other in zip(row.changes, first.changes, strict=True) if one is not None and other is not None
+        (one, other)
+        for one, other in zip(row.changes, first.changes, strict=True)
+        if one is not None and other is not None
     ]
     same = all(abs(one - other) < EQUAL for one, other in pairs)
     inverse = all(abs((1.0 + one) * (1.0 + other) - 1.0) < EQUAL for one, other in pairs)
@@ -348,10 +452,16 @@ def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured:
     values = tuple(metric.value if metric else None for metric in metrics)
     unit = next(metric.unit for metric in metrics if metric)
     changes = tuple(
-        value / values[0] - 1.0 if place and values[0] and value is not None else None for place, value in enumerate(values)
+        value / values[0] - 1.0 if place and values[0] and value is not None else None
+        for place, value in enumerate(values)
     )
     return MetricRow(
-        name=name, unit=unit, values=values, changes=changes, best=_best(values, unit) if judged else None, measured=measured
+        name=name,
+        unit=unit,
+        values=values,
+        changes=changes,
+        best=_best(values, unit) if judged else None,
+        measured=measured,
     )
 
 
@@ -372,21 +482,35 @@ def _fullest_stages(
         if view.memory is not None:
             bar = max(view.memory.bars, key=lambda bar: bar.total)
             rows.append(
-                BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit, interval=bar.interval)
+                BarSpec(
+                    label=name,
+                    note=bar.label.lower(),
+                    parts=bar.values,
+                    limit=view.memory.limit,
+                    interval=bar.interval,
+                )
             )
         if peak := measured_peak(run):
             rows.append(BarSpec(label=name, note="measured", parts={"measured": peak}))
     return stack(rows, unit="bytes") if rows else None
 
 
-def _times(names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str) -> Stack | None:
-    """Each prediction, calibrated where the cluster was measured (its bar is first then); below it what its run measured."""
+def _times(
+    names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
+) -> Stack | None:
+    """Each prediction, calibrated where the cluster was measured (its bar is first then); below it
+    what its run measured.
+    """
     has_runs = any(side.run for side in sides)
     rows = []
     for name, view, side in zip(names, views, sides, strict=True):
         if view.time is not None:
             bar = view.time.bars[0]
-            rows.append(BarSpec(label=name, note=predicted * has_runs, parts=bar.values, interval=bar.interval))
+            rows.append(
+                BarSpec(
+                    label=name, note=predicted * has_runs, parts=bar.values, interval=bar.interval
+                )
+            )
         if parts := measured_parts(side.run):
             rows.append(BarSpec(label=name, note="measured", parts=parts))
     return stack(rows, unit="seconds") if rows else None

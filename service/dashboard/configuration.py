@@ -49,11 +49,21 @@ from service.dashboard.verdict import Agreement
 
 MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""
-TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little headroom": "warn", "unlikely to fit": "bad"}
+TONE_OF_FIT: dict[str, Tone] = {
+    "fits": "good",
+    "tight": "warn",
+    "too little headroom": "warn",
+    "unlikely to fit": "bad",
+}
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
 """Units of what a whole training or service takes, which none that does not fit will."""
-QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
+QueryText = Annotated[
+    str,
+    QueryParameter(
+        max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML"
+    ),
+]
 router = APIRouter(tags=["dashboard"])
 
 
@@ -110,7 +120,9 @@ class ConfigurationView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationPage(Page):
-    """One configuration in full. If the query cannot be answered, `view` is None and `error` says why."""
+    """One configuration in full. If the query cannot be answered, `view` is None and `error` says
+    why.
+    """
 
     view: ConfigurationView | None = None
     schedule: Schedule | None = None
@@ -121,7 +133,9 @@ class ConfigurationPage(Page):
     """The form of a new search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
-    """Comparison with the configuration to try of the same query; None where the query asks for a number of GPUs."""
+    """Comparison with the configuration to try of the same query; None where the query asks for a
+    number of GPUs.
+    """
     run: ComparedRun | None = None
     """The run of a search that it was, if the page is a run's."""
     measured: Agreement | None = None
@@ -130,23 +144,39 @@ class ConfigurationPage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, "/configurations", template="configuration.html", section="Ask", status=error_status)
+@page_at(
+    router, "/configurations", template="configuration.html", section="Ask", status=error_status
+)
 def configuration_context(
-    query: QueryText, calibrations: CalibrationsDep, find: FindDep, store: StoreDep, search: SearchId = None
+    query: QueryText,
+    calibrations: CalibrationsDep,
+    find: FindDep,
+    store: StoreDep,
+    search: SearchId = None,
 ) -> ConfigurationPage:
-    """One configuration, as shown on its page. `search`: a search that knows it, whose evidence its figures rest on; without
-    one they rest on the newest calibration."""
+    """One configuration, as shown on its page. `search`: a search that knows it, whose evidence its
+    figures rest on; without one they rest on the newest calibration.
+    """
     json_href = address("/configurations.json", {"query": query, "search": search})
     record = store.get_search(search_id=search) if search else None
     try:
         configured = read_query(query.encode(), find=find)
         known = None if record is None else known_to(record, query=configured)
-        page = configuration_page(configured, json_href=json_href, calibrations=calibrations, known=known)
+        page = configuration_page(
+            configured, json_href=json_href, calibrations=calibrations, known=known
+        )
         if known is not None and record is not None and page.view is not None:
-            page = replace(page, view=replace(page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"))
+            page = replace(
+                page,
+                view=replace(
+                    page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"
+                ),
+            )
         return page
     except HpToolError as error:
-        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
+        return ConfigurationPage(
+            title="A configuration", json_href=json_href, error=error.as_dict()
+        )
 
 
 def configuration_page(
@@ -156,27 +186,39 @@ def configuration_page(
     calibrations: Calibrations | None,
     known: Estimate | InferenceEstimate | None = None,
 ) -> ConfigurationPage:
-    """Context of the page of the query's one configuration; `known`: what a search knows of it. Raises HpToolError."""
+    """Context of the page of the query's one configuration; `known`: what a search knows of it.
+    Raises HpToolError.
+    """
     configuration = problem_of(query).configuration
-    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations, known=known)
+    view, estimate = configuration_view(
+        query, configuration=configuration, calibrations=calibrations, known=known
+    )
     form_href = address("/searches/new", to_values(schema.query_mapping(query)))
-    page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href)
+    page = ConfigurationPage(
+        title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href
+    )
     if configuration is None or not isinstance(estimate, Estimate):
         return page
     problem, config = configuration.problem, configuration.config
     this = Configuration(query=query, parallel=config)
     # Without a layout that the stages have by themselves: the explorer changes their number.
-    free = replace(query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout))
+    free = replace(
+        query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
+    )
     page = replace(
         page,
         explorer_href=explorer_href(replace(this, query=free)),
-        compare_href=None if query.objective == "min_gpus" else compare_href(this),  # which alone ranks: it takes longer
+        compare_href=None
+        if query.objective == "min_gpus"
+        else compare_href(this),  # which alone ranks: it takes longer
     )
     if estimate.time is None:
         return page
     return replace(
         page,
-        schedule=anatomy.schedule(problem=problem, config=config, each=anatomy.stages(problem=problem, config=config)),
+        schedule=anatomy.schedule(
+            problem=problem, config=config, each=anatomy.stages(problem=problem, config=config)
+        ),
         bubble_fraction=estimate.time.parts_s["pipeline_bubble"] / estimate.time.step_s,
         placement=anatomy.placement(config=config, cluster=problem.cluster),
     )
@@ -190,25 +232,33 @@ def configuration_view(
     with_fixes: bool = True,
     known: Estimate | InferenceEstimate | None = None,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
-    """Predictions for the query's one configuration, as pages show them, and the estimate behind them.
+    """Predictions for the query's one configuration, as pages show them, and the estimate behind
+    them.
 
-    `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows of it, in place of what the
-    newest calibration says.
+    `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows
+    of it, in place of what the newest calibration says.
     """
     configuration = configuration or problem_of(query).configuration
-    answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    answer = estimate_answer(
+        query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations
+    )
     if isinstance(known, InferenceEstimate):
         answer = replace(answer, estimate=known)
     elif known is not None:
         answer = replace(answer, calibrated_estimate=known)
     stages = (
-        configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
+        configuration
+        and answer.estimate.memory
+        and anatomy.stages(problem=configuration.problem, config=configuration.config)
     )
     return _view(query, answer, stages or (), calibrations), answer.estimate
 
 
 def _view(
-    query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy], calibrations: Calibrations | None
+    query: Query,
+    answer: EstimateAnswer,
+    stages: Sequence[StageAnatomy],
+    calibrations: Calibrations | None,
 ) -> ConfigurationView:
     """`stages`: pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
@@ -220,11 +270,22 @@ def _view(
         heading = serving_arithmetic(config, replicas=estimate.replicas)
         metrics = serving_metrics(estimate, device)
         if estimate.memory is not None:
-            parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
+            parts = {
+                name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY
+            }
             memory = stack(
-                [BarSpec(label=f"Fullest {device}", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes"
+                [
+                    BarSpec(
+                        label=f"Fullest {device}", parts=parts, limit=estimate.memory.capacity_bytes
+                    )
+                ],
+                unit="bytes",
             )
-        time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
+        time = (
+            stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds")
+            if estimate.parts_s
+            else None
+        )
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
         heading = formats.arithmetic(estimate.parallel, device)
@@ -246,7 +307,9 @@ def _view(
         verdict=verdict,
         verdict_note=verdict_note,
         chance=chance(known) if isinstance(known, Estimate) else "",
-        answer=" ".join((_answer(metrics, memory, time, known=known, device=device), *_missed(known))),
+        answer=" ".join(
+            (_answer(metrics, memory, time, known=known, device=device), *_missed(known))
+        ),
         unchecked=tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
@@ -254,13 +317,20 @@ def _view(
         mends=()
         if known.feasible
         else tuple(
-            fix_row(fix, of=this, before=estimate, calibrated=calibrated, calibrations=calibrations) for fix in estimate.mends
+            fix_row(fix, of=this, before=estimate, calibrated=calibrated, calibrations=calibrations)
+            for fix in estimate.mends
         ),
-        metrics=tuple(row for row in metrics if known.memory is None or _fits(known) or row.unit not in OF_THE_WHOLE),
+        metrics=tuple(
+            row
+            for row in metrics
+            if known.memory is None or _fits(known) or row.unit not in OF_THE_WHOLE
+        ),
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         wide="" if isinstance(known, InferenceEstimate) else why_wide(known),
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
-        left_open=() if isinstance(known, InferenceEstimate) else tuple(filter(None, (launched(known), by_recipe(known)))),
+        left_open=()
+        if isinstance(known, InferenceEstimate)
+        else tuple(filter(None, (launched(known), by_recipe(known)))),
         evidence=newest(calibrated),
         evidence_href="/calibration" if calibrated is not None else None,
         memory=memory,
@@ -274,20 +344,35 @@ def _view(
 
 
 def _answer(
-    metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, known: Estimate | InferenceEstimate, device: str
+    metrics: Sequence[Metric],
+    memory: Stack | None,
+    time: Stack | None,
+    *,
+    known: Estimate | InferenceEstimate,
+    device: str,
 ) -> str:
-    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
+    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5
+    s), 71 % of it compute.
+    """
     figures = {metric.name: metric for metric in metrics}
     takes = "takes" if known.feasible else "would take"
     parts = []
     if memory is not None and memory.limit is not None and (needed := figures.get("Memory")):
-        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest {device}")
+        parts.append(
+            f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on "
+            f"the fullest {device}"
+        )
     if time is not None and (step := figures.get("Step time")):
         bar = time.bars[0]
         most = max(bar.values, key=bar.values.__getitem__)
         share = formats.share(bar.values[most] / bar.total)
-        parts.append(f"a step {takes} {formats.seconds(step.value)}{_between(step)}, {share} of it {formats.words(most)}")
-    if (ttft := figures.get("Time to first token")) and (tpot := figures.get("Time per output token")):
+        parts.append(
+            f"a step {takes} {formats.seconds(step.value)}{_between(step)}, {share} of it "
+            f"{formats.words(most)}"
+        )
+    if (ttft := figures.get("Time to first token")) and (
+        tpot := figures.get("Time per output token")
+    ):
         first, each = (formats.seconds(metric.value) + _between(metric) for metric in (ttft, tpot))
         parts.append(f"{first} to the first token, {each} per token after it")
     return "; ".join(parts) + "." if parts else ""
@@ -295,19 +380,33 @@ def _answer(
 
 def _missed(known: Estimate | InferenceEstimate) -> list[str]:
     """A sentence for each target that it misses, without the parts that the reason lists."""
-    return [formats.sentence(reason.message.partition(": ")[0]) for reason in known.reasons if reason.code == "target_missed"]
+    return [
+        formats.sentence(reason.message.partition(": ")[0])
+        for reason in known.reasons
+        if reason.code == "target_missed"
+    ]
 
 
 def _between(metric: Metric) -> str:
-    return f" ({formats.seconds(metric.low)} to {formats.seconds(metric.high)})" if metric.low is not None else ""
+    return (
+        f" ({formats.seconds(metric.low)} to {formats.seconds(metric.high)})"
+        if metric.low is not None
+        else ""
+    )
 
 
-def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
-    """Whether it fits, in the estimate's own word, with the chance and the interval behind it where there is doubt."""
+def _verdict(
+    estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
+) -> tuple[str, Tone, str]:
+    """Whether it fits, in the estimate's own word, with the chance and the interval behind it where
+    there is doubt.
+    """
     known = calibrated or estimate
     fits = _fits(known)
     word = known.fit or ("fits" if fits else "does not fit")
-    note = f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
+    note = (
+        f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
+    )
     if known.feasible or not fits:
         return word, TONE_OF_FIT.get(word, "bad"), note
     if known.memory is None:
@@ -321,7 +420,9 @@ def _fits(known: Estimate | InferenceEstimate) -> bool:
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:
-    """The interval is the fullest stage's. What a calibration in `known` changes of the estimate it changes in every stage."""
+    """The interval is the fullest stage's. What a calibration in `known` changes of the estimate it
+    changes in every stage.
+    """
     assert estimate.memory is not None and known.memory is not None
     before, after = estimate.memory.parts_bytes, known.memory.parts_bytes
     factors = {name: after[name] / size for name, size in before.items() if size}
@@ -330,14 +431,19 @@ def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate)
     chosen: Sequence[int] = range(len(stages))
     if len(stages) > MAX_STAGES:
         others = [rank for rank in chosen if rank != fullest]
-        evenly = {others[round(k * (len(others) - 1) / (MAX_STAGES - 2))] for k in range(MAX_STAGES - 1)}
+        evenly = {
+            others[round(k * (len(others) - 1) / (MAX_STAGES - 2))] for k in range(MAX_STAGES - 1)
+        }
         chosen = sorted(evenly | {fullest})
     interval = known.intervals.memory_total_bytes if known.intervals else None
     rows = [
         BarSpec(
             label=f"Stage {stage.rank}",
             note=_layers_of(stage),
-            parts={name: size * factors.get(name, 1.0) + added.get(name, 0.0) for name, size in stage.memory_bytes.items()},
+            parts={
+                name: size * factors.get(name, 1.0) + added.get(name, 0.0)
+                for name, size in stage.memory_bytes.items()
+            },
             limit=stage.capacity_bytes,
             interval=interval if stage.rank == fullest else None,
         )
@@ -347,7 +453,11 @@ def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate)
 
 
 def _layers_of(stage: StageAnatomy) -> str:
-    ends = [name for name, present in (("embedding", stage.holds_embedding), ("output", stage.holds_output)) if present]
+    ends = [
+        name
+        for name, present in (("embedding", stage.holds_embedding), ("output", stage.holds_output))
+        if present
+    ]
     number = f"{round(stage.layers, 2):g}"
     return " + ".join([f"{number} layer{'s' if number != '1' else ''}", *ends])
 

@@ -1,4 +1,6 @@
-"""Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
+"""Which runs the figures on a configuration's page rest on: those its search knows, else the newest
+calibration's.
+"""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -16,11 +18,16 @@ from service.dashboard import formats
 from service.dashboard.page import Fact
 
 ALONE = "the cost model alone"
-SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
+SearchId = Annotated[
+    str | None,
+    QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on"),
+]
 
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
-    """Return what a search knows of a query's configuration; None unless this is one that its result states in full."""
+    """Return what a search knows of a query's configuration; None unless this is one that its
+    result states in full.
+    """
     of_search, this = schema.parse_query(record.query), _alone(query)
     for row in known_rows(record):
         if _alone(Configuration.of(row, query=of_search).query) == this:
@@ -30,37 +37,65 @@ def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstim
 
 def _alone(query: Query) -> dict[str, Any]:
     """All of a query that describes its configuration."""
-    return {name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART}
+    return {
+        name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART
+    }
 
 
 def newest(calibrated: Estimate | None) -> str:
-    """Return the words for an estimate's evidence where no search is named; `calibrated`: None without a calibration."""
+    """Return the words for an estimate's evidence where no search is named; `calibrated`: None
+    without a calibration.
+    """
     learnt = None if calibrated is None else calibrated.provenance.get("calibration")
     if not isinstance(learnt, dict):
         return ALONE
-    return f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, the newest"
+    return (
+        f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, "
+        "the newest"
+    )
 
 
 def of_search(record: SearchRecord) -> str:
     """Return the words for a search's evidence."""
-    return f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
+    return (
+        f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
+    )
 
 
 def calibration_in_words(value: Any) -> str:
     """Return the version of a stored calibration, its measurements, and its factors."""
     if not isinstance(value, dict):
         return formats.in_words(value)
-    shown_elsewhere = ("version", "measurements", "cluster_key", "created_at", "id", "framework", "model_family")
+    shown_elsewhere = (
+        "version",
+        "measurements",
+        "cluster_key",
+        "created_at",
+        "id",
+        "framework",
+        "model_family",
+    )
     factors = {name: factor for name, factor in value.items() if name not in shown_elsewhere}
     version, runs, cluster_key, created_at = map(value.get, shown_elsewhere[:4])
-    when = f" of {formats.moment(datetime.fromisoformat(created_at))}" if isinstance(created_at, str) else ""
-    return f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"
+    when = (
+        f" of {formats.moment(datetime.fromisoformat(created_at))}"
+        if isinstance(created_at, str)
+        else ""
+    )
+    return (
+        f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"
+    )
 
 
-def sources(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:
+def sources(
+    estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
+) -> tuple[Fact, ...]:
     """Return the sources of an estimate's numbers, and those that calibration adds."""
     added = calibrated.provenance if calibrated else {}
-    known = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
+    known = {
+        **estimate.provenance,
+        **{name: value for name, value in added.items() if name not in estimate.provenance},
+    }
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
     for name in ("unchecked", "stalls"):  # which stand beside the figures
@@ -74,4 +109,7 @@ def _assumed(value: Any) -> str:
     """Keys that the query left open, and their values."""
     if not isinstance(value, dict):
         return formats.in_words(value)
-    return ", ".join(f"{formats.field_label(path)} {formats.in_words(assumption)}" for path, assumption in value.items())
+    return ", ".join(
+        f"{formats.field_label(path)} {formats.in_words(assumption)}"
+        for path, assumption in value.items()
+    )

@@ -1,4 +1,6 @@
-"""/explain: traces or a log of a training, uploaded and explained at once. Nothing is kept but what their owner ticks."""
+"""/explain: traces or a log of a training, uploaded and explained at once. Nothing is kept but what
+their owner ticks.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,12 @@ async def explain_upload(
             texts=2,
         )
     except HpToolError as error:
-        if error.code in ("client_gone", "payload_too_large", "request_timeout", BUSY):  # nothing of the form is known
+        if error.code in (
+            "client_gone",
+            "payload_too_large",
+            "request_timeout",
+            BUSY,
+        ):  # nothing of the form is known
             raise
         page = replace(page, error=error.as_dict())
     status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
@@ -146,7 +153,13 @@ async def explain_upload(
 
 
 def _answer(
-    page: ExplainPage, form: FormData, *, find: Find, store: Store, principal: Principal, settings: Settings
+    page: ExplainPage,
+    form: FormData,
+    *,
+    find: Find,
+    store: Store,
+    principal: Principal,
+    settings: Settings,
 ) -> ExplainPage:
     text = form.get("query")
     page = replace(page, query=text if isinstance(text, str) else "")
@@ -156,7 +169,9 @@ def _answer(
         keeps = KEEP in form
         answer = parse_answer(explain_uploads(form, query=query, settings=settings))
         typed = None if query is None else schema.parse_query(page.query)
-        explained = _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
+        explained = (
+            _of_log(answer) if isinstance(answer, LoggedExplanation) else _of_traces(answer, typed)
+        )
         if keeps:
             explained = _kept(explained, answer, find=find, store=store, principal=principal)
         return replace(page, explained=explained)
@@ -165,15 +180,28 @@ def _answer(
 
 
 def _kept(
-    explained: Explained, answer: Explanation | LoggedExplanation, *, find: Find, store: Store, principal: Principal
+    explained: Explained,
+    answer: Explanation | LoggedExplanation,
+    *,
+    find: Find,
+    store: Store,
+    principal: Principal,
 ) -> Explained:
     """The explained run with its step stored as a measurement, or with why it was not."""
     if isinstance(answer, LoggedExplanation):
-        return replace(explained, not_kept="timers of a log do not tell every part; a trace teaches")
+        return replace(
+            explained, not_kept="timers of a log do not tell every part; a trace teaches"
+        )
     if answer.teaches is None:
-        return replace(explained, not_kept="say which configuration was recorded: what it teaches belongs to it")
+        return replace(
+            explained,
+            not_kept="say which configuration was recorded: what it teaches belongs to it",
+        )
     if answer.report is None:
-        return replace(explained, not_kept=f"the trace is not of the query's training: {reasons(answer.checks)}")
+        return replace(
+            explained,
+            not_kept=f"the trace is not of the query's training: {reasons(answer.checks)}",
+        )
     if principal.scope < Scope.SUBMIT:
         return replace(explained, not_kept="your key may not store measurements")
     report = json.dumps(schema.to_dict(answer.report)).encode()
@@ -190,20 +218,33 @@ def _kept(
         raise
     except HpToolError as error:
         return replace(explained, not_kept=error.message)
-    return replace(explained, kept=record.state, held_because=reasons(answer.checks) if record.state == "held" else None)
+    return replace(
+        explained,
+        kept=record.state,
+        held_because=reasons(answer.checks) if record.state == "held" else None,
+    )
 
 
 def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
     step = answer.critical
     predicted = {row.part: row.predicted_s for row in answer.differences}
     rows = tuple(
-        PartRow(name=part, measured_s=seconds, predicted_s=predicted.get(part), hidden_s=step.hidden_s.get(part))
+        PartRow(
+            name=part,
+            measured_s=seconds,
+            predicted_s=predicted.get(part),
+            hidden_s=step.hidden_s.get(part),
+        )
         for part, seconds in step.parts_s.items()
         if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) > 0.0
     )
-    marked = "" if answer.marked else " (no step marked or found: all that was recorded counts as one)"
+    marked = (
+        "" if answer.marked else " (no step marked or found: all that was recorded counts as one)"
+    )
     count = f"{counted(answer.steps, 'step')} of {counted(len(answer.ranks), 'rank')}"
-    waits = f" on rank {answer.critical_rank}, which others wait for" if len(answer.ranks) > 1 else ""
+    waits = (
+        f" on rank {answer.critical_rank}, which others wait for" if len(answer.ranks) > 1 else ""
+    )
     rate, share = answer.matmul_flops_per_second, answer.tensor_core_share
     of_peak = "" if share is None else f", {formats.share(share)} of the device's peak"
     ranks = sorted(answer.ranks, key=lambda rank: -rank.own_s)
@@ -235,9 +276,13 @@ def _change(each: Suggestion, typed: Query) -> ChangeRow:
 
 
 def _of_log(answer: LoggedExplanation) -> Explained:
-    rows = tuple(PartRow(name=each.part, measured_s=each.measured_s, predicted_s=each.predicted_s) for each in answer.parts)
+    rows = tuple(
+        PartRow(name=each.part, measured_s=each.measured_s, predicted_s=each.predicted_s)
+        for each in answer.parts
+    )
     return Explained(
-        headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; {counted(answer.steps, 'print')}.",
+        headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; "
+        f"{counted(answer.steps, 'print')}.",
         sentences=tuple(finding.words for finding in answer.findings),
         parts=tuple(replace(row, name=WORDS[row.name]) for row in rows),
         figure=_figure(rows),
@@ -249,5 +294,7 @@ def _figure(rows: tuple[PartRow, ...]) -> Stack:
     """The measured step, and the predicted one where there is a query, as bars."""
     bars = [BarSpec(label="Measured", parts={row.name: row.measured_s for row in rows})]
     if any(row.predicted_s is not None for row in rows):
-        bars.append(BarSpec(label="Predicted", parts={row.name: row.predicted_s or 0.0 for row in rows}))
+        bars.append(
+            BarSpec(label="Predicted", parts={row.name: row.predicted_s or 0.0 for row in rows})
+        )
     return stack(bars, unit="seconds")

@@ -1,4 +1,6 @@
-"""/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls are part of the address."""
+"""/explorer: a model on a cluster, and the effect of each setting on memory and time. The controls
+are part of the address.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,10 +28,25 @@ from hp_tool.training.problem import resolve_training
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
+from service.dashboard.explorer_settings import (
+    Control,
+    Settings,
+    controls,
+    detail_fields,
+    groups,
+    modules,
+)
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
-from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at, rendered
+from service.dashboard.page import (
+    ErrorFields,
+    Page,
+    address,
+    configuration_href,
+    json_href,
+    page_at,
+    rendered,
+)
 from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run_href
 from service.dashboard.searches import SearchRow, newest
 
@@ -39,7 +56,12 @@ MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
 TOP = 40
 """Best configurations, among which the page finds layouts."""
-Listed = Annotated[bool, QueryParameter(description="Also list what to run, which takes a ranking of all configurations")]
+Listed = Annotated[
+    bool,
+    QueryParameter(
+        description="Also list what to run, which takes a ranking of all configurations"
+    ),
+]
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
@@ -56,7 +78,9 @@ router = APIRouter(tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorerPage(Page):
-    """A question of training and its answer, with a control for each setting; `error` says why it cannot be answered."""
+    """A question of training and its answer, with a control for each setting; `error` says why it
+    cannot be answered.
+    """
 
     settings: Settings
     models: tuple[str, ...]
@@ -82,7 +106,9 @@ class ExplorerPage(Page):
     """The newest searches."""
     fastest: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
-    """By how much the shown step is longer than the best one; None where that is shown, or where nothing fits."""
+    """By how much the shown step is longer than the best one; None where that is shown, or where
+    nothing fits.
+    """
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -105,8 +131,12 @@ def explorer_context(
     listed: Listed = True,
 ) -> ExplorerPage:
     """A question of training and its answer, as shown on its page."""
-    if request.url.path == "/" and OF_THE_LIST & request.query_params.keys():  # which stood here once
-        raise HTTPException(HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"})
+    if (
+        request.url.path == "/" and OF_THE_LIST & request.query_params.keys()
+    ):  # which stood here once
+        raise HTTPException(
+            HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"}
+        )
     registered = set(store.registered_names(kind="model"))
     page = ExplorerPage(
         title="Ask",
@@ -118,7 +148,8 @@ def explorer_context(
         recipes=recipe_choices(),
         recipe=detail_fields()[RECIPE],
         groups=groups(),
-        changed=bool(settings.details) or any(value is not None for value in (settings.tp, settings.pp, settings.mbs)),
+        changed=bool(settings.details)
+        or any(value is not None for value in (settings.tp, settings.pp, settings.mbs)),
         recent=newest(store) if listed else (),
     )
     try:
@@ -130,12 +161,19 @@ def explorer_context(
 def front_page(*, store: Store, calibrations: Calibrations) -> str:
     """Return the front page as HTML, with the catalogue's names alone."""
     request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
-    context = explorer_context(request, Settings(), store, find=lambda kind, name: None, calibrations=calibrations)
+    context = explorer_context(
+        request, Settings(), store, find=lambda kind, name: None, calibrations=calibrations
+    )
     return rendered("explorer.html", page=context, section="Ask")
 
 
 def _answered(
-    page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None, listed: bool
+    page: ExplorerPage,
+    settings: Settings,
+    *,
+    find: Find,
+    calibrations: Calibrations | None,
+    listed: bool,
 ) -> ExplorerPage:
     catalogue = catalog.revision()
     workload = settings.workload()
@@ -155,7 +193,11 @@ def _answered(
     query = resolve(as_typed if chosen is None else chosen.query, find=find)
     configuration = resolve_configuration(query)
     this = chosen or Configuration(query=as_typed, parallel=configuration.config)
-    config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
+    config, model, framework = (
+        configuration.config,
+        configuration.problem.model,
+        configuration.problem.workload.framework,
+    )
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(this, query, settings, calibrations)
     rows = best_by_layout(ranking.recommendations)[:MAX_ROWS] or ranking.nearest_misses
@@ -196,8 +238,9 @@ def _answered(
 def _ranking(
     query: str, catalogue: str, calibration_id: str | None, calibrations: Calibrations | None
 ) -> Ranking[Recommendation]:
-    """Best configurations of a query; kept until a file of the catalogue or the calibration changes: each move of a slider asks
-    for them again. An id is one of its own store, which `calibrations` stand for.
+    """Best configurations of a query; kept until a file of the catalogue or the calibration
+    changes: each move of a slider asks for them again. An id is one of its own store, which
+    `calibrations` stand for.
     """
     return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
 
@@ -205,11 +248,15 @@ def _ranking(
 def _effects(
     this: Configuration, query: Query, settings: Settings, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
-    """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration.
-    `query`: that of `this` with registered names looked up."""
+    """Memory and time with sequence parallelism and recomputation switched on and off; None for an
+    illegal configuration. `query`: that of `this` with registered names looked up.
+    """
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
-    variants = {name: replace(shown, sequence_parallel=on, recompute=recompute) for name, on, recompute in EFFECTS}
+    variants = {
+        name: replace(shown, sequence_parallel=on, recompute=recompute)
+        for name, on, recompute in EFFECTS
+    }
     if shown not in variants.values():
         variants = {THIS: shown} | variants
     for label, changed in variants.items():
@@ -217,7 +264,9 @@ def _effects(
             continue  # sequence parallelism divides work among tensor parallel ranks
         try:
             variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
-            answer = estimate_answer(variant.query, with_fixes=False, with_query=False, calibrations=calibrations)
+            answer = estimate_answer(
+                variant.query, with_fixes=False, with_query=False, calibrations=calibrations
+            )
         except HpToolError:
             continue  # not in this framework, or not with what else the query says
         estimate = answer.known
@@ -226,7 +275,11 @@ def _effects(
         note = "shown" if changed == shown and label != THIS else ""
         href = settings.at(replace(this, parallel=changed)).href
         limit = estimate.memory.capacity_bytes
-        sizes.append(BarSpec(label=label, note=note, parts=estimate.memory.parts_bytes, limit=limit, href=href))
+        sizes.append(
+            BarSpec(
+                label=label, note=note, parts=estimate.memory.parts_bytes, limit=limit, href=href
+            )
+        )
         times.append(BarSpec(label=label, note=note, parts=estimate.time.parts_s, href=href))
     return (stack(sizes, unit="bytes"), stack(times, unit="seconds")) if sizes else (None, None)
 

@@ -1,4 +1,6 @@
-"""/explorer/serving: a model served on a cluster, and the effect of each setting. The address holds a query by its paths."""
+"""/explorer/serving: a model served on a cluster, and the effect of each setting. The address holds
+a query by its paths.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -66,7 +68,9 @@ router = APIRouter(tags=["dashboard"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingExplorerPage(Page):
-    """The explorer of serving. If the settings cannot be answered, `error` says why and the rest is empty."""
+    """The explorer of serving. If the settings cannot be answered, `error` says why and the rest is
+    empty.
+    """
 
     values: dict[str, str]
     """The query's values by path, as the address gives them."""
@@ -101,7 +105,9 @@ class ServingExplorerPage(Page):
 
 
 @page_at(router, PATH, template="explorer_serving.html", section="Ask")
-def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -> ServingExplorerPage:
+def serving_explorer_context(
+    request: Request, store: StoreDep, find: FindDep
+) -> ServingExplorerPage:
     """The explorer of serving, as shown on its page."""
     known = {"model", *fields("inference")}
     typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
@@ -113,7 +119,11 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
         values=values,
         models=tuple(sorted({*catalog.names("models"), *registered})),
         gpus=tuple(catalog.names("gpus")),
-        sections=tuple(each for each in sections("inference") if each.title in ("Serving", "Goal", "Experts", "NVLink")),
+        sections=tuple(
+            each
+            for each in sections("inference")
+            if each.title in ("Serving", "Goal", "Experts", "NVLink")
+        ),
         form_href=address("/searches/new", {"kind": "inference", **values}),
         changed=bool(AXES.keys() & values.keys()),
         recent=newest(store),
@@ -125,26 +135,39 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
 
 
 def _filled(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of an address, with those of the example for what a question cannot do without."""
+    """Return the values of an address, with those of the example for what a question cannot do
+    without.
+    """
     left_out = set[str]()
     if "cluster" in typed:  # a registered one says the rest
         left_out |= {path for path in EXAMPLE if path.startswith("cluster.")}
     if "inference.trace" in typed:
         left_out |= {path for path in EXAMPLE if path.startswith("inference.")}
-    elif any(path.startswith("inference.") for path in typed):  # a load that is left open is the highest within the targets
+    elif any(
+        path.startswith("inference.") for path in typed
+    ):  # a load that is left open is the highest within the targets
         left_out.add("inference.concurrency")
     return {path: value for path, value in EXAMPLE.items() if path not in left_out} | dict(typed)
 
 
-def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Find) -> ServingExplorerPage:
+def _answered(
+    page: ServingExplorerPage, values: Mapping[str, str], *, find: Find
+) -> ServingExplorerPage:
     catalogue = catalog.revision()
     query = _query(values, find=find)
     free = _query(_free(values), find=find)
     ranking = _ranked(schema.to_json(free), catalogue)
-    chosen = ranking if not AXES.keys() & values.keys() else _ranked(schema.to_json(query), catalogue)
+    chosen = (
+        ranking if not AXES.keys() & values.keys() else _ranked(schema.to_json(query), catalogue)
+    )
     best = next(_served(chosen), None)
     typed = schema.parse_query(
-        to_query({"kind": "inference", **{path: text for path, text in values.items() if path not in AXES}})
+        to_query(
+            {
+                "kind": "inference",
+                **{path: text for path, text in values.items() if path not in AXES},
+            }
+        )
     )
     rows = tuple(_served(ranking))
     shown = tuple(
@@ -153,7 +176,13 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
             query=typed,
             chosen=best is not None and row.parallel == best.parallel,
             settings_href=address(
-                PATH, {**values, **{path: getattr(row.parallel, path.removeprefix("parallel.")) for path in AXES}}
+                PATH,
+                {
+                    **values,
+                    **{
+                        path: getattr(row.parallel, path.removeprefix("parallel.")) for path in AXES
+                    },
+                },
             ),
         )
         for row in rows
@@ -161,11 +190,22 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
     page = replace(
         page,
         rows=shown,
-        figures=tuple(latency_figure(name, rows, _target(query, name)) for name in ("ttft_s", "tpot_s")) if rows else (),
+        figures=tuple(
+            latency_figure(name, rows, _target(query, name)) for name in ("ttft_s", "tpot_s")
+        )
+        if rows
+        else (),
         nothing_fits=not ranking.recommendations,
         ranked_by=RANKED_BY.get(query.objective or "", "output tokens/s per GPU"),
         num_gpus=next((row.set[NUM_GPUS] for row in rows if NUM_GPUS in row.set), None),
-        assumed=next((str(row.estimate.provenance["queue"]) for row in rows if "queue" in row.estimate.provenance), None),
+        assumed=next(
+            (
+                str(row.estimate.provenance["queue"])
+                for row in rows
+                if "queue" in row.estimate.provenance
+            ),
+            None,
+        ),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
         controls=_controls(query, best),
@@ -174,7 +214,9 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
         return page
     this = Configuration.of(best, query=query)
     view, _ = configuration_view(this.query, calibrations=None)
-    return replace(page, view=view, configuration_href=configuration_href(this), run_href=run_href(this))
+    return replace(
+        page, view=view, configuration_href=configuration_href(this), run_href=run_href(this)
+    )
 
 
 def _free(values: Mapping[str, str]) -> dict[str, str]:
@@ -203,8 +245,8 @@ def _served(answer: RecommendAnswer) -> Iterator[ServingRecommendation]:
 
 @lru_cache(maxsize=64)
 def _ranked(query: str, catalogue: str) -> RecommendAnswer:
-    """The best configurations of a query, kept until a file of the catalogue changes: a control that is moved back asks for
-    the same ones again.
+    """The best configurations of a query, kept until a file of the catalogue changes: a control
+    that is moved back asks for the same ones again.
     """
     return recommend_answer(schema.parse_query(json.loads(query)), top=TOP)
 
@@ -212,5 +254,7 @@ def _ranked(query: str, catalogue: str) -> RecommendAnswer:
 def _controls(query: Query, best: ServingRecommendation | None) -> tuple[Control, ...]:
     """A slider for each axis of the layout, at the value that is shown."""
     most = min(MAX_SIZE, catalog.cluster(query.cluster).num_gpus)
-    each = {path: getattr(best.parallel, path.removeprefix("parallel.")) if best else 1 for path in AXES}
+    each = {
+        path: getattr(best.parallel, path.removeprefix("parallel.")) if best else 1 for path in AXES
+    }
     return tuple(numbers(path, label, each[path], powers(most)) for path, label in AXES.items())

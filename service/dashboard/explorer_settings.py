@@ -19,7 +19,13 @@ from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.queries.shown import RECIPE, Field, Section, fields, sections
 from service.dashboard.formats import dotted
-from service.dashboard.new_search_form import EXTRA, recompute_text, recompute_value, to_query, to_values
+from service.dashboard.new_search_form import (
+    EXTRA,
+    recompute_text,
+    recompute_value,
+    to_query,
+    to_values,
+)
 from service.dashboard.page import BLANK_IS_NONE, address, read_form
 
 MAX_SIZE = 64
@@ -67,9 +73,18 @@ CHOSEN_TOO = (
     "parallel.data_parallel_shard_size",
     "parallel.pipeline_schedule",
 )
-"""Fields without a control that a ranking chooses where they are left open: a configuration's details keep them."""
+"""Fields without a control that a ranking chooses where they are left open: a configuration's
+details keep them.
+"""
 SET_ELSEWHERE = (
-    *("kind", "objective", "trainer", *NO_PART, "parallel.data_parallel_size", "parallel.sequence_parallel"),
+    *(
+        "kind",
+        "objective",
+        "trainer",
+        *NO_PART,
+        "parallel.data_parallel_size",
+        "parallel.sequence_parallel",
+    ),
     *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
 )
 """Paths of a query that its details leave out: controls set them, or they mean nothing here."""
@@ -89,7 +104,8 @@ def groups() -> tuple[Section, ...]:
             fields=tuple(
                 field
                 for field in section.fields
-                if field.name.startswith(("training.", "parallel.", "cluster.")) and field.name not in CONTROLLED
+                if field.name.startswith(("training.", "parallel.", "cluster."))
+                and field.name not in CONTROLLED
             ),
         )
         for section in ordered
@@ -99,12 +115,18 @@ def groups() -> tuple[Section, ...]:
 
 def detail_fields() -> dict[str, Field]:
     """The fields of all groups by path, and the recipe."""
-    return {RECIPE: fields("training")[RECIPE]} | {field.name: field for group in groups() for field in group.fields}
+    return {RECIPE: fields("training")[RECIPE]} | {
+        field.name: field for group in groups() for field in group.fields
+    }
 
 
 def read_details(request: Request) -> dict[str, str]:
     """Fields of the groups as the address gives them; further paths of a query go into its YAML."""
-    values = {name: text for name, text in read_form(request.url.query).items() if "." in name or name == EXTRA}
+    values = {
+        name: text
+        for name, text in read_form(request.url.query).items()
+        if "." in name or name == EXTRA
+    }
     try:
         return _details(to_query({"kind": "training", **values}))
     except InputError:
@@ -112,7 +134,11 @@ def read_details(request: Request) -> dict[str, str]:
 
 
 def _details(query: Mapping[str, Any]) -> dict[str, str]:
-    return {name: text for name, text in to_values(query, known=detail_fields()).items() if name != "kind"}
+    return {
+        name: text
+        for name, text in to_values(query, known=detail_fields()).items()
+        if name != "kind"
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +176,19 @@ class Settings:
     def workload(self) -> dict[str, Any]:
         """Mapping of a query without the configuration. Raises InputError."""
         paths = WORKLOAD | (LORA if self.lora_rank else {})
-        values = {path: value for name, path in paths.items() if (value := getattr(self, name)) is not None}
+        values = {
+            path: value
+            for name, path in paths.items()
+            if (value := getattr(self, name)) is not None
+        }
         query = to_query({"kind": "training", **self.details})
         if "objective" in query:
             raise InputError("the explorer ranks by throughput; leave objective out", field=EXTRA)
         for path in values:
             if any(f"{leaf}.".startswith(f"{path}.") for leaf in dotted(query)):
-                raise InputError(f"{path} has a control; leave it out of the further fields", field=EXTRA)
+                raise InputError(
+                    f"{path} has a control; leave it out of the further fields", field=EXTRA
+                )
         return schema.lay(query, values | ({"training.task": "lora"} if self.lora_rank else {}))
 
     def parallel(self) -> dict[str, Any]:
@@ -166,12 +198,16 @@ class Settings:
         values["recompute"] = None if self.recompute is None else recompute_value(self.recompute)
         if self.recompute == "selective" and self.modules:
             values["recompute"] = {"granularity": "selective", "modules": list(self.modules)}
-        if self.pp == 1:  # without a pipeline there is nothing to interleave, whatever the control says
+        if (
+            self.pp == 1
+        ):  # without a pipeline there is nothing to interleave, whatever the control says
             values["virtual_pipeline_parallel_size"] = None
         return {name: value for name, value in values.items() if value is not None}
 
     def at(self, configuration: Configuration) -> Settings:
-        """Return these settings with the controls at the configuration, and what a ranking put in beside `parallel`."""
+        """Return these settings with the controls at the configuration, and what a ranking put in
+        beside `parallel`.
+        """
         config = configuration.parallel
         assert isinstance(config, ParallelConfig)  # the explorer's queries train
         if isinstance(config.recompute, str):
@@ -181,7 +217,11 @@ class Settings:
             modules = config.recompute.modules or ()
             recompute = "selective" if modules else recompute_text(schema.to_dict(config.recompute))
         axes = {name: getattr(config, axis) for name, axis in AXES.items()}
-        details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
+        details = {
+            path: one
+            for path, text in self.details.items()
+            if (one := _one_value(path, text, config)) is not None
+        }
         chosen = {path: getattr(config, path.removeprefix("parallel.")) for path in CHOSEN_TOO}
         if any(chosen.values()) or configuration.set:
             kept = configuration.set | {path: value for path, value in chosen.items() if value}
@@ -197,7 +237,9 @@ class Settings:
 
 
 def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
-    """The configuration's value of an axis for which a detail lists several; other details as they are."""
+    """The configuration's value of an axis for which a detail lists several; other details as they
+    are.
+    """
     known = detail_fields().get(path)
     if known is None or not known.several or "," not in text:
         return text
@@ -206,11 +248,18 @@ def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
 
 
 def explorer_href(configuration: Configuration) -> str | None:
-    """Return the explorer's address at this configuration; None if its controls cannot express the query's model or cluster."""
+    """Return the explorer's address at this configuration; None if its controls cannot express the
+    query's model or cluster.
+    """
     query, config = configuration.query, configuration.parallel
     assert isinstance(config, ParallelConfig)  # the explorer's queries train
-    leaves = dotted(schema.query_mapping(replace(query, parallel=replace(query.parallel, recompute=None))))
-    if any(not isinstance(leaves.get(WORKLOAD[name]), str | int) for name in ("model", "gpu", "num_gpus")):
+    leaves = dotted(
+        schema.query_mapping(replace(query, parallel=replace(query.parallel, recompute=None)))
+    )
+    if any(
+        not isinstance(leaves.get(WORKLOAD[name]), str | int)
+        for name in ("model", "gpu", "num_gpus")
+    ):
         return None
     controls, covered = WORKLOAD, SET_ELSEWHERE
     if LORA["lora_rank"] in leaves:  # else a recipe may set it
@@ -218,7 +267,11 @@ def explorer_href(configuration: Configuration) -> str | None:
     values = {name: leaves[path] for name, path in controls.items() if path in leaves}
     if config.data_parallel_shard_size == 0:  # all replicas, as without it
         covered += ("parallel.data_parallel_shard_size",)
-    rest = {path: value for path, value in leaves.items() if not any(f"{path}.".startswith(f"{each}.") for each in covered)}
+    rest = {
+        path: value
+        for path, value in leaves.items()
+        if not any(f"{path}.".startswith(f"{each}.") for each in covered)
+    }
     return Settings(**values, details=_details(schema.lay({}, rest))).at(configuration).href
 
 
@@ -242,22 +295,31 @@ class Control:
     help: str = ""
 
 
-def controls(settings: Settings, *, model: ModelSpec, framework: str, config: ParallelConfig) -> tuple[Control, ...]:
+def controls(
+    settings: Settings, *, model: ModelSpec, framework: str, config: ParallelConfig
+) -> tuple[Control, ...]:
     """A control for each axis, set to its value in `config`, where `settings` are."""
     n, c = settings.num_gpus, config
     recomputation = OTHER_RECOMPUTATION.get(framework, RECOMPUTATION)
     recompute = str(settings.recompute)
     if recompute == "full" and "per_layer" in recomputation:
         recompute = "per_layer"  # FSDP's name of what a ranking calls full
-    zero = {str(stage): f"{stage}, {ZERO[stage]}" for stage in sorted({*facts(framework).zero_stages, c.zero_stage})}
+    zero = {
+        str(stage): f"{stage}, {ZERO[stage]}"
+        for stage in sorted({*facts(framework).zero_stages, c.zero_stage})
+    }
     layers = model.num_hidden_layers
     sizes = [size for size in powers(MAX_SIZE) if size <= n]
     stages = [size for size in _divisors(layers) if size <= min(n, MAX_SIZE)]
-    layers_per_rank = layers // c.pipeline_parallel_size if layers % c.pipeline_parallel_size == 0 else layers
+    layers_per_rank = (
+        layers // c.pipeline_parallel_size if layers % c.pipeline_parallel_size == 0 else layers
+    )
     chunks = [size for size in _divisors(layers_per_rank) if size <= MAX_CHUNKS]
     heads = [size for size in sizes if size <= model.num_attention_heads]
     axes = [
-        numbers("sequence_length", "Sequence length", settings.sequence_length, LENGTHS, help="tokens"),
+        numbers(
+            "sequence_length", "Sequence length", settings.sequence_length, LENGTHS, help="tokens"
+        ),
         numbers("tp", "Tensor parallel (TP)", c.tensor_parallel_size, heads),
         numbers("pp", "Pipeline parallel (PP)", c.pipeline_parallel_size, stages),
         numbers("vpp", "Model chunks per rank", c.virtual_pipeline_parallel_size, chunks),
@@ -266,12 +328,25 @@ def controls(settings: Settings, *, model: ModelSpec, framework: str, config: Pa
     if model.num_experts:
         experts = [size for size in _divisors(model.num_experts) if size <= n]
         axes.append(numbers("ep", "Expert parallel (EP)", c.expert_parallel_size, experts))
-        axes.append(numbers("etp", "Expert tensor parallel (ETP)", c.expert_tensor_parallel_size, sizes))
+        axes.append(
+            numbers("etp", "Expert tensor parallel (ETP)", c.expert_tensor_parallel_size, sizes)
+        )
     return (
         *axes,
         numbers("mbs", "Micro-batch", c.micro_batch_size, powers(16), help="sequences"),
-        _choice("recompute", "Recomputation", recompute, {**recomputation, recompute: recomputation.get(recompute, recompute)}),
-        _choice("sp", "Sequence parallel (SP)", "on" if c.sequence_parallel else "off", SWITCH, slider=False),
+        _choice(
+            "recompute",
+            "Recomputation",
+            recompute,
+            {**recomputation, recompute: recomputation.get(recompute, recompute)},
+        ),
+        _choice(
+            "sp",
+            "Sequence parallel (SP)",
+            "on" if c.sequence_parallel else "off",
+            SWITCH,
+            slider=False,
+        ),
         _choice("zero", "ZeRO stage", str(c.zero_stage), zero, slider=False),
     )
 
@@ -294,11 +369,27 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
 
 def numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:
     """A slider over these numbers and the value."""
-    return _choice(name, label, str(value), {str(number): f"{number:,}" for number in sorted({*known, value})}, help=help)
+    return _choice(
+        name,
+        label,
+        str(value),
+        {str(number): f"{number:,}" for number in sorted({*known, value})},
+        help=help,
+    )
 
 
-def _choice(name: str, label: str, value: str, labels: dict[str, str], *, slider: bool = True, help: str = "") -> Control:
-    options = tuple(Option(value=option, label=option_label) for option, option_label in labels.items())
+def _choice(
+    name: str,
+    label: str,
+    value: str,
+    labels: dict[str, str],
+    *,
+    slider: bool = True,
+    help: str = "",
+) -> Control:
+    options = tuple(
+        Option(value=option, label=option_label) for option, option_label in labels.items()
+    )
     return Control(name=name, label=label, value=value, options=options, slider=slider, help=help)
 
 

@@ -1,4 +1,6 @@
-"""/searches/ID/export: a search's best configuration, or that of one run, as a launch command, as flags, as a query."""
+"""/searches/ID/export: a search's best configuration, or that of one run, as a launch command, as
+flags, as a query.
+"""
 
 import re
 import shlex
@@ -22,7 +24,9 @@ from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
 
 COMMAND, FLAGS, YAML = "command", "flags", "yaml"
-"""Formats beside those of other tools: what starts it in its framework's own tool, the flags of that alone, and the query."""
+"""Formats beside those of other tools: what starts it in its framework's own tool, the flags of
+that alone, and the query.
+"""
 _PLAIN = re.compile(r"[\w./:=,+ -]*")
 
 router = APIRouter(tags=["dashboard"])
@@ -30,19 +34,29 @@ router = APIRouter(tags=["dashboard"])
 
 @router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
 def export_text(
-    search_id: str, store: StoreDep, format: str, download: bool = False, rerank: bool = False, run: str | None = None
+    search_id: str,
+    store: StoreDep,
+    format: str,
+    download: bool = False,
+    rerank: bool = False,
+    run: str | None = None,
 ) -> PlainTextResponse:
-    """The best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or in another tool's format; with
-    `rerank` the best that this tool can run, by predictions."""
+    """The best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or in another
+    tool's format; with `rerank` the best that this tool can run, by predictions.
+    """
     record = store.get_search(search_id=search_id)
     query = schema.parse_query(record.query)
-    configuration = Configuration.of(store.get_run(search_id=search_id, run_id=run) if run else _best(record), query=query)
+    configuration = Configuration.of(
+        store.get_run(search_id=search_id, run_id=run) if run else _best(record), query=query
+    )
     text, headers = "", {}
     if format in (FLAGS, YAML):
         text = _flags(configuration) if format == FLAGS else _yaml(configuration)
     else:
         tool = _tool(query) if format == COMMAND else format
-        chosen = export_for(result=record.query, format=tool) if rerank else written(configuration, tool)
+        chosen = (
+            export_for(result=record.query, format=tool) if rerank else written(configuration, tool)
+        )
         text, note = chosen.text, "; ".join(filter(None, (chosen.cost_in_words(), *chosen.notes)))
         headers = {"Export-Note": note} if note else {}
     if download:

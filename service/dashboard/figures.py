@@ -1,4 +1,6 @@
-"""Charts as data: stacked bars, which figures.html draws, and points and lines, which plot.js draws; both as SVG."""
+"""Charts as data: stacked bars, which figures.html draws, and points and lines, which plot.js
+draws; both as SVG.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,12 +83,23 @@ def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
     highs = [row.interval[1] for row in rows if row.interval is not None]
     longest = max([*totals, *limits, *highs], default=0.0)
     scale = MARGIN * longest or 1.0
-    drawn = {name for row in rows for name, value in row.parts.items() if value >= MIN_SHARE * scale}
+    drawn = {
+        name for row in rows for name, value in row.parts.items() if value >= MIN_SHARE * scale
+    }
     return Stack(
         unit=unit,
-        names=tuple(name for name in dict.fromkeys(name for row in rows for name in row.parts) if name in drawn),
+        names=tuple(
+            name
+            for name in dict.fromkeys(name for row in rows for name in row.parts)
+            if name in drawn
+        ),
         bars=tuple(
-            Bar.of(row, parts=tuple(_stacked(row.parts)), total=total, over=row.limit is not None and total > row.limit)
+            Bar.of(
+                row,
+                parts=tuple(_stacked(row.parts)),
+                total=total,
+                over=row.limit is not None and total > row.limit,
+            )
             for row, total in zip(rows, totals, strict=True)
         ),
         limit=min(limits, default=None),
@@ -115,11 +128,29 @@ def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
     return tuple(k * step * step_unit for k in range(int(length / step) + 1))
 
 
-def markers(name: str, *, x: Iterable[object], y: Iterable[object], text: Iterable[str], marker: Mapping[str, object]) -> Trace:
-    """Points. `text`: what each says of itself, a line break between lines; `marker`: colour, size and symbol."""
-    return {"mode": "points", "name": name, "x": list(x), "y": list(y), "text": list(text), **marker}
+def markers(
+    name: str,
+    *,
+    x: Iterable[object],
+    y: Iterable[object],
+    text: Iterable[str],
+    marker: Mapping[str, object],
+) -> Trace:
+    """Points. `text`: what each says of itself, a line break between lines; `marker`: colour, size
+    and symbol.
+    """
+    return {
+        "mode": "points",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "text": list(text),
+        **marker,
+    }
 
 
-def line(name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]) -> Trace:
+def line(
+    name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]
+) -> Trace:
     """A line; `style`: colour, width and dash."""
     return {"mode": "lines", "name": name, "x": list(x), "y": list(y), **style}

@@ -44,7 +44,9 @@ def fix_row(
     calibrated: Estimate | None,
     calibrations: Calibrations | None,
 ) -> FixRow:
-    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then, too."""
+    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then,
+    too.
+    """
     fixed = Configuration.of(fix, query=of.query)
     if isinstance(fix, Mend) and calibrated is not None:
         fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
@@ -61,17 +63,25 @@ def fix_row(
 
 
 def _price(fix: Mend | ServingMend, before: Estimate | InferenceEstimate) -> str:
-    """`but 279.1 ms -> 24.36 s to the first token`, where a fix of serving trades one latency for another; else empty."""
+    """`but 279.1 ms -> 24.36 s to the first token`, where a fix of serving trades one latency for
+    another; else empty.
+    """
     if isinstance(fix, Mend) or isinstance(before, Estimate):
         return ""
-    pairs = [(getattr(before, name), getattr(fix, name), words) for name, words in LATENCIES.items()]
+    pairs = [
+        (getattr(before, name), getattr(fix, name), words) for name, words in LATENCIES.items()
+    ]
     longer = [
-        f"{formats.seconds(was)} -> {formats.seconds(now)} {words}" for was, now, words in pairs if was and now > MUCH * was
+        f"{formats.seconds(was)} -> {formats.seconds(now)} {words}"
+        for was, now, words in pairs
+        if was and now > MUCH * was
     ]
     return f"but {' and '.join(longer)}" if longer else ""
 
 
-def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None) -> Mend:
+def _calibrated_fix(
+    fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None
+) -> Mend:
     known = resolve_configuration(query).calibrated_estimate(calibrations)
     if known is None or known.time is None or known.memory is None:
         return fix

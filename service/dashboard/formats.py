@@ -34,14 +34,24 @@ CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n\r"))
 DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 """Characters that turn the direction of text (Unicode Annex 9)."""
 UNSEEN = {code: f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
-SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs", "mlp": "MLP"}
+SPELLINGS = {
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "kv": "KV",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "flops": "FLOPs",
+    "mlp": "MLP",
+}
 
 
 def seconds(value: float | None) -> str:
     """12.34 s, 12.3 ms: as the command line and the sentences of an answer write it."""
     if not value:
         return ABSENT if value is None else "0 s"
-    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs").replace(".0 ms", " ms")
+    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs").replace(
+        ".0 ms", " ms"
+    )
 
 
 def count(value: float | None) -> str:
@@ -85,17 +95,31 @@ def duration(value: float | None) -> str:
 
 
 def gpu_time(value: float | None, device: str = "GPU") -> str:
-    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device`: what the GPU is called."""
+    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device`: what the GPU is
+    called.
+    """
     if value is None:
         return ABSENT
-    return f"{_significant(value / 3600)} {device}-h" if value >= 360 else f"{_significant(value)} {device}-s"
+    return (
+        f"{_significant(value / 3600)} {device}-h"
+        if value >= 360
+        else f"{_significant(value)} {device}-s"
+    )
 
 
 def tick(value: float, unit: str) -> str:
     """A round value on an axis without trailing zeros; bytes in GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
-    return f"{value:,g} s" if value >= 1 else f"{value * 1e3:g} ms" if value >= 1e-3 else seconds(value) if value else "0"
+    return (
+        f"{value:,g} s"
+        if value >= 1
+        else f"{value * 1e3:g} ms"
+        if value >= 1e-3
+        else seconds(value)
+        if value
+        else "0"
+    )
 
 
 def percent(value: float | None) -> str:
@@ -113,22 +137,36 @@ def share(value: float | None) -> str:
     if not value:
         return ABSENT if value is None else "0 %"
     percents = 100 * value
-    return f"{percents:.1f} %" if abs(percents) >= 0.995 else f"{percents:.2g} %" if abs(percents) >= 0.01 else "below 0.01 %"
+    return (
+        f"{percents:.1f} %"
+        if abs(percents) >= 0.995
+        else f"{percents:.2g} %"
+        if abs(percents) >= 0.01
+        else "below 0.01 %"
+    )
 
 
 def arrows(text: str) -> str:
-    """`TP 1 -> 8, +30.0%` as pages write it: a typographic arrow, and a space before a percent sign."""
+    """`TP 1 -> 8, +30.0%` as pages write it: a typographic arrow, and a space before a percent
+    sign.
+    """
     return re.sub(r"(?<=\d)%", " %", text.replace(" -> ", " → "))
 
 
 def visible(value: object) -> object:
-    """A value for a page: text with the characters spelt out that would hide or reorder what stands beside them."""
-    return value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value  # most text needs no copy
+    """A value for a page: text with the characters spelt out that would hide or reorder what stands
+    beside them.
+    """
+    return (
+        value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value
+    )  # most text needs no copy
 
 
 def words(name: str) -> str:
     """Name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers` layers."""
-    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.removeprefix("num_").split("_"))
+    return WORDS.get(name) or " ".join(
+        SPELLINGS.get(word, word) for word in name.removeprefix("num_").split("_")
+    )
 
 
 def plain_number(value: float) -> str:
@@ -137,11 +175,15 @@ def plain_number(value: float) -> str:
 
 
 def field_label(path: str) -> str:
-    """The label of a query's field in running text; of one that no form shows, its name in words."""
+    """The label of a query's field in running text; of one that no form shows, its name in
+    words.
+    """
     known = next((each for each in (fields("training"), fields("inference")) if path in each), None)
     if known is None:
         section, _, name = path.partition(".")
-        return words((name if section in ("training", "parallel", "inference") else path).replace(".", "_"))
+        return words(
+            (name if section in ("training", "parallel", "inference") else path).replace(".", "_")
+        )
     label = known[path].label
     return label if label[:2].isupper() else label[:1].lower() + label[1:]
 
@@ -149,7 +191,10 @@ def field_label(path: str) -> str:
 def unchecked_words(names: Iterable[str]) -> str:
     """What a star on an interval means, with the fields' labels."""
     parts = map(unchecked_feature, names)
-    labelled = (f"{field_label(path)}{colon}{value}" for path, colon, value in (part.partition(": ") for part in parts))
+    labelled = (
+        f"{field_label(path)}{colon}{value}"
+        for path, colon, value in (part.partition(": ") for part in parts)
+    )
     return f"unchecked: no published run has {', '.join(labelled)}, so the interval is wider"
 
 
@@ -164,7 +209,9 @@ def capital(text: str) -> str:
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
-    """A field's value in one line: yes or no, a text, a list, or a mapping; `number` formats the numbers in it."""
+    """A field's value in one line: yes or no, a text, a list, or a mapping; `number` formats the
+    numbers in it.
+    """
     match value:
         case None:
             return ""
@@ -176,7 +223,9 @@ def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> st
             return ", ".join(in_words(item, number=number) for item in value)
         case dict():
             return ", ".join(
-                f"{words(name)} {in_words(item, number=number)}" for name, item in value.items() if item is not None
+                f"{words(name)} {in_words(item, number=number)}"
+                for name, item in value.items()
+                if item is not None
             )
         case _:
             return str(value)
@@ -186,7 +235,9 @@ def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values of nested mappings by their dotted paths; `schema.lay` is the inverse."""
     values: dict[str, Any] = {}
     for name, value in mapping.items():
-        nested = isinstance(value, dict) and all(isinstance(key, str) and "." not in key and "=" not in key for key in value)
+        nested = isinstance(value, dict) and all(
+            isinstance(key, str) and "." not in key and "=" not in key for key in value
+        )
         values |= dotted(value, f"{prefix}{name}.") if nested and value else {prefix + name: value}
     return values
 
@@ -234,8 +285,9 @@ def subject(query: JsonObject) -> str:
 
 
 def workload(query: JsonObject) -> str:
-    """What one step or request does: `8,192 tokens a sequence, batch 512, 1,000 billion tokens in all`; `weights in fp8, 4,000
-    tokens in, 1,000 out, 64 in flight`. Distributions and traces of lengths are left out, as defaults are.
+    """What one step or request does: `8,192 tokens a sequence, batch 512, 1,000 billion tokens in
+    all`; `weights in fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Distributions and traces of
+    lengths are left out, as defaults are.
     """
     training, served = query.get("training") or {}, query.get("inference") or {}
     total = training.get("total_tokens")
@@ -250,7 +302,11 @@ def workload(query: JsonObject) -> str:
         (served.get("concurrency"), "{:,} in flight"),
         (served.get("request_rate_per_second"), "{:,} requests/s"),
     )
-    return ", ".join(text.format(value) for value, text in parts if isinstance(value, int | float | str) and value)
+    return ", ".join(
+        text.format(value)
+        for value, text in parts
+        if isinstance(value, int | float | str) and value
+    )
 
 
 def query_text(query: JsonObject) -> str:
@@ -291,39 +347,58 @@ def details(parallel: ParallelConfig) -> str:
         parts.append(f"shard groups of {parallel.data_parallel_shard_size}")
     if parallel.context_parallel_size > 1 and parallel.context_parallel_communication is not None:
         levels = " x ".join(map(str, parallel.hierarchical_context_parallel_sizes or ()))
-        parts.append(f"context by {parallel.context_parallel_communication}{f' ({levels})' if levels else ''}")
+        parts.append(
+            "context by "
+            f"{parallel.context_parallel_communication}{f' ({levels})' if levels else ''}"
+        )
     return ", ".join(parts)
 
 
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
-    return f"engine limit {config.max_num_seqs:,} (max_num_seqs), {config.max_num_batched_tokens:,} tokens per pass"
+    return (
+        f"engine limit {config.max_num_seqs:,} (max_num_seqs), "
+        f"{config.max_num_batched_tokens:,} tokens per pass"
+    )
 
 
 def code(text: str) -> Markup:
     """Escaped text with what stands between backticks as code."""
-    return Markup().join(_CODE.format(part) if n % 2 else part for n, part in enumerate(text.rstrip(".").split("`")))
+    return Markup().join(
+        _CODE.format(part) if n % 2 else part for n, part in enumerate(text.rstrip(".").split("`"))
+    )
 
 
 def letters(text: str) -> Markup:
     """Escaped text in which each of the field's letters says what it stands for."""
     parts = _LETTERS.split(text)
-    return Markup().join(_ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts))
+    return Markup().join(
+        _ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts)
+    )
 
 
 _CODE = Markup('<code class="mono">{}</code>')
 _ABBREVIATED = Markup('<abbr title="{}">{}</abbr>')
-_LETTERS = re.compile(rf"\b({'|'.join(letters for letters in MEANINGS if letters[:2].isupper() and ' ' not in letters)})\b")
+_LETTERS = re.compile(
+    rf"\b({'|'.join(letters for letters in MEANINGS if letters[:2].isupper() and ' ' not in letters)})\b"  # noqa: E501
+)
 
 
 def configuration_details(configuration: Configuration) -> str:
-    """The rest of a configuration, with knobs that rankings take by themselves and what else one chose of the training."""
+    """The rest of a configuration, with knobs that rankings take by themselves and what else one
+    chose of the training.
+    """
     config, training = configuration.parallel, configuration.query.training
     if isinstance(config, ServingConfig):
         return serving_details(config)
     knobs = () if training is None else tuple(_knobs(training))
-    listed = sorted(path for path in configuration.set if path.startswith("training.") and path not in TAKEN)
-    chosen = (f"{path.removeprefix('training.').replace('_', ' ')} {configuration.set[path]}" for path in listed)
+    listed = sorted(
+        path for path in configuration.set if path.startswith("training.") and path not in TAKEN
+    )
+    chosen = (
+        f"{path.removeprefix('training.').replace('_', ' ')} {configuration.set[path]}"
+        for path in listed
+    )
     return ", ".join((details(config), *chosen, *knobs))
 
 

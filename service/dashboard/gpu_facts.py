@@ -1,4 +1,6 @@
-"""A GPU's fields as its page says them: what is usable, what is per GPU, and what renting it costs where and when."""
+"""A GPU's fields as its page says them: what is usable, what is per GPU, and what renting it costs
+where and when.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +13,9 @@ from hp_tool.domain.query import Constraints
 from service.dashboard import formats
 
 TF32_OF_BF16 = (0.45, 0.55)
-"""Rate of TF32 over that of bf16: where the catalogue's fp32 has this, matmuls in fp32 run as TF32."""
+"""Rate of TF32 over that of bf16: where the catalogue's fp32 has this, matmuls in fp32 run as
+TF32.
+"""
 PER_GPU = (
     "host_power_w",
     "host_memory_bytes",
@@ -23,12 +27,17 @@ UNITS = ("_bytes_per_second", "_bytes", "_w")
 
 
 def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a GPU's fields in words where a number alone misleads; others as they are."""
+    """Return the values of a GPU's fields in words where a number alone misleads; others as they
+    are.
+    """
     facts = {_per_gpu(name): value for name, value in values.items()}
     facts["kind"] = {"gpu": "GPU", "cpu": "a process of a processor"}[spec.kind]
     headroom = Constraints().memory_headroom_fraction
     usable = formats.gib((1.0 - headroom) * spec.memory_bytes)
-    facts["memory_bytes"] = f"{formats.gib(spec.memory_bytes)}, {usable} of it usable ({formats.share(headroom)} kept free)"
+    facts["memory_bytes"] = (
+        f"{formats.gib(spec.memory_bytes)}, {usable} of it usable ({formats.share(headroom)} kept "
+        "free)"
+    )
     facts["peak_flops_per_second"] = _peaks(spec.peak_flops_per_second)
     facts["predict_only"] = None
     facts["profile_runs"] = "no: it is predicted alone" if spec.predict_only else "yes"
@@ -47,12 +56,21 @@ def _per_gpu(name: str) -> str:
 def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
     """Rates by precision; fp32 says so where it is TF32's."""
     least, most = (share * rates.get("bf16", 0.0) for share in TF32_OF_BF16)
-    return {"fp32 (as TF32)" if name == "fp32" and least < rate < most else name: rate for name, rate in rates.items()}
+    return {
+        "fp32 (as TF32)" if name == "fp32" and least < rate < most else name: rate
+        for name, rate in rates.items()
+    }
 
 
 def _price(spec: GpuSpec) -> str:
-    """Return the typical and the lowest on-demand price with their machines and days; an empty text without a price."""
-    listed = [(offer.on_demand, offer) for offer in offers() if offer.on_demand is not None and _gpu(offer) == spec.name]
+    """Return the typical and the lowest on-demand price with their machines and days; an empty text
+    without a price.
+    """
+    listed = [
+        (offer.on_demand, offer)
+        for offer in offers()
+        if offer.on_demand is not None and _gpu(offer) == spec.name
+    ]
     least = lowest_offers().get(spec.name)
     words = []
     if spec.price_per_hour is not None:

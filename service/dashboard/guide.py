@@ -61,14 +61,23 @@ def guide_folder() -> Path:
 
 @functools.cache
 def guide_sections() -> tuple[GuideSection, ...]:
-    """Return the pages by section, in the order of the documentation's site; what it generates from code is left out."""
+    """Return the pages by section, in the order of the documentation's site; what it generates from
+    code is left out.
+    """
     folder = guide_folder()
-    site = next(path for path in (folder / "mkdocs.yml", folder.parent / "mkdocs.yml") if path.exists())
+    site = next(
+        path for path in (folder / "mkdocs.yml", folder.parent / "mkdocs.yml") if path.exists()
+    )
     sections = []
     for section in yaml.safe_load(site.read_text(encoding="utf-8"))["nav"]:
         ((title, pages),) = section.items()
         if isinstance(pages, list):
-            listed = [path for page in pages for file in page.values() if (path := folder / file).is_file()]
+            listed = [
+                path
+                for page in pages
+                for file in page.values()
+                if (path := folder / file).is_file()
+            ]
             entries = tuple(GuideEntry(name=path.stem, title=_heading(path)) for path in listed)
             sections.append(GuideSection(title=title, entries=entries))
     return tuple(sections)
@@ -81,17 +90,30 @@ def _heading(file: Path) -> str:
 @page_at(router, "", template="guide.html", section="Guide")
 def guide_index_context() -> GuidePage:
     """The documentation's pages by section, as shown on their page."""
-    return GuidePage(title="Guide", json_href="/guide.json", name="", text="", sections=guide_sections())
+    return GuidePage(
+        title="Guide", json_href="/guide.json", name="", text="", sections=guide_sections()
+    )
 
 
 @page_at(router, "/{name}", template="guide.html", section="Guide")
-def guide_context(name: Annotated[str, PathParameter(max_length=40, description="A page of the guide")]) -> GuidePage:
+def guide_context(
+    name: Annotated[str, PathParameter(max_length=40, description="A page of the guide")],
+) -> GuidePage:
     """A page of the documentation."""
-    entry = next((entry for section in guide_sections() for entry in section.entries if entry.name == name), None)
+    entry = next(
+        (entry for section in guide_sections() for entry in section.entries if entry.name == name),
+        None,
+    )
     if entry is None:
         raise NotFoundError(f"no page {name!r} in the guide; /guide lists them", field="name")
     text = (guide_folder() / f"{name}.md").read_text(encoding="utf-8")
-    return GuidePage(title=entry.title, json_href=f"/guide/{name}.json", name=name, text=text, sections=guide_sections())
+    return GuidePage(
+        title=entry.title,
+        json_href=f"/guide/{name}.json",
+        name=name,
+        text=text,
+        sections=guide_sections(),
+    )
 
 
 @functools.cache
@@ -107,12 +129,16 @@ def _as_html(text: str) -> Markup:
         ("pre", "<pre tabindex=0>", "</pre>"),
         ("table", '<div class="scroll" tabindex=0><table>', "</table></div>"),
     ):
-        html = html.replace(f"<{tag}>", opening).replace(f"</{tag}>", end)  # what scrolls sideways is reached by keyboard
+        html = html.replace(f"<{tag}>", opening).replace(
+            f"</{tag}>", end
+        )  # what scrolls sideways is reached by keyboard
     return Markup(html)  # noqa: S704
 
 
 def _mend_links(tokens: Iterable[Token]) -> None:
-    """Lead links to pages of the guide there; what stands in the repository alone loses its link."""
+    """Lead links to pages of the guide there; what stands in the repository alone loses its
+    link.
+    """
     for token in tokens:
         if token.type == "image":
             token.attrSet("src", f"/guide/{token.attrGet('src')}")

@@ -1,4 +1,6 @@
-"""What a search's runs say of its cluster: whether runs take longer than expected, and which nodes lag or failed."""
+"""What a search's runs say of its cluster: whether runs take longer than expected, and which nodes
+lag or failed.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -32,7 +34,9 @@ class Health:
     """Signs of a cluster that is not what it was."""
 
     drift_fraction: float | None = None
-    """Median of measured / expected - 1 of the newest runs; None before some runs were expected by measurements."""
+    """Median of measured / expected - 1 of the newest runs; None before some runs were expected by
+    measurements.
+    """
     runs: int = 0
     """How many it is the median of."""
     slow_nodes: tuple[SlowNode, ...] = ()
@@ -46,8 +50,16 @@ def health(store: Store, *, search_ids: Iterable[str]) -> Health:
         newest = store.list_runs(search_id=search_id, limit=RECENT, oldest_first=False).items
         ratios += [ratio for run in newest if (ratio := _over_expected(run)) is not None]
         events = store.events(search_id=search_id)
-        slow = (each for event in events if event.kind == EVENT for each in event.payload.get("slow", ()))
-        nodes |= {each["name"]: f"{each['slowdown']:.2f} times as slow as its peers before the first run" for each in slow}
+        slow = (
+            each
+            for event in events
+            if event.kind == EVENT
+            for each in event.payload.get("slow", ())
+        )
+        nodes |= {
+            each["name"]: f"{each['slowdown']:.2f} times as slow as its peers before the first run"
+            for each in slow
+        }
         nodes |= dict.fromkeys(failed_hosts(newest), "two runs or more failed on it")
         nodes |= _lagging(newest)
     return Health(
@@ -58,13 +70,18 @@ def health(store: Store, *, search_ids: Iterable[str]) -> Health:
 
 
 def _over_expected(run: RunRecord) -> float | None:
-    expected_s, measured_s = run.predicted.get("calibrated_step_s"), run.measurement and run.measurement.objective_s
+    expected_s, measured_s = (
+        run.predicted.get("calibrated_step_s"),
+        run.measurement and run.measurement.objective_s,
+    )
     # Nothing had been measured when the first run was chosen.
     return measured_s / expected_s - 1.0 if expected_s and measured_s and run.number else None
 
 
 def _lagging(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Hosts of GPUs whose driver told that they throttle, err or run slower than the others of the same run."""
+    """Hosts of GPUs whose driver told that they throttle, err or run slower than the others of the
+    same run.
+    """
     lagging: dict[str, str] = {}
     for run in runs:
         devices: Sequence[DeviceState] = run.measurement.devices if run.measurement else ()

@@ -25,8 +25,17 @@ def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
 
 @router.get("/searches/{search_id}/report", response_class=Response)
 def report(search_id: str, store: StoreDep) -> Response:
-    """A search with its charts as one HTML file that opens anywhere: what `hp-tool report` writes."""
+    """A search with its charts as one HTML file that opens anywhere: what `hp-tool report`
+    writes.
+    """
     record = store.get_search(search_id=search_id)
-    named = re.sub(r"[^a-z0-9]+", "-", (record.label.name or subject(record.query)).lower()).strip("-")[:60]
-    headers = {"Content-Disposition": f'attachment; filename="{"-".join(filter(None, (named, record.id[:8])))}.html"'}
-    return Response(report_html(store=store, search_id=search_id), media_type="text/html", headers=headers)
+    named = re.sub(r"[^a-z0-9]+", "-", (record.label.name or subject(record.query)).lower()).strip(
+        "-"
+    )[:60]
+    headers = {
+        "Content-Disposition": "attachment; "
+        f'filename="{"-".join(filter(None, (named, record.id[:8])))}.html"'
+    }
+    return Response(
+        report_html(store=store, search_id=search_id), media_type="text/html", headers=headers
+    )

@@ -48,8 +48,14 @@ class Running:
 
 def running_now(store: Store, record: SearchRecord) -> tuple[Running, ...]:
     """Return the runs of a search that the engine has, in order."""
-    ended = store.list_runs(search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False).items
-    took = [(run.finished_at - run.submitted_at).total_seconds() for run in ended if run.finished_at and run.submitted_at]
+    ended = store.list_runs(
+        search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False
+    ).items
+    took = [
+        (run.finished_at - run.submitted_at).total_seconds()
+        for run in ended
+        if run.finished_at and run.submitted_at
+    ]
     usual_s = statistics.median(took) if took else None
     runs = store.list_runs(search_id=record.id, state=RunState.SUBMITTED, limit=64).items
     return tuple(_running(run, record, usual_s=usual_s) for run in runs)
@@ -62,7 +68,9 @@ def steps_of(query: JsonObject) -> tuple[int, int]:
 
 
 def seen_log(record: SearchRecord, run_id: str) -> str:
-    """Return the last lines of a running job's log, as its worker saw them; empty where it saw none."""
+    """Return the last lines of a running job's log, as its worker saw them; empty where it saw
+    none.
+    """
     seen = _seen(record, run_id)
     return seen.log_tail if seen else ""
 
@@ -70,7 +78,9 @@ def seen_log(record: SearchRecord, run_id: str) -> str:
 def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> Running:
     now, query, seen = datetime.now(UTC), record.query, _seen(record, run.id)
     warmup_steps, steps = steps_of(query)
-    ends_at = run.submitted_at + timedelta(seconds=usual_s) if usual_s and run.submitted_at else None
+    ends_at = (
+        run.submitted_at + timedelta(seconds=usual_s) if usual_s and run.submitted_at else None
+    )
     if seen is not None and seen.step_s:
         left = max(warmup_steps - seen.warmup_steps, 0) + max(steps - seen.steps, 0)
         ends_at = now + timedelta(seconds=left * seen.step_s)
@@ -96,7 +106,9 @@ def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> 
 def _phase(seen: Underway, *, steps: int) -> str:
     if seen.phase == "warm-up":
         return f"warming up, {seen.warmup_steps} step{'' if seen.warmup_steps == 1 else 's'} done"
-    return f"measuring, step {seen.steps} of {steps}" if seen.phase == "steps" else PHASES[seen.phase]
+    return (
+        f"measuring, step {seen.steps} of {steps}" if seen.phase == "steps" else PHASES[seen.phase]
+    )
 
 
 def _seen(record: SearchRecord, run_id: str) -> Underway | None:

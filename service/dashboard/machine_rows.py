@@ -43,7 +43,9 @@ class MachineRow:
     """US dollars: of the training, or of an hour of the service."""
     cost_interval: tuple[float, float] | None
     per_million_tokens: float | None
-    """US dollars of a million output tokens of a service, or of trained tokens where the question has no length."""
+    """US dollars of a million output tokens of a service, or of trained tokens where the question
+    has no length.
+    """
     per_million_interval: tuple[float, float] | None
     days: float | None
     days_interval: tuple[float, float] | None
@@ -74,7 +76,9 @@ def machine_rows(
             cost=row.cost,
             cost_interval=row.cost_interval,
             per_million_tokens=_per_million(row) if days is None else None,
-            per_million_interval=PER_MILLION.between(row.known) if isinstance(row, ServingRecommendation) else None,
+            per_million_interval=PER_MILLION.between(row.known)
+            if isinstance(row, ServingRecommendation)
+            else None,
             days=days,
             days_interval=row.days_interval,
             deadline_probability=row.deadline_probability,
@@ -85,14 +89,22 @@ def machine_rows(
         )
 
 
-def _price(row: Recommendation | ServingRecommendation, prices: Mapping[str, Offer]) -> Price | None:
+def _price(
+    row: Recommendation | ServingRecommendation, prices: Mapping[str, Offer]
+) -> Price | None:
     if row.price is None:
         return None
     offer = prices.get(row.cluster or "")
     if row.price_date is None or offer is None:
         return Price(per_gpu_hour=row.price)
     age = (datetime.now(UTC).date() - date.fromisoformat(row.price_date)).days
-    return Price(per_gpu_hour=row.price, date=row.price_date, age_days=age, line=offer.line, source=offer.source)
+    return Price(
+        per_gpu_hour=row.price,
+        date=row.price_date,
+        age_days=age,
+        line=offer.line,
+        source=offer.source,
+    )
 
 
 def _per_million(row: Recommendation | ServingRecommendation) -> float | None:
@@ -103,7 +115,10 @@ def _per_million(row: Recommendation | ServingRecommendation) -> float | None:
 
 
 def machine_verdict(
-    rows: Sequence[MachineRow], front: Sequence[MachineRow], misses: Sequence[MachineRow], query: Query
+    rows: Sequence[MachineRow],
+    front: Sequence[MachineRow],
+    misses: Sequence[MachineRow],
+    query: Query,
 ) -> Iterator[str]:
     """The cheapest and the fastest of what keeps the limits, in a sentence each."""
     limits, every = query.constraints, (*rows, *front)
@@ -111,7 +126,11 @@ def machine_verdict(
     within += [formats.dollars(limits.max_cost)] if limits.max_cost is not None else []
     kept = f" within {' and '.join(within)}" if within else ""
     if not every:
-        yield f"No machine does it{kept}." if kept else "No configuration is acceptable on any of these machines."
+        yield (
+            f"No machine does it{kept}."
+            if kept
+            else "No configuration is acceptable on any of these machines."
+        )
         priced = [row for row in misses if row.cost is not None and row.days is not None]
         if priced:
             nearest = min(priced, key=lambda row: row.cost or 0.0)
@@ -119,18 +138,27 @@ def machine_verdict(
         return
     timed = [row for row in every if row.days is not None and row.cost is not None]
     if not timed:
-        yield f"{machines_heading(query).capitalize()}: {_named(rows[0])}{_money(rows[0])}{_kept(query)}."
+        yield (
+            f"{machines_heading(query).capitalize()}: "
+            f"{_named(rows[0])}{_money(rows[0])}{_kept(query)}."
+        )
         return
     cheapest = min(timed, key=lambda row: (row.cost or 0.0, row.days or 0.0))
     fastest = min(timed, key=lambda row: (row.days or 0.0, row.cost or 0.0))
     yield f"Cheapest{kept}: {_named(cheapest)}{_money(cheapest)}."
     same = (fastest.machine, fastest.num_gpus) == (cheapest.machine, cheapest.num_gpus)
-    yield "It is the fastest, too." if same else f"Fastest{kept}: {_named(fastest)}{_money(fastest)}."
+    yield (
+        "It is the fastest, too." if same else f"Fastest{kept}: {_named(fastest)}{_money(fastest)}."
+    )
 
 
 def _named(row: MachineRow) -> str:
     assumed = " over an assumed network" if row.network_assumed else ""
-    return f"{row.num_gpus:,} GPUs of {row.machine}{assumed}" if row.num_gpus > 1 else f"1 GPU of {row.machine}"
+    return (
+        f"{row.num_gpus:,} GPUs of {row.machine}{assumed}"
+        if row.num_gpus > 1
+        else f"1 GPU of {row.machine}"
+    )
 
 
 def _money(row: MachineRow) -> str:
@@ -139,14 +167,23 @@ def _money(row: MachineRow) -> str:
             return ""
         dollars = _between(row.per_million_interval, formats.dollars)
         tokens = "tokens" if row.configuration.ttft_s is None else "output tokens"
-        return f", {formats.dollars(row.per_million_tokens)}{dollars} per million {tokens}{_latencies(row.configuration)}"
+        return (
+            f", {formats.dollars(row.per_million_tokens)}{dollars} per million "
+            f"{tokens}{_latencies(row.configuration)}"
+        )
     dollars = _between(row.cost_interval, formats.dollars)
-    return f", {formats.dollars(row.cost)}{dollars} and {formats.days(row.days)}{_between(row.days_interval, formats.number)}"
+    return (
+        f", {formats.dollars(row.cost)}{dollars} and "
+        f"{formats.days(row.days)}{_between(row.days_interval, formats.number)}"
+    )
 
 
 def _latencies(row: RankedRow) -> str:
     """`, 231 ms (180 ms to 290 ms) to the first token, ...`; empty of a training."""
-    known = ((row.ttft_s, row.ttft_s_interval, "ttft_s"), (row.tpot_s, row.tpot_s_interval, "tpot_s"))
+    known = (
+        (row.ttft_s, row.ttft_s_interval, "ttft_s"),
+        (row.tpot_s, row.tpot_s_interval, "tpot_s"),
+    )
     return "".join(
         f", {formats.seconds(value)}{_between(interval, formats.seconds)} {LATENCIES[name]}"
         for value, interval, name in known
@@ -157,32 +194,64 @@ def _latencies(row: RankedRow) -> str:
 def _kept(query: Query) -> str:
     """What a row that is ranked keeps, as only such are: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
-    return "" if not count else f"; it meets {'its target' if count == 1 else 'both targets' if count == 2 else 'all targets'}"
+    return (
+        ""
+        if not count
+        else (
+            "; it meets "
+            f"{'its target' if count == 1 else 'both targets' if count == 2 else 'all targets'}"
+        )
+    )
 
 
 def _between(ends: tuple[float, float] | None, written: Any) -> str:
     return "" if ends is None else f" ({written(ends[0])} to {written(ends[1])})"
 
 
-def days_and_dollars(rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Query) -> Figure | None:
+def days_and_dollars(
+    rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Query
+) -> Figure | None:
     """Days over dollars with their intervals, and the front between the two as a line."""
     traces = []
     for name, shown, marker in (
         ("Machines", rows, {"color": "--series-1", "size": 7}),
-        ("Nothing beats these in both", front, {"color": "--series-3", "size": 9, "symbol": "ring"}),
+        (
+            "Nothing beats these in both",
+            front,
+            {"color": "--series-3", "size": 9, "symbol": "ring"},
+        ),
     ):
-        known = [row for row in shown if row.days is not None and row.cost is not None and row.days_interval is not None]
+        known = [
+            row
+            for row in shown
+            if row.days is not None and row.cost is not None and row.days_interval is not None
+        ]
         if known:
-            text = (f"{_named(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}" for row in known)
-            points = markers(name, x=(row.cost for row in known), y=(row.days for row in known), text=text, marker=marker)
+            text = (
+                f"{_named(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}"  # noqa: E501
+                for row in known
+            )
+            points = markers(
+                name,
+                x=(row.cost for row in known),
+                y=(row.days for row in known),
+                text=text,
+                marker=marker,
+            )
             ends = [[(row.days_interval or (0.0, 0.0))[end] for row in known] for end in (0, 1)]
-            named = {"labels": [f"{row.num_gpus:,} x {row.machine}" for row in known]} if shown is front else {}
+            named = (
+                {"labels": [f"{row.num_gpus:,} x {row.machine}" for row in known]}
+                if shown is front
+                else {}
+            )
             traces.append(points | named | {"ends": ends})
     if not traces:
         return None
     joined = [row for row in front if row.cost is not None and row.days is not None]
     style = {"color": "--series-3", "width": 1, "plain": True}
-    traces.append(line("", x=(row.cost for row in joined), y=(row.days for row in joined), style=style))
+    traces.append(
+        line("", x=(row.cost for row in joined), y=(row.days for row in joined), style=style)
+    )
     budget = query.constraints.max_cost
     return {
         "traces": traces,

@@ -1,4 +1,6 @@
-"""/explorer/machines: a training or a service on several machines, ranked by money and days. The address holds the question."""
+"""/explorer/machines: a training or a service on several machines, ranked by money and days. The
+address holds the question.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +25,19 @@ from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
 from service.dashboard.figures import Figure
-from service.dashboard.machine_rows import MachineRow, days_and_dollars, machine_rows, machine_verdict
-from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query
+from service.dashboard.machine_rows import (
+    MachineRow,
+    days_and_dollars,
+    machine_rows,
+    machine_verdict,
+)
+from service.dashboard.new_search_form import (
+    FRAMEWORKS,
+    RecipeChoice,
+    kind_of,
+    recipe_choices,
+    to_query,
+)
 from service.dashboard.page import ErrorFields, Page, address, json_href, read_form, streamed
 from service.dashboard.run import Way, as_text
 
@@ -32,7 +45,9 @@ PATH = "/explorer/machines"
 TOP = 40
 """Machines listed."""
 MACHINES = "machines"
-"""Parameter of the address: names of GPUs, servers or clusters, separated by commas; `priced` is the whole price list."""
+"""Parameter of the address: names of GPUs, servers or clusters, separated by commas; `priced` is
+the whole price list.
+"""
 NUM_GPUS = "cluster.num_gpus"
 FAST = "h100-sxm-80gb, h200-sxm-141gb, b200-sxm-180gb"
 EXAMPLE = {
@@ -58,8 +73,20 @@ SERVING_EXAMPLE = {
 SHOWN = ("Training", "Serving", "Goal", "Cluster", "Parallelism", "Precision and kernels")
 ASKED = frozenset(
     {
-        *("cluster", "cluster.gpu", NUM_GPUS, "cluster.market", "training.sequence_length", "training.global_batch_size"),
-        *("training.total_tokens", "inference.input_length", "inference.output_length", "inference.request_rate_per_second"),
+        *(
+            "cluster",
+            "cluster.gpu",
+            NUM_GPUS,
+            "cluster.market",
+            "training.sequence_length",
+            "training.global_batch_size",
+        ),
+        *(
+            "training.total_tokens",
+            "inference.input_length",
+            "inference.output_length",
+            "inference.request_rate_per_second",
+        ),
         *("constraints.max_days", "constraints.max_cost", "targets.ttft_s", "targets.tpot_s"),
     }
 )
@@ -126,8 +153,12 @@ class Asked:
         if self.query is None:
             return self.page
         try:
-            answer = recommend_answer(resolve(self.query, find=self.find), top=TOP, calibrations=self.calibrations)
-            return _answered(self.page, self.query, answer, server=str(self.request.base_url).rstrip("/"))
+            answer = recommend_answer(
+                resolve(self.query, find=self.find), top=TOP, calibrations=self.calibrations
+            )
+            return _answered(
+                self.page, self.query, answer, server=str(self.request.base_url).rstrip("/")
+            )
         except HpToolError as error:
             return replace(self.page, error=error.as_dict(), answered=True)
 
@@ -148,7 +179,15 @@ def asked(request: Request, store: StoreDep, find: FindDep, calibrations: Calibr
         others=", ".join(name for name in names if name not in (PRICED, *priced)),
         priced=priced,
         models=tuple(sorted({*catalog.names("models"), *store.registered_names(kind="model")})),
-        known=tuple(sorted({*catalog.names("clusters"), *catalog.names("gpus"), *store.registered_names(kind="cluster")})),
+        known=tuple(
+            sorted(
+                {
+                    *catalog.names("clusters"),
+                    *catalog.names("gpus"),
+                    *store.registered_names(kind="cluster"),
+                }
+            )
+        ),
         sections=_sections(kind),
         recipes=recipe_choices(),
     )
@@ -171,15 +210,25 @@ async def machines_json(question: AskedDep) -> MachinesPage:
 
 @router.get(PATH, response_class=HTMLResponse, include_in_schema=False)
 async def machines_html(question: AskedDep) -> Response:
-    return streamed("machines.html", "machines_answer.html", page=question.page, whole=question.answered, section="Ask")
+    return streamed(
+        "machines.html",
+        "machines_answer.html",
+        page=question.page,
+        whole=question.answered,
+        section="Ask",
+    )
 
 
 def _values(typed: Mapping[str, str], *, several: Sequence[str]) -> dict[str, str]:
-    """The address's values, with those of the example where it says nothing; a form sends each machine by itself."""
+    """The address's values, with those of the example where it says nothing; a form sends each
+    machine by itself.
+    """
     example = SERVING_EXAMPLE if kind_of(typed) == "inference" else EXAMPLE
     whole = any(name.startswith(("training.", "inference.")) for name in typed)
     values = dict(typed) if whole else {**example, **typed}
-    if names := ", ".join(dict.fromkeys(name.strip() for part in several for name in part.split(",") if name.strip())):
+    if names := ", ".join(
+        dict.fromkeys(name.strip() for part in several for name in part.split(",") if name.strip())
+    ):
         values[MACHINES] = names
     return {"kind": kind_of(typed), "model": example["model"], MACHINES: PRICED} | values
 
@@ -187,7 +236,11 @@ def _values(typed: Mapping[str, str], *, several: Sequence[str]) -> dict[str, st
 def _sections(kind: Kind) -> tuple[Section, ...]:
     """Further fields of the question, folded."""
     left = (
-        replace(section, folded=True, fields=tuple(field for field in section.fields if field.name not in ASKED))
+        replace(
+            section,
+            folded=True,
+            fields=tuple(field for field in section.fields if field.name not in ASKED),
+        )
         for section in sections(kind)
         if section.title in SHOWN
     )
@@ -198,9 +251,15 @@ def _gpu_of(offer: Offer) -> str | None:
     return offer.gpu or (catalog.node_type(offer.node_type).gpu if offer.node_type else None)
 
 
-def _mapping(values: Mapping[str, str], names: Sequence[str], listed: Sequence[Offer]) -> dict[str, Any]:
-    """The question as a query's mapping. A GPU that has a price means every priced machine with it."""
-    mapping = to_query({name: text for name, text in values.items() if name not in (MACHINES, NUM_GPUS)})
+def _mapping(
+    values: Mapping[str, str], names: Sequence[str], listed: Sequence[Offer]
+) -> dict[str, Any]:
+    """The question as a query's mapping. A GPU that has a price means every priced machine with
+    it.
+    """
+    mapping = to_query(
+        {name: text for name, text in values.items() if name not in (MACHINES, NUM_GPUS)}
+    )
     if isinstance(mapping.get("cluster", {}), str):
         raise InputError("name machines in the question, and leave cluster out", field="cluster")
     shared = dict(mapping.get("cluster") or {})
@@ -208,7 +267,9 @@ def _mapping(values: Mapping[str, str], names: Sequence[str], listed: Sequence[O
         try:
             numbers = [int(part) for part in text.split(",") if part.strip()]
         except ValueError:
-            raise InputError(f"expected whole numbers separated by commas, got {text[:100]!r}", field=NUM_GPUS) from None
+            raise InputError(
+                f"expected whole numbers separated by commas, got {text[:100]!r}", field=NUM_GPUS
+            ) from None
         shared["num_gpus"] = numbers if len(numbers) > 1 else numbers[0]
     priced = {_gpu_of(offer) for offer in listed}
     chosen = [name for name in names if name in priced]
@@ -217,13 +278,17 @@ def _mapping(values: Mapping[str, str], names: Sequence[str], listed: Sequence[O
         clusters.append({"node_type": PRICED, "gpu": chosen, **shared})
     for name in names:
         if name not in (PRICED, *chosen):
-            clusters.append({("gpu" if catalog.knows("gpus", name) else "node_type"): name, **shared})
+            clusters.append(
+                {("gpu" if catalog.knows("gpus", name) else "node_type"): name, **shared}
+            )
     if not clusters:
         raise InputError("name at least one machine", field=MACHINES, code="missing_field")
     return mapping | {"cluster": clusters if len(clusters) > 1 else clusters[0]}
 
 
-def _answered(page: MachinesPage, query: Query, answer: RecommendAnswer, *, server: str) -> MachinesPage:
+def _answered(
+    page: MachinesPage, query: Query, answer: RecommendAnswer, *, server: str
+) -> MachinesPage:
     front = {(row.cluster, row.known.provenance.get("num_gpus")) for row in answer.pareto or ()}
     by_name = {offer.name: offer for offer in offers()}
     rows = tuple(machine_rows(answer.recommendations, query=query, prices=by_name, front=front))

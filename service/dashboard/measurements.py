@@ -74,7 +74,10 @@ class Action:
     state: MeasurementState
 
 
-ACCEPT, EXCLUDE = Action(label="Accept", state="accepted"), Action(label="Exclude", state="excluded")
+ACCEPT, EXCLUDE = (
+    Action(label="Accept", state="accepted"),
+    Action(label="Exclude", state="excluded"),
+)
 TRUST = Action(label="Trust", state="accepted")
 """By an administrator: what taught its owner alone teaches everybody."""
 DELETE = Action(label="Delete", state="deleted")
@@ -102,7 +105,9 @@ class MeasurementRow(MeasuredRow):
     times_off: float | None
     """Times above or below its prediction."""
     teaches: str | None
-    """What predictions learn from it, in words; None of a run that teaches nothing, though it is accepted."""
+    """What predictions learn from it, in words; None of a run that teaches nothing, though it is
+    accepted.
+    """
     state: MeasurementState
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -131,14 +136,20 @@ class MeasurementsPage(Page):
 def measurements_context(
     store: StoreDep,
     principal: PrincipalDep,
-    status: Annotated[MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE] = None,
-    state: Annotated[MeasurementState | None, Query(description="Whether it teaches"), BLANK_IS_NONE] = None,
+    status: Annotated[
+        MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE
+    ] = None,
+    state: Annotated[
+        MeasurementState | None, Query(description="Whether it teaches"), BLANK_IS_NONE
+    ] = None,
     gpu: Word = "",
     model: Word = "",
     cursor: Cursor = None,
 ) -> MeasurementsPage:
     """Measurements, as shown on their page."""
-    find = partial(store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS)
+    find = partial(
+        store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS
+    )
     page = find(state=state, cursor=cursor)
     # What waits for a decision is not left among older rows.
     waiting = () if state or cursor else find(state="held").items
@@ -162,7 +173,9 @@ def measurements_context(
 
 
 @router.post("/measurements/{measurement_id}", include_in_schema=False)
-def change(request: Request, fields: Form, store: StoreDep, measurement_id: str) -> RedirectResponse:
+def change(
+    request: Request, fields: Form, store: StoreDep, measurement_id: str
+) -> RedirectResponse:
     """Let a measurement teach, or not, as PATCH and DELETE /v1/measurements/{measurement_id} do."""
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
@@ -174,7 +187,11 @@ def change(request: Request, fields: Form, store: StoreDep, measurement_id: str)
 
 def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
     measurement, predicted_s = record.measurement, record.predicted.get("step_s")
-    trust = (TRUST,) if scope >= Scope.ADMIN and record.state == "accepted" and not record.trusted else ()
+    trust = (
+        (TRUST,)
+        if scope >= Scope.ADMIN and record.state == "accepted" and not record.trusted
+        else ()
+    )
     measured_s = measurement.objective_s
     return MeasurementRow.of(
         record,
@@ -183,7 +200,9 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         tone=TONES.get(measurement.status, ""),
         predicted_s=predicted_s,
         measured_s=measured_s,
-        times_off=max(predicted_s / measured_s, measured_s / predicted_s) if predicted_s and measured_s else None,
+        times_off=max(predicted_s / measured_s, measured_s / predicted_s)
+        if predicted_s and measured_s
+        else None,
         teaches=(teaches := _teaches(record)),
         notes=tuple(_notes(record, teaches=teaches)),
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
@@ -218,7 +237,10 @@ def odd_figures(record: MeasurementRecord) -> Iterator[str]:
     """`1,539 s, 25 times the predicted 61.57 s`: the figures that the record's `warnings` name."""
     for name, distance in record.distances.items():
         if distance >= ODD:
-            measured, predicted = getattr(record.measurement, name), record.predicted[COMPARED[name]]
+            measured, predicted = (
+                getattr(record.measurement, name),
+                record.predicted[COMPARED[name]],
+            )
             write = formats.seconds if name.endswith("_s") else formats.gib
             side = "" if measured > predicted else "below "
             yield f"{write(measured)}, {times(distance)} {side}the predicted {write(predicted)}"

@@ -1,4 +1,6 @@
-"""Figures of estimates, of fixes and of measured runs, as a page shows them: values with their units and ranges."""
+"""Figures of estimates, of fixes and of measured runs, as a page shows them: values with their
+units and ranges.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,7 +25,9 @@ class Metric:
     low: float | None = None
     high: float | None = None
     by_cost_model: float | None = None
-    """What the cost model says by itself, where `value` is calibrated; None without measurements on this cluster."""
+    """What the cost model says by itself, where `value` is calibrated; None without measurements on
+    this cluster.
+    """
     note: str = ""
 
 
@@ -57,15 +61,25 @@ def compared_run(run: RunRecord, device: str) -> ComparedRun:
     )
 
 
-def training_metrics(estimate: Estimate, calibrated: Estimate | None, device: str = "GPU") -> tuple[Metric, ...]:
-    """Figures of a legal training configuration, calibrated where the cluster was measured; empty for an illegal one.
-    `device`: what its GPUs are called."""
+def training_metrics(
+    estimate: Estimate, calibrated: Estimate | None, device: str = "GPU"
+) -> tuple[Metric, ...]:
+    """Figures of a legal training configuration, calibrated where the cluster was measured; empty
+    for an illegal one. `device`: what its GPUs are called.
+    """
     if estimate.time is None or estimate.memory is None:
         return ()
     known = calibrated or estimate
-    rows = (_metric(each, known, alone=calibrated and estimate, device=device) for each in figures.TRAINING)
+    rows = (
+        _metric(each, known, alone=calibrated and estimate, device=device)
+        for each in figures.TRAINING
+    )
     noted = f"of the fullest {device}{f': {needs(known)}' if known.intervals else ''}"
-    return tuple(replace(row, note=noted) if row.unit == "bytes" else row for row in rows if row.value is not None)
+    return tuple(
+        replace(row, note=noted) if row.unit == "bytes" else row
+        for row in rows
+        if row.value is not None
+    )
 
 
 def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[Metric, ...]:
@@ -90,7 +104,9 @@ def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
 
 
 def measured_parts(run: RunRecord | None) -> dict[str, float]:
-    """Seconds of a measured step, or of a request, by the parts that were told apart: one where none was; empty without one."""
+    """Seconds of a measured step, or of a request, by the parts that were told apart: one where
+    none was; empty without one.
+    """
     measurement = run and run.measurement
     if not run or not measurement or measurement.status != "ok":
         return {}
@@ -102,15 +118,25 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
 
 def measured_peak(run: ComparedRun | None) -> float | None:
     """Bytes of the fullest device; None of a reduced run, or of one that failed."""
-    return next((each.value for each in run.metrics if each.name == figures.PEAK.label), None) if run else None
+    return (
+        next((each.value for each in run.metrics if each.name == figures.PEAK.label), None)
+        if run
+        else None
+    )
 
 
 def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:
-    return tuple(row for row in (_metric(each, source, device=device) for each in shown) if row.value is not None)
+    return tuple(
+        row
+        for row in (_metric(each, source, device=device) for each in shown)
+        if row.value is not None
+    )
 
 
 def _metric(figure: Figure, source: object, *, alone: object = None, device: str = "GPU") -> Metric:
-    """`alone`: the estimate before calibration, which also has what a calibration says nothing of."""
+    """`alone`: the estimate before calibration, which also has what a calibration says nothing
+    of.
+    """
     value, before = figure.value(source), figure.value(alone) if alone is not None else None
     low, high = figure.own_interval(source) or (None, None)
     return Metric(

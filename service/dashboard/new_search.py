@@ -1,4 +1,6 @@
-"""/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
+"""/searches/new: the form; the cost model's answer to it as the user types, with the query as text;
+and its submission.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,7 +36,14 @@ from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, Stor
 from service.api.searches import searched
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, count, details, seconds
-from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query, to_values
+from service.dashboard.new_search_form import (
+    FRAMEWORKS,
+    RecipeChoice,
+    kind_of,
+    recipe_choices,
+    to_query,
+    to_values,
+)
 from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
 from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row
@@ -44,7 +53,9 @@ MAX_ROWS = 8
 MAX_POINTS = 60
 """Configurations drawn in the plot."""
 LOG_FROM = 20.0
-"""Longest over shortest latency from which an axis is logarithmic: one slow configuration would push the others together."""
+"""Longest over shortest latency from which an axis is logarithmic: one slow configuration would
+push the others together.
+"""
 FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
@@ -121,19 +132,28 @@ def form_context(
     request: Request,
     store: StoreDep,
     clone: Annotated[
-        str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
+        str | None,
+        QueryParameter(
+            alias="from", max_length=16, description="A search whose query fills the form"
+        ),
     ] = None,
-    preset: Annotated[str | None, QueryParameter(max_length=40, description="A query to start from")] = None,
+    preset: Annotated[
+        str | None, QueryParameter(max_length=40, description="A query to start from")
+    ] = None,
     ranked: Ranked = False,
     *,
     find: FindDep,
     calibrations: CalibrationsDep,
     _turn: Annotated[None, Depends(_turn_if_ranked, scope="function")] = None,
 ) -> NewSearchPage:
-    """Form of a new search, as shown on its page; filled with a preset, a search's query, or the fields in the address."""
+    """Form of a new search, as shown on its page; filled with a preset, a search's query, or the
+    fields in the address.
+    """
     if preset is not None:
         if preset not in PRESETS:
-            raise NotFoundError(f"no preset {preset!r}; there are {', '.join(PRESETS)}", field="preset")
+            raise NotFoundError(
+                f"no preset {preset!r}; there are {', '.join(PRESETS)}", field="preset"
+            )
         return replace(form_page(to_values(PRESETS[preset].query), store=store), preset=preset)
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
@@ -143,7 +163,11 @@ def form_context(
         named = {name: values[name] for name in ("name",) if name in values}
         values = named | to_values(to_query(values))  # paths that have no field go into the YAML
     page = form_page(values, store=store)
-    return replace(page, preview=preview(values, request, store, find, calibrations, None)) if ranked else page
+    return (
+        replace(page, preview=preview(values, request, store, find, calibrations, None))
+        if ranked
+        else page
+    )
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
@@ -169,7 +193,12 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
 
 
 def preview(
-    values: Form, request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep, _turn: RankingTurn
+    values: Form,
+    request: Request,
+    store: StoreDep,
+    find: FindDep,
+    calibrations: CalibrationsDep,
+    _turn: RankingTurn,
 ) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
@@ -186,7 +215,10 @@ def preview(
     return Preview(
         kind=query.kind,
         error=None,
-        calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
+        calibrated=any(
+            isinstance(row, Recommendation) and row.calibrated_estimate
+            for row in answer.recommendations
+        ),
         rows=tuple(ranked_row(row, query=query, chosen=row.rank == 1) for row in listed[:MAX_ROWS]),
         misses=tuple(ranked_row(row, query=query) for row in answer.nearest_misses),
         legal=answer.space.legal,
@@ -220,7 +252,9 @@ def preview_html(page: PreviewDep) -> HTMLResponse:
 
 @router.post("", include_in_schema=False)
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
-    """Queue the search and redirect to its page; on an error, show the form again with its message."""
+    """Queue the search and redirect to its page; on an error, show the form again with its
+    message.
+    """
     try:
         sent, label = to_query(values), schema.parse(Label, {"name": values.get("name", "")})
         record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find))
@@ -228,7 +262,12 @@ def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
             store.label_search(search_id=record.id, label=label)
     except HpToolError as error:
         page = replace(form_page(values, store=store), error=error.as_dict())
-        return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
+        return render(
+            "new_search.html",
+            page=page,
+            section="New search",
+            status=HTTP_422_UNPROCESSABLE_CONTENT,
+        )
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
@@ -248,7 +287,9 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
 
 
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
-    """The front of step time and memory; empty for serving, and where looking at every configuration costs too much."""
+    """The front of step time and memory; empty for serving, and where looking at every
+    configuration costs too much.
+    """
     if query.kind == "inference":
         return ()
     try:
@@ -259,10 +300,18 @@ def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendat
 
 def _figures(query: Query, answer: RecommendAnswer) -> tuple[Figure, ...]:
     if query.kind == "training":
-        rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
+        rows = [
+            row
+            for row in (*answer.recommendations, *(answer.pareto or ()))
+            if isinstance(row, Recommendation)
+        ]
         return (_training_figure(rows, front=answer.pareto or ()),) if rows else ()
-    # An unknown load's front; else without targets, so that the plot also shows configurations that miss them.
-    rows_shown = answer.throughput_front or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    # An unknown load's front; else without targets, so that the plot also shows configurations that
+    # miss them.
+    rows_shown = (
+        answer.throughput_front
+        or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    )
     serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
     return _serving_figures(serving_rows, targets=query.targets) if serving_rows else ()
 
@@ -271,12 +320,22 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     """Throughput against memory, with the Pareto front and the device's memory."""
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
-    limit = max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0) / GIB
+    limit = (
+        max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0)
+        / GIB
+    )
     return {
         "traces": [
             _candidates("Candidates", rows, marker={"color": "--series-1", "opacity": 0.6}),
-            line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
-            _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
+            line(
+                "Pareto front",
+                x=(x for x, _ in front_points),
+                y=(y for _, y in front_points),
+                style=FRONT,
+            ),
+            _candidates(
+                "Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}
+            ),
         ],
         "x": {"title": "Memory per GPU, GiB"},
         "y": {"title": "Tokens/s per GPU"},
@@ -287,44 +346,76 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
 def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
     points = [_memory_and_rate(row) for row in rows]
     text = [
-        f"{arithmetic(row.parallel)}\n{details(row.parallel)}\n{memory:.1f} GiB, {rate:,.0f} tokens/s per GPU"
+        f"{arithmetic(row.parallel)}\n{details(row.parallel)}\n{memory:.1f} GiB, {rate:,.0f} "
+        "tokens/s per GPU"
         for row, (memory, rate) in zip(rows, points, strict=True)
     ]
-    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, marker=marker)
+    return markers(
+        name, x=(x for x, _ in points), y=(y for _, y in points), text=text, marker=marker
+    )
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
     estimate = row.known
-    return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
+    return (
+        estimate.memory.total_bytes / GIB if estimate.memory else 0.0,
+        estimate.tokens_per_second_per_gpu or 0.0,
+    )
 
 
-def _serving_figures(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> tuple[Figure, ...]:
+def _serving_figures(
+    rows: Sequence[ServingRecommendation], *, targets: Targets | None
+) -> tuple[Figure, ...]:
     """Throughput against both latencies; the region that meets a target is shaded."""
     return tuple(
-        latency_figure(name, rows, getattr(targets, name) if targets is not None else None) for name in ("ttft_s", "tpot_s")
+        latency_figure(name, rows, getattr(targets, name) if targets is not None else None)
+        for name in ("ttft_s", "tpot_s")
     )
 
 
 def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: float | None) -> Figure:
     """Return throughput against one latency; `limit`: the target, in seconds."""
     letters = name.removesuffix("_s").upper()
-    known = ((getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row) for row in rows)
-    points = [(latency, rate, row) for latency, rate, row in known if latency is not None and rate is not None]
+    known = (
+        (getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row)
+        for row in rows
+    )
+    points = [
+        (latency, rate, row)
+        for latency, rate, row in known
+        if latency is not None and rate is not None
+    ]
     text = [
-        f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} {seconds(latency)}\n"
+        f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} "
+        f"{seconds(latency)}\n"
         f"{count(rate)} tokens/s per GPU"
         for latency, rate, row in points
     ]
     latencies = [latency for latency, _, _ in points]
-    unit = {"title": f"{letters}, ms", "times": 1e3} if min(latencies, default=1.0) < 1.0 else {"title": f"{letters}, s"}
+    unit = (
+        {"title": f"{letters}, ms", "times": 1e3}
+        if min(latencies, default=1.0) < 1.0
+        else {"title": f"{letters}, s"}
+    )
     far = max(latencies, default=1.0) > LOG_FROM * min(latencies, default=1.0)
     scale = {"log": True} if far else {"zero": True}
-    best = [not any(each[0] <= latency and each[1] > rate for each in points) for latency, rate, _ in points]
-    front = sorted((latency, rate) for (latency, rate, _), there in zip(points, best, strict=True) if there)
-    labels = [each.partition("\n")[0] if there else "" for each, there in zip(text, best, strict=True)]
+    best = [
+        not any(each[0] <= latency and each[1] > rate for each in points)
+        for latency, rate, _ in points
+    ]
+    front = sorted(
+        (latency, rate) for (latency, rate, _), there in zip(points, best, strict=True) if there
+    )
+    labels = [
+        each.partition("\n")[0] if there else "" for each, there in zip(text, best, strict=True)
+    ]
     marker = {"color": "--series-1", "size": 7, "labels": labels}
     shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
-    drawn = [line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT)] if len(front) > 1 else []
+    drawn = (
+        [line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT)]
+        if len(front) > 1
+        else []
+    )
     return {
         "traces": [
             markers(

@@ -1,4 +1,6 @@
-"""The new search's form: its fields, which the query's schema describes, and their values to and from a query."""
+"""The new search's form: its fields, which the query's schema describes, and their values to and
+from a query.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ EXTRA = "extra"
 
 def recipe_choices() -> tuple[RecipeChoice, ...]:
     """All recipes of the catalogue."""
-    return tuple(RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes())
+    return tuple(
+        RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes()
+    )
 
 
 def kind_of(values: Mapping[str, Any]) -> Kind:
@@ -44,27 +48,43 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     query: dict[str, Any] = {"kind": kind_of(values)}
     if EXTRA in values:
         query |= _extra(values[EXTRA])
-    known, others = fields(kind_of(values)), fields("training" if kind_of(values) == "inference" else "inference")
+    known, others = (
+        fields(kind_of(values)),
+        fields("training" if kind_of(values) == "inference" else "inference"),
+    )
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
         raise InputError("name a registered cluster or describe one, not both", field="cluster")
     # An address may name any path of a query; fields of the other kind are left over from its tab.
-    unlisted = {name: _any_value(name, text) for name, text in values.items() if "." in name and name not in known | others}
+    unlisted = {
+        name: _any_value(name, text)
+        for name, text in values.items()
+        if "." in name and name not in known | others
+    }
     return schema.lay(schema.lay(query, filled), unlisted)
 
 
 def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
-    """The form's values for a query; what its fields cannot hold exactly goes into its YAML. `known`: its fields by path."""
+    """The form's values for a query; what its fields cannot hold exactly goes into its YAML.
+    `known`: its fields by path.
+    """
     leaves = dotted({name: value for name, value in query.items() if name != "kind"})
     parallel = query.get("parallel")
-    if isinstance(parallel, Mapping) and isinstance(recompute := parallel.get("recompute"), Mapping):  # a value, not a section
-        leaves = {path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")} | {
-            RECOMPUTE: recompute
-        }
+    if isinstance(parallel, Mapping) and isinstance(
+        recompute := parallel.get("recompute"), Mapping
+    ):  # a value, not a section
+        leaves = {
+            path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")
+        } | {RECOMPUTE: recompute}
     known = fields(kind_of(query)) if known is None else known
     texts = {name: _text(known[name], value) for name, value in leaves.items() if name in known}
-    values = {"kind": kind_of(query), **{name: text for name, text in texts.items() if text is not None}}
-    if rest := schema.lay({}, {path: value for path, value in leaves.items() if path not in values}):
+    values = {
+        "kind": kind_of(query),
+        **{name: text for name, text in texts.items() if text is not None},
+    }
+    if rest := schema.lay(
+        {}, {path: value for path, value in leaves.items() if path not in values}
+    ):
         values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)
     return values
 
@@ -75,7 +95,9 @@ def _extra(text: str) -> dict[str, Any]:
     except InputError as error:
         raise InputError(error.message, field=EXTRA, code=error.code) from None
     if not all(isinstance(name, str) for name in data):
-        raise InputError("further fields are `name: value` lines of a query", field=EXTRA, code="syntax")
+        raise InputError(
+            "further fields are `name: value` lines of a query", field=EXTRA, code="syntax"
+        )
     return dict(data)
 
 
@@ -94,7 +116,9 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """The text as a number, boolean or recomputation in detail if the field can hold one, else unchanged."""
+    """The text as a number, boolean or recomputation in detail if the field can hold one, else
+    unchanged.
+    """
     if field.text:
         return text
     if field.name == RECOMPUTE:
@@ -115,7 +139,11 @@ def _text(field: Field, value: Any) -> str | None:
     if field.options and not field.several and text not in field.options:
         return None
     # An input has one line without outer spaces; empty, it leaves its field out.
-    return text if text.strip() == text and text and text.isprintable() and _value(field, text) == value else None
+    return (
+        text
+        if text.strip() == text and text and text.isprintable() and _value(field, text) == value
+        else None
+    )
 
 
 def _word(value: Any) -> str:
@@ -127,11 +155,15 @@ def _word(value: Any) -> str:
 def recompute_text(value: Mapping[str, Any]) -> str:
     """A recomputation's mapping in one line, as `recompute_value` reads it."""
     parts = (part for part in value.values() if part is not None)
-    return " ".join("+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts)
+    return " ".join(
+        "+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts
+    )
 
 
 def recompute_value(text: str) -> str | dict[str, Any]:
-    """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as it is."""
+    """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as
+    it is.
+    """
     words = text.split()
     if len(words) < 2:
         return text

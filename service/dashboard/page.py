@@ -1,4 +1,6 @@
-"""What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the whole state of its page."""
+"""What the pages share: contexts, routes, templates, forms, and addresses, each of which holds the
+whole state of its page.
+"""
 
 import hashlib
 import inspect
@@ -61,12 +63,22 @@ SECTIONS = (
 )
 """The navigation bar: name and address."""
 GUIDES = {
-    "Ask": "recommend", "Searches": "search", "New search": "queries", "Explain": "explain", "Watch": "watch",
-    "Calibration": "calibration", "Workers": "clusters", "Models": "models", "GPUs": "networks", "Clusters": "clusters",
+    "Ask": "recommend",
+    "Searches": "search",
+    "New search": "queries",
+    "Explain": "explain",
+    "Watch": "watch",
+    "Calibration": "calibration",
+    "Workers": "clusters",
+    "Models": "models",
+    "GPUs": "networks",
+    "Clusters": "clusters",
     "Keys": "service",
-}  # fmt: skip
+}
 """By section: the guide's page about it."""
-ASSETS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))).hexdigest()[:12]
+ASSETS = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
+).hexdigest()[:12]
 """Digest of the static files. It is part of their URLs, so they can be cached forever."""
 
 _environment = Environment(
@@ -107,10 +119,12 @@ def page_at(
     status: Callable[[Any], int] = lambda context: HTTP_200_OK,
     home: bool = False,
 ) -> Callable[[ContextFunction], ContextFunction]:
-    """Register the HTML page at `path` and its JSON for the decorated function, which returns the page's context.
+    """Register the HTML page at `path` and its JSON for the decorated function, which returns the
+    page's context.
 
-    The function is a FastAPI dependency; its docstring describes the JSON in the API. `status` computes the HTML response's
-    status from the context. With `home`, the page is also the dashboard's front page.
+    The function is a FastAPI dependency; its docstring describes the JSON in the API. `status`
+    computes the HTML response's status from the context. With `home`, the page is also the
+    dashboard's front page.
     """
 
     def register(context_function: ContextFunction) -> ContextFunction:
@@ -121,7 +135,9 @@ def page_at(
 
         def html_page(request: Request, context: Any = dependency) -> HTMLResponse:
             notice = NOTICES.get(request.query_params.get("done", ""))
-            return render(template, page=context, section=section, status=status(context), notice=notice)
+            return render(
+                template, page=context, section=section, status=status(context), notice=notice
+            )
 
         name = context_function.__name__.removesuffix("_context")
         # JSON first: if the path ends in a parameter, the HTML route would match its address too.
@@ -133,7 +149,13 @@ def page_at(
             response_model=get_type_hints(context_function)["return"],
         )
         for address in (path, "/") if home else (path,):
-            router.add_api_route(address, html_page, name=f"{name}_html", response_class=HTMLResponse, include_in_schema=False)
+            router.add_api_route(
+                address,
+                html_page,
+                name=f"{name}_html",
+                response_class=HTMLResponse,
+                include_in_schema=False,
+            )
         return context_function
 
     return register
@@ -151,22 +173,38 @@ def rendered(template: str, **variables: Any) -> str:
 
 
 def render(
-    template: str, *, page: Any, section: str | None = None, status: int = 200, notice: str | None = None
+    template: str,
+    *,
+    page: Any,
+    section: str | None = None,
+    status: int = 200,
+    notice: str | None = None,
 ) -> HTMLResponse:
-    """HTML response of `template` with the context `page`; `section` is marked in the navigation bar, `notice` says what the
-    reader has just done."""
-    return HTMLResponse(rendered(template, page=page, section=section, notice=notice), status_code=status)
+    """HTML response of `template` with the context `page`; `section` is marked in the navigation
+    bar, `notice` says what the reader has just done.
+    """
+    return HTMLResponse(
+        rendered(template, page=page, section=section, notice=notice), status_code=status
+    )
 
 
 def streamed(
-    template: str, rest: str, *, page: P, whole: Callable[[], Awaitable[P]], section: str | None = None
+    template: str,
+    rest: str,
+    *,
+    page: P,
+    whole: Callable[[], Awaitable[P]],
+    section: str | None = None,
 ) -> StreamingResponse:
-    """HTML of `template` with what is known of `page` at once, and at its `{{ rest }}` that of the template `rest` with all of
-    the page, as soon as that is known."""
+    """HTML of `template` with what is known of `page` at once, and at its `{{ rest }}` that of the
+    template `rest` with all of the page, as soon as that is known.
+    """
     mark = Markup("<!-- the rest -->")
 
     async def parts() -> AsyncIterator[str]:
-        before, place, after = rendered(template, page=page, section=section, rest=mark).partition(mark)
+        before, place, after = rendered(template, page=page, section=section, rest=mark).partition(
+            mark
+        )
         yield before
         if place:
             yield rendered(rest, page=await whole())
@@ -188,10 +226,14 @@ def none_if_blank(text: object) -> object:
 class _BlankIsNone:
     """Reads blank text as None, and says in the schema that blank text is accepted."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_before_validator_function(none_if_blank, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return {"anyOf": [handler(schema), {"type": "string", "const": ""}]}
 
 
@@ -200,11 +242,17 @@ BLANK_IS_NONE = _BlankIsNone()
 
 
 def read_form(text: str | bytes) -> dict[str, str]:
-    """Values by name, without blank ones; the last value of a repeated name counts. Raises InputError."""
+    """Values by name, without blank ones; the last value of a repeated name counts. Raises
+    InputError.
+    """
     try:
-        pairs = parse_qsl(text if isinstance(text, str) else text.decode(), max_num_fields=MAX_FIELDS)
+        pairs = parse_qsl(
+            text if isinstance(text, str) else text.decode(), max_num_fields=MAX_FIELDS
+        )
     except ValueError:
-        raise InputError("the form is not URL-encoded or has too many fields", code="bad_request") from None
+        raise InputError(
+            "the form is not URL-encoded or has too many fields", code="bad_request"
+        ) from None
     return {name: value.strip() for name, value in pairs if value.strip()}
 
 
@@ -213,18 +261,26 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
-"""Fields of the posted form. The gate has checked its size and, by the Origin header, that our own page sent it."""
+"""Fields of the posted form. The gate has checked its size and, by the Origin header, that our own
+page sent it.
+"""
 
 
 def address(path: str, parameters: Mapping[str, object]) -> str:
-    """`path` with its query string; parameters that are None or empty are left out, and those of several values repeated."""
+    """`path` with its query string; parameters that are None or empty are left out, and those of
+    several values repeated.
+    """
     kept = {name: value for name, value in parameters.items() if value not in (None, "", ())}
     return f"{path}?{urlencode(kept, doseq=True)}" if kept else path
 
 
-def next_href(path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None) -> str | None:
+def next_href(
+    path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None
+) -> str | None:
     """Address of the part of a list that follows `part`; None on the last one."""
-    return address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
+    return (
+        address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
+    )
 
 
 def json_href(href: str) -> str:
@@ -234,17 +290,23 @@ def json_href(href: str) -> str:
 
 
 def configuration_href(configuration: Configuration, *, search_id: str | None = None) -> str:
-    """Return the address of the configuration's page; `search_id`: of the search whose evidence its figures rest on."""
+    """Return the address of the configuration's page; `search_id`: of the search whose evidence its
+    figures rest on.
+    """
     return address("/configurations", {"query": configuration.text(), "search": search_id})
 
 
 def compare_href(first: Configuration, second: Configuration | None = None) -> str:
-    """Return the address of the page that compares two configurations, or one with the one to try of its query."""
+    """Return the address of the page that compares two configurations, or one with the one to try
+    of its query.
+    """
     return address("/compare", {"first": first.text(), "second": second and second.text()})
 
 
 def stored_configuration(query: Mapping[str, Any] | None, row: Row) -> Configuration | None:
-    """Return the configuration of a row of a stored query; None where that is of another version and cannot be read."""
+    """Return the configuration of a row of a stored query; None where that is of another version
+    and cannot be read.
+    """
     try:
         return Configuration.of(row, query=schema.parse_query(query)) if query else None
     except HpToolError:

@@ -32,14 +32,27 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, watches, offline),
+    *(
+        catalogue,
+        configuration,
+        compare,
+        explain,
+        explorer,
+        explorer_serving,
+        machines,
+        run,
+        watches,
+        offline,
+    ),
     guide,
 )
 """Modules with a router of pages."""
 
 
 class Assets(StaticFiles):
-    """Static files whose URL contains a digest of their content, so browsers can cache them forever."""
+    """Static files whose URL contains a digest of their content, so browsers can cache them
+    forever.
+    """
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -49,5 +62,9 @@ class Assets(StaticFiles):
 
 def mount_assets(app: FastAPI) -> None:
     """Add the pages' static files, and the guide's pictures, to the app."""
-    app.mount("/guide/pictures", StaticFiles(directory=guide.guide_folder() / "pictures", check_dir=False), name="pictures")
+    app.mount(
+        "/guide/pictures",
+        StaticFiles(directory=guide.guide_folder() / "pictures", check_dir=False),
+        name="pictures",
+    )
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

@@ -16,7 +16,8 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     "this-machine": Preset(
         label="Small GPT on this machine",
-        about="A small GPT on two processes of a worker's processor: real runs, a few minutes, no GPU.",
+        about="A small GPT on two processes of a worker's processor: real runs, a few minutes, no "
+        "GPU.",
         query={
             "kind": "training",
             "model": {
@@ -28,7 +29,10 @@ PRESETS: dict[str, Preset] = {
             },
             "cluster": {"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 2},
             "training": {"sequence_length": 64, "global_batch_size": 64, "precision": "bf16"},
-            "parallel": {"sequence_parallel": [False, True], "recompute": ["none", "selective", "full"]},
+            "parallel": {
+                "sequence_parallel": [False, True],
+                "recompute": ["none", "selective", "full"],
+            },
             "search": {
                 "launcher": "local",
                 "baseline": {
@@ -48,7 +52,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "llama-3-70b": Preset(
         label="Llama 3 70B on 64 H100",
-        about="Predictions alone: read the ranking. A search would need a worker on such a cluster.",
+        about="Predictions alone: read the ranking. A search would need a worker on such a "
+        "cluster.",
         query={
             "kind": "training",
             "model": "llama-3-70b",

@@ -1,4 +1,6 @@
-"""Rows of rankings, as every page lists them: the question's answer, the form's preview, and the nearest that do not fit."""
+"""Rows of rankings, as every page lists them: the question's answer, the form's preview, and the
+nearest that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from hp_tool.domain.fit import Fit
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingConfig, ServingRecommendation
+from hp_tool.domain.serving import (
+    InferenceEstimate,
+    RunConfig,
+    ServingConfig,
+    ServingRecommendation,
+)
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
 from hp_tool.render.fit import why_wide
@@ -21,7 +28,12 @@ from service.dashboard import formats
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 
-LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
+LAYOUT = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+)
 """What a search around a row keeps of it."""
 
 
@@ -72,15 +84,33 @@ class RankedRow(View):
 
 
 def ranked_row(
-    row: Recommendation | ServingRecommendation, *, query: Query, chosen: bool = False, settings_href: str | None = None
+    row: Recommendation | ServingRecommendation,
+    *,
+    query: Query,
+    chosen: bool = False,
+    settings_href: str | None = None,
 ) -> RankedRow:
-    """Return the row of a recommendation for a query as it was typed, in which a registered name is still a name."""
-    this, estimate, mapping = Configuration.of(row, query=query), row.known, schema.query_mapping(query)
+    """Return the row of a recommendation for a query as it was typed, in which a registered name is
+    still a name.
+    """
+    this, estimate, mapping = (
+        Configuration.of(row, query=query),
+        row.known,
+        schema.query_mapping(query),
+    )
     text = this.text()
     if isinstance(row, ServingRecommendation):
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        step_s, rate, intervals = None, row.known.output_tokens_per_second_per_gpu, row.known.intervals
-        between = {} if intervals is None else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
+        step_s, rate, intervals = (
+            None,
+            row.known.output_tokens_per_second_per_gpu,
+            row.known.intervals,
+        )
+        between = (
+            {}
+            if intervals is None
+            else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
+        )
         wide, waits = "", _waiting(row.known, row.parallel)
     else:
         known, wide, waits = row.known, why_wide(row.known), ""
@@ -113,7 +143,9 @@ def ranked_row(
 
 
 def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
-    """The first row of each layout; other settings hardly change the throughput of the first places."""
+    """The first row of each layout; other settings hardly change the throughput of the first
+    places.
+    """
     first: dict[tuple[int, ...], Recommendation] = {}
     for row in rows:
         first.setdefault(tuple(getattr(row.parallel, name) for name in LAYOUT), row)
@@ -121,11 +153,17 @@ def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
 
 
 def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
-    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty where all that are in flight run."""
+    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty where all that are in
+    flight run.
+    """
     if not estimate.some_wait:
         return ""
     running, flying = estimate.running_requests, estimate.concurrency
-    room = "fit in the KV cache" if estimate.kv_cache_limited else f"run under the engine limit {config.max_num_seqs:,}"
+    room = (
+        "fit in the KV cache"
+        if estimate.kv_cache_limited
+        else f"run under the engine limit {config.max_num_seqs:,}"
+    )
     return f"{running:,.0f} of {flying:,.0f} requests {room}; the others wait"
 
 
@@ -137,4 +175,7 @@ def run_href(configuration: Configuration) -> str:
 def _search_href(query: dict[str, Any], parallel: RunConfig) -> str:
     kept = LAYOUT if isinstance(parallel, ParallelConfig) else ("tensor_parallel_size",)
     layout = {name: getattr(parallel, name) for name in kept}
-    return address("/searches/new", to_values(query | {"parallel": {**(query.get("parallel") or {}), **layout}}))
+    return address(
+        "/searches/new",
+        to_values(query | {"parallel": {**(query.get("parallel") or {}), **layout}}),
+    )

@@ -18,7 +18,11 @@ def report_html(*, store: Store, search_id: str) -> str:
     """HTML of the report. Raises NotFoundError."""
     record = store.get_search(search_id=search_id)
     runs = store.runs(search_id=search_id)
-    logs = {run.id: run.measurement.log_tail for run in runs if run.measurement and run.measurement.log_tail}
+    logs = {
+        run.id: run.measurement.log_tail
+        for run in runs
+        if run.measurement and run.measurement.log_tail
+    }
     figures = store.run_figures(search_id=search_id)
     return rendered(
         "report.html",
@@ -31,9 +35,14 @@ def report_html(*, store: Store, search_id: str) -> str:
 
 @cache
 def _module(name: str) -> str:
-    """Source of a module with its imports inlined: a page opened from a file may not fetch others."""
+    """Source of a module with its imports inlined: a page opened from a file may not fetch
+    others.
+    """
 
     def inlined(match: re.Match[str]) -> str:
-        return f'from "data:text/javascript;base64,{base64.b64encode(_module(match[1]).encode()).decode()}"'
+        return (
+            "from "
+            f'"data:text/javascript;base64,{base64.b64encode(_module(match[1]).encode()).decode()}"'
+        )
 
     return IMPORT.sub(inlined, (STATIC / name).read_text(encoding="utf-8"))

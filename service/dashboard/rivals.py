@@ -26,7 +26,9 @@ class Rival:
 
 
 def rivals(record: SearchRecord) -> tuple[Rival, ...]:
-    """Rows of the result that did not run and whose time may be the first row's: the 90 % interval of their ratio holds 1."""
+    """Rows of the result that did not run and whose time may be the first row's: the 90 % interval
+    of their ratio holds 1.
+    """
     rows = known_rows(record)
     if not rows or rows[0].rank != 1 or (first := _known(rows[0].known)) is None:
         return ()
@@ -38,17 +40,27 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
         if low <= 1.0 <= high:
             configuration = stored_configuration(record.query, row)
             arithmetic, details = trials.words(row.parallel, record.query)
-            href = None if configuration is None else configuration_href(configuration, search_id=record.id)
+            href = (
+                None
+                if configuration is None
+                else configuration_href(configuration, search_id=record.id)
+            )
             alike.append(Rival(arithmetic=arithmetic, details=details, step_s=known[0], href=href))
     return tuple(alike)
 
 
 def _known(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
-    """(seconds of a step or a request, standard deviation of their logarithm); None where they are not stated."""
+    """(seconds of a step or a request, standard deviation of their logarithm); None where they are
+    not stated.
+    """
     if estimate.intervals is None:
         return None
     if isinstance(estimate, Estimate):
         seconds, interval = estimate.time and estimate.time.step_s, estimate.intervals.step_s
     else:  # most of a request's seconds are its output tokens'
         seconds, interval = estimate.request_latency_s, estimate.intervals.tpot_s
-    return (seconds, math.log(interval[1] / interval[0]) / (2.0 * NORMAL_QUANTILE)) if seconds and interval[0] > 0.0 else None
+    return (
+        (seconds, math.log(interval[1] / interval[0]) / (2.0 * NORMAL_QUANTILE))
+        if seconds and interval[0] > 0.0
+        else None
+    )

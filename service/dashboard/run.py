@@ -1,4 +1,6 @@
-"""/run: what runs a configuration in each tool, and what a tool lacks for it. Its query is part of the address."""
+"""/run: what runs a configuration in each tool, and what a tool lacks for it. Its query is part of
+the address.
+"""
 
 import json
 import shlex
@@ -42,7 +44,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage(Page):
-    """What runs a configuration. If its query cannot be read, `error` says why and the rest is empty."""
+    """What runs a configuration. If its query cannot be read, `error` says why and the rest is
+    empty.
+    """
 
     heading: str = ""
     subject: str = ""
@@ -58,7 +62,9 @@ class RunPage(Page):
 
 
 @page_at(router, "/run", template="run.html", section="Ask", status=error_status)
-def ways_context(query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep) -> RunPage:
+def ways_context(
+    query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep
+) -> RunPage:
     """What runs a configuration in each tool, as shown on its page."""
     json_href = address("/run.json", {"query": query})
     try:
@@ -67,7 +73,10 @@ def ways_context(query: QueryText, request: Request, find: FindDep, calibrations
         assert estimate.parallel is not None
         this = Configuration(query=parsed, parallel=estimate.parallel)
         server = str(request.base_url).rstrip("/")
-        ways = (*(_way(this, name) for name in _tools(this.query)), *as_text(this.query, server=server, task="estimate"))
+        ways = (
+            *(_way(this, name) for name in _tools(this.query)),
+            *as_text(this.query, server=server, task="estimate"),
+        )
     except HpToolError as error:
         return RunPage(title="Run it", json_href=json_href, error=error.as_dict())
     return RunPage(
@@ -84,17 +93,36 @@ def ways_context(query: QueryText, request: Request, find: FindDep, calibrations
 
 
 @router.get("/run/{name}", response_class=PlainTextResponse)
-def run_file(name: str, query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep) -> PlainTextResponse:
+def run_file(
+    name: str, query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep
+) -> PlainTextResponse:
     """One way to run a configuration, as a file."""
-    way = next((each for each in ways_context(query, request, find, calibrations).ways if each.name == name), None)
+    way = next(
+        (
+            each
+            for each in ways_context(query, request, find, calibrations).ways
+            if each.name == name
+        ),
+        None,
+    )
     if way is None or way.lacks is not None:
-        raise NotFoundError(way.lacks if way and way.lacks else f"nothing is written as {name[:40]!r}", field="name")
-    return PlainTextResponse(way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'})
+        raise NotFoundError(
+            way.lacks if way and way.lacks else f"nothing is written as {name[:40]!r}", field="name"
+        )
+    return PlainTextResponse(
+        way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'}
+    )
 
 
 def _tools(query: Query) -> tuple[str, ...]:
     """Formats that run such a query, the usual one first."""
-    runs = query.training.framework if query.training else query.inference.engine if query.inference else None
+    runs = (
+        query.training.framework
+        if query.training
+        else query.inference.engine
+        if query.inference
+        else None
+    )
     first = usual(query.kind, runs)
     return tuple(dict.fromkeys((first.name, *writable(query.kind))))
 
@@ -117,17 +145,30 @@ def _way(this: Configuration, name: str) -> Way:
 
 
 def as_text(query: Query, *, server: str, task: str = "recommend") -> tuple[Way, ...]:
-    """Return the query as YAML, as a command line, as a request and in Python; `task`: recommend or estimate."""
+    """Return the query as YAML, as a command line, as a request and in Python; `task`: recommend or
+    estimate.
+    """
     mapping = schema.query_mapping(query)
     body = json.dumps(mapping, ensure_ascii=False)
-    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in formats.dotted(mapping).items())
+    assignments = (
+        f"{path}={json.dumps(value, ensure_ascii=False)}"
+        for path, value in formats.dotted(mapping).items()
+    )
     settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
     routes = ("estimates",) if task == "estimate" else ("recommendations", "searches")
-    commands = (f"hp-tool {task} {settings}", *([] if task == "estimate" else [f"hp-tool tune --server {server} {settings}"]))
+    commands = (
+        f"hp-tool {task} {settings}",
+        *([] if task == "estimate" else [f"hp-tool tune --server {server} {settings}"]),
+    )
     posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in routes)
     python = f"import hp_tool\n\nanswer = hp_tool.{task}({mapping!r})\nprint(answer)"
     return (
-        Way(name="yaml", title="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), group=ASKS),
+        Way(
+            name="yaml",
+            title="YAML",
+            text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True),
+            group=ASKS,
+        ),
         Way(name="command", title="Command line", text="\n".join(commands), group=ASKS),
         Way(name="curl", title="curl", text="\n".join(posts), group=ASKS),
         Way(name="python", title="Python", text=python, group=ASKS),

@@ -20,14 +20,29 @@ from hp_tool.queries import schema
 from hp_tool.render.words import stopped_words
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
-from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget, searched
+from service.api.searches import (
+    MEANING,
+    Action,
+    BudgetChange,
+    apply_action,
+    changed_budget,
+    searched,
+)
 from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
 from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now, seen_log, steps_of
-from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
+from service.dashboard.page import (
+    Form,
+    Page,
+    Tone,
+    configuration_href,
+    done,
+    page_at,
+    stored_configuration,
+)
 from service.dashboard.ranking import run_href
 from service.dashboard.verdict import failed_so_far, runs_verdict
 
@@ -72,7 +87,9 @@ class SearchPage(Page, View):
     logs_href: str
     """Prefix of a log's address; append the run's id."""
     export_href: str | None
-    """Address of the best configuration for another tool, given as ?format=; None while there is none."""
+    """Address of the best configuration for another tool, given as ?format=; None while there is
+    none.
+    """
     run_href: str | None
     """Page of what runs the best configuration in each tool."""
     best_href: str | None
@@ -99,7 +116,9 @@ class SearchPage(Page, View):
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
     schedule: Schedule | None
-    """The answer's pipeline schedule, of a training search that has one; None until the search has ended."""
+    """The answer's pipeline schedule, of a training search that has one; None until the search has
+    ended.
+    """
     bubble_fraction: float | None
     """Share of the bubble in its whole step."""
     health: Health
@@ -147,7 +166,9 @@ def search_context(search_id: str, store: StoreDep) -> SearchPage:
 def trials_json(search_id: str, store: StoreDep) -> Response:
     """All profile runs of a search in columns, as its charts and its table show them."""
     record = store.get_search(search_id=search_id)
-    return json_response(trials.trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+    return json_response(
+        trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +198,11 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
         json_href=f"/searches/{record.id}/runs.json",
         search_href=f"/searches/{record.id}",
         runs=table,
-        order=tuple(sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))[:MOST_ROWS]),
+        order=tuple(
+            sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))[
+                :MOST_ROWS
+            ]
+        ),
     )
 
 
@@ -205,13 +230,16 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
     sent["search"] = (sent.get("search") or {}) | {
         "run_timeout_s": number(values.get("run_timeout_s", ""), field="run_timeout_s")
     }
-    record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find), request=sent)
+    record = store.create_search(
+        **searched(schema.parse_query(sent), sent=sent, find=find), request=sent
+    )
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
 def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
-    """Return (seconds that would have let runs end which their limit cut off, that limit, the longest step expected of them);
-    None where that is not why a search failed."""
+    """Return (seconds that would have let runs end which their limit cut off, that limit, the
+    longest step expected of them); None where that is not why a search failed.
+    """
     settings = view.query.get("search") or {}
     limit = settings.get("run_timeout_s", "auto")
     if view.state is not SearchState.FAILED or not isinstance(limit, int | float):
@@ -222,18 +250,32 @@ def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
     steps = sum(steps_of(view.query))
     slowest_s = max(run.expected_step_s or run.predicted_step_s or 0.0 for run in runs)
     needed_s = max(2.0 * (START_UP_S + steps * slowest_s), 2.0 * limit)
-    return next(each for each in LIMITS_S if each >= needed_s or each == LIMITS_S[-1]), limit, slowest_s
+    return (
+        next(each for each in LIMITS_S if each >= needed_s or each == LIMITS_S[-1]),
+        limit,
+        slowest_s,
+    )
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:
     def handle(search_id: str, store: StoreDep) -> RedirectResponse:
-        return RedirectResponse(f"/searches/{apply_action(store, search_id=search_id, action=action).id}", status_code=303)
+        return RedirectResponse(
+            f"/searches/{apply_action(store, search_id=search_id, action=action).id}",
+            status_code=303,
+        )
 
     return handle
 
 
-for _action in MEANING:  # the gate has checked by the Origin header that our own page sent the request
-    router.add_api_route(f"/searches/{{search_id}}/{_action}", _handler(_action), methods=["POST"], include_in_schema=False)
+for (
+    _action
+) in MEANING:  # the gate has checked by the Origin header that our own page sent the request
+    router.add_api_route(
+        f"/searches/{{search_id}}/{_action}",
+        _handler(_action),
+        methods=["POST"],
+        include_in_schema=False,
+    )
 
 
 def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
@@ -244,7 +286,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     configuration = best and stored_configuration(view.query, best)
     left = budget_runs_of(view.query) - account.get("profile_runs", 0)
     longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
-    schedule, bubble_fraction = executed(configuration) if configuration and view.state.ended else (None, None)
+    schedule, bubble_fraction = (
+        executed(configuration) if configuration and view.state.ended else (None, None)
+    )
     return SearchPage.of(
         view,
         kind="inference" if trials.serves(view.query) else "training",
@@ -267,7 +311,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         limit_s=limit_s,
         slowest_step_s=slowest_step_s,
         best=best,
-        failed_so_far=None if best or view.state.ended else failed_so_far(store.run_figures(search_id=view.id), left=left),
+        failed_so_far=None
+        if best or view.state.ended
+        else failed_so_far(store.run_figures(search_id=view.id), left=left),
         axes=effects(record),
         schedule=schedule,
         bubble_fraction=bubble_fraction,
@@ -283,7 +329,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         saved_gpu_seconds=saved_gpu_seconds(account),
         expected_gain_fraction=account.get("expected_gain_fraction"),
         queue_s=account.get("queue_s", 0.0),
-        pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
+        pending=None
+        if view.state.ended or "pending" not in account
+        else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=_why_stopped(view.stopped_because),
         stalled=stalled(record),
@@ -298,14 +346,20 @@ def account_of(view: SearchView) -> JsonObject:
 
 
 def saved_gpu_seconds(account: JsonObject) -> float | None:
-    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    """Cost of running every feasible configuration minus the cost of the search; None if
+    unknown.
+    """
     grid, spent = account.get("grid_gpu_seconds"), account.get("gpu_seconds")
     return max(0.0, grid - spent) if grid and spent is not None else None
 
 
 def stalled(record: SearchRecord) -> bool:
     """Whether a running search's worker has fallen silent, so that another may take it over."""
-    return record.state is SearchState.RUNNING and record.lease is not None and record.lease.expires_at < datetime.now(UTC)
+    return (
+        record.state is SearchState.RUNNING
+        and record.lease is not None
+        and record.lease.expires_at < datetime.now(UTC)
+    )
 
 
 def number(text: str, *, field: str) -> int:
@@ -323,11 +377,15 @@ def _ahead(record: SearchRecord, store: Store) -> int | None:
     if record.state is not SearchState.QUEUED:
         return None
     queued = store.list_searches(state=SearchState.QUEUED, limit=200, oldest_first=True).items
-    return sum((-each.priority, each.created_at) < (-record.priority, record.created_at) for each in queued)
+    return sum(
+        (-each.priority, each.created_at) < (-record.priority, record.created_at) for each in queued
+    )
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
-    """Upper bound: the rest of the budget that runs out first, at the pace so far; None if nothing is known."""
+    """Upper bound: the rest of the budget that runs out first, at the pace so far; None if nothing
+    is known.
+    """
     done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
     if view.state is not SearchState.RUNNING or view.started_at is None or not done:
         return None

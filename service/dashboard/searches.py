@@ -51,8 +51,9 @@ class SearchRow(View):
     owner: str | None
     best: str | None
     best_step_s: float | None
-    """Step time, or for serving the request latency, of the configuration that leads the search's page, as that page states it:
-    measured if it ran."""
+    """Step time, or for serving the request latency, of the configuration that leads the search's
+    page, as that page states it: measured if it ran.
+    """
     known: str
     """How `best_step_s` is known: measured, calibrated or predicted."""
     failure: str
@@ -61,7 +62,9 @@ class SearchRow(View):
     budget_runs: int
     gpu_seconds: float
     saved_gpu_seconds: float | None
-    """Cost of running every feasible configuration minus the cost of the search; None if unknown."""
+    """Cost of running every feasible configuration minus the cost of the search; None if
+    unknown.
+    """
     created_at: datetime
 
 
@@ -77,7 +80,11 @@ class SearchFilters:
     """Words that a search's name, tags or note hold, all of them."""
     owner: Name = None
     """For callers who may see others' searches."""
-    since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None
+    since: Annotated[
+        Day | None,
+        Query(description="Created on this day (UTC) or later, as 2026-01-31"),
+        BLANK_IS_NONE,
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +146,8 @@ def searches_context(
         gpu_seconds=sum(row.gpu_seconds for row in rows),
         saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
         live=any(not record.state.ended for record in page.items),
-        no_worker=any(record.state is SearchState.QUEUED for record in page.items) and not store.live_workers(),
+        no_worker=any(record.state is SearchState.QUEUED for record in page.items)
+        and not store.live_workers(),
         rows=rows,
         next_href=next_href("/searches", page, parameters),
     )
@@ -176,14 +184,22 @@ def _row(record: SearchRecord) -> SearchRow:
 
 
 def _best(progress: JsonObject) -> tuple[JsonObject | None, float | None, str]:
-    """Return (configuration, seconds, how they are known) of the answer, or of the best run until there is one."""
+    """Return (configuration, seconds, how they are known) of the answer, or of the best run until
+    there is one.
+    """
     best_parallel = progress.get("best_parallel")
     run_s = progress.get("best_measured_s") or progress.get("best_step_s")
     answer: JsonObject | None = progress.get("answer")
     if answer is None:
         return best_parallel, run_s, "measured"
     # Progress stored by earlier versions lacks measured_s.
-    measured_s = answer.get("measured_s") or (run_s if answer["parallel"] == best_parallel else None)
+    measured_s = answer.get("measured_s") or (
+        run_s if answer["parallel"] == best_parallel else None
+    )
     if measured_s:
         return answer["parallel"], measured_s, "measured"
-    return answer["parallel"], answer["step_s"], "calibrated" if answer["source"] == "measured" else answer["source"]
+    return (
+        answer["parallel"],
+        answer["step_s"],
+        "calibrated" if answer["source"] == "measured" else answer["source"],
+    )

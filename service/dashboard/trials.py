@@ -1,4 +1,6 @@
-"""Runs of a search: in words, in the columns that its charts and its table show, and as the cost model predicts them."""
+"""Runs of a search: in words, in the columns that its charts and its table show, and as the cost
+model predicts them.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -62,9 +64,19 @@ WHY = {
     "baseline": "your baseline, for comparison",
 }
 """Why a run was chosen, by the search's word for it."""
-DOES = {"queued": "waiting", "start-up": "starting", "warm-up": "warming up", "steps": "measuring", "running": "running"}
+DOES = {
+    "queued": "waiting",
+    "start-up": "starting",
+    "warm-up": "warming up",
+    "steps": "measuring",
+    "running": "running",
+}
 """What a job does, by the phase that its log shows."""
-LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
+LATENCIES = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "request_latency_s": "request latency",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +105,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingColumns:
-    """Figures of requests under the full load, one per trial of a serving search; unknown ones are None."""
+    """Figures of requests under the full load, one per trial of a serving search; unknown ones are
+    None.
+    """
 
     targets: dict[str, float]
     """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
@@ -111,7 +125,9 @@ class ServingColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
-    """Profile runs of a search in columns, which are small to send and quick to filter; unknown figures are None."""
+    """Profile runs of a search in columns, which are small to send and quick to filter; unknown
+    figures are None.
+    """
 
     quantity: Quantity
     axes: tuple[Axis, ...]
@@ -122,7 +138,9 @@ class TrialTable:
     run_id: tuple[str, ...]
     number: tuple[int, ...]
     counts: tuple[int, ...]
-    """By trial, the index of the run whose outcome counts for its configuration: its own, but for repeats and reduced runs."""
+    """By trial, the index of the run whose outcome counts for its configuration: its own, but for
+    repeats and reduced runs.
+    """
     num_runs: tuple[int, ...]
     """Runs of its configuration that tell its step time, from `low_s` to `high_s`; 0: none."""
     low_s: tuple[float | None, ...]
@@ -133,12 +151,18 @@ class TrialTable:
     details: tuple[str, ...]
     state: tuple[str, ...]
     now: tuple[str | None, ...]
-    """What a run that has not ended does, such as measuring; None where its worker has not looked."""
+    """What a run that has not ended does, such as measuring; None where its worker has not
+    looked.
+    """
     cause: tuple[str | None, ...]
     predicted_step_s: tuple[float | None, ...]
-    """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
+    """By the cost model, before calibration. This and every `step_s` is the time that `quantity`
+    names.
+    """
     calibrated_step_s: tuple[float | None, ...]
-    """Expected when the run was chosen, if that was stored, else by the calibration with all runs."""
+    """Expected when the run was chosen, if that was stored, else by the calibration with all
+    runs.
+    """
     calibrated_low_s: tuple[float | None, ...]
     calibrated_high_s: tuple[float | None, ...]
     final_step_s: tuple[float | None, ...]
@@ -157,7 +181,9 @@ class TrialTable:
     """Ends of logs by run, for a report in one file; None if the server can be asked for them."""
 
 
-def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None) -> TrialTable:
+def trial_table(
+    *, record: SearchRecord, runs: Sequence[RunFigures], logs: Mapping[str, str] | None = None
+) -> TrialTable:
     """All runs of a search, in the order in which they were chosen."""
     # In the result of a serving search, measured latencies replace the calibrated ones.
     predictions = {} if serves(record.query) else calibrated_predictions(record)
@@ -168,7 +194,9 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     counting = standing(runs)
     counts = [place[counting.get(run.parallel, run).id] for run in runs]
     by_configuration = repeats(runs)
-    underway = {run: DOES[seen["phase"]] for run, seen in (record.progress.get("underway") or {}).items()}
+    underway = {
+        run: DOES[seen["phase"]] for run, seen in (record.progress.get("underway") or {}).items()
+    }
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
@@ -197,14 +225,18 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
         tokens_per_second_per_gpu=_rates(runs),
-        peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
+        peak_memory_bytes=tuple(
+            run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs
+        ),
         predicted_memory_bytes=tuple(run.predicted_memory_bytes for run in runs),
         serving=_serving(record.query, runs) if serves(record.query) else None,
         logs=None if logs is None else dict(logs),
     )
 
 
-def _calibrated(run: RunFigures, prediction: dict[str, Any]) -> tuple[float | None, float | None, float | None]:
+def _calibrated(
+    run: RunFigures, prediction: dict[str, Any]
+) -> tuple[float | None, float | None, float | None]:
     """Calibrated seconds with the ends of their interval."""
     if run.expected_step_s is not None or not prediction:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
@@ -213,10 +245,16 @@ def _calibrated(run: RunFigures, prediction: dict[str, Any]) -> tuple[float | No
 
 
 def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
-    """Tokens/s per GPU of each whole configuration: that of a reduced run follows from the tokens of a whole step."""
+    """Tokens/s per GPU of each whole configuration: that of a reduced run follows from the tokens
+    of a whole step.
+    """
     done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
     tokens = next(
-        (run.tokens_per_second_per_gpu * run.objective_s for run in done if run.tokens_per_second_per_gpu and run.objective_s),
+        (
+            run.tokens_per_second_per_gpu * run.objective_s
+            for run in done
+            if run.tokens_per_second_per_gpu and run.objective_s
+        ),
         None,
     )
     return tuple(
@@ -230,7 +268,9 @@ def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
-    """Index of the search's best run: until it has ended by the run's id, then by the recommended configuration."""
+    """Index of the search's best run: until it has ended by the run's id, then by the recommended
+    configuration.
+    """
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
         best_run = record.progress.get("best_run_id")
@@ -248,7 +288,10 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     try:
         costs = predicted_costs(query, [run.parallel for run in runs])
         predicted = {
-            name: tuple(float(value) if math.isfinite(value) else None for value in getattr(costs, name)) for name in names
+            name: tuple(
+                float(value) if math.isfinite(value) else None for value in getattr(costs, name)
+            )
+            for name in names
         }
     except HpToolError:  # a query of another version: only stored values are shown
         predicted = dict.fromkeys(names, (None,) * len(runs))
@@ -295,7 +338,9 @@ def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
         return formats.arithmetic(config, formats.device_of(query)), formats.details(config)
     replicas = config.data_parallel_size // config.attention_data_parallel_size
     requests = config.max_num_seqs
-    return serving_arithmetic(config, replicas=replicas), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
+    return serving_arithmetic(
+        config, replicas=replicas
+    ), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
 
 
 def why(chosen_by: str | None) -> str:
@@ -307,9 +352,16 @@ def quantity(query: JsonObject) -> Quantity:
     """What a search compares the runs of its query by."""
     device = formats.device_of(query)
     if not serves(query):
-        return Quantity(seconds="Step time", charged=False, rate=f"Tokens/s per {device}", device=device)
+        return Quantity(
+            seconds="Step time", charged=False, rate=f"Tokens/s per {device}", device=device
+        )
     charged = any((query.get("targets") or {}).values())
-    return Quantity(seconds="Request latency", charged=charged, rate=f"Output tokens/s per {device}", device=device)
+    return Quantity(
+        seconds="Request latency",
+        charged=charged,
+        rate=f"Output tokens/s per {device}",
+        device=device,
+    )
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:
@@ -322,7 +374,9 @@ def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     """The query's targets that `latencies` miss, in words."""
     return tuple(
         missed_words(name, value=value, limit=limit)
-        for name, limit, value in bounded(latencies, targets=schema.parse(Targets, query.get("targets") or {}))
+        for name, limit, value in bounded(
+            latencies, targets=schema.parse(Targets, query.get("targets") or {})
+        )
         if value > limit
     )
 

@@ -1,4 +1,6 @@
-"""Verdicts on runs and configurations in words: what was measured comes before what was predicted."""
+"""Verdicts on runs and configurations in words: what was measured comes before what was
+predicted.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +26,12 @@ MUCH = 1.5
 """Times as long from which a factor is said in place of a percentage."""
 SAME = 0.005
 """Relative difference below which two figures count as the same."""
-PER = {STEP.label: "a step", TTFT.label: "to the first token", TPOT.label: "per output token", REQUEST.label: "per request"}
+PER = {
+    STEP.label: "a step",
+    TTFT.label: "to the first token",
+    TPOT.label: "per output token",
+    REQUEST.label: "per request",
+}
 """What a measured time is the time of, by its label."""
 
 Ratio = tuple[float, tuple[float, float]]
@@ -46,8 +53,9 @@ class Agreement:
 def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     """Compare a run with the prediction stored when the search chose it.
 
-    Later predictions of the search are fitted on the run itself, so they do not test it. Returns such as: Measured 400 ms a
-    step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms): 8.6 times as long as predicted.
+    Later predictions of the search are fitted on the run itself, so they do not test it. Returns
+    such as: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms): 8.6
+    times as long as predicted.
     """
     timed = _timed(run)
     if timed is None:
@@ -56,8 +64,13 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     name, measured_s = timed
     text, compared_s = f"Measured {formats.seconds(measured_s)} {PER[name]}", measured_s
     objective_s = record.measurement.objective_s if record.measurement else None
-    if objective_s and abs(objective_s / measured_s - 1.0) > SAME:  # the search predicts what it minimises
-        text, compared_s = f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets", objective_s
+    if (
+        objective_s and abs(objective_s / measured_s - 1.0) > SAME
+    ):  # the search predicts what it minimises
+        text, compared_s = (
+            f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
+            objective_s,
+        )
     before = record.predicted
     predicted_s = before.get("calibrated_step_s") or before.get("step_s")
     if not predicted_s:
@@ -75,13 +88,18 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
 
 
 def _memory(run: ComparedRun, before: JsonObject) -> str:
-    """` Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.`; empty if it took no more."""
+    """` Its memory peaked at 3.00 GiB, 20 % above the 2.50 GiB that were predicted.`; empty if it
+    took no more.
+    """
     peak = measured_peak(run)
-    predicted = before.get("calibrated_memory_allocated_bytes") or before.get("memory_allocated_bytes")
+    predicted = before.get("calibrated_memory_allocated_bytes") or before.get(
+        "memory_allocated_bytes"
+    )
     if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
         return ""  # less than predicted harms nobody: some of it is held in reserve
     return (
-        f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the {formats.gib(predicted)} predicted."
+        f" Its memory peaked at {formats.gib(peak)}, {_percent(peak / predicted)} above the "
+        f"{formats.gib(predicted)} predicted."
     )
 
 
@@ -97,9 +115,13 @@ def _off(factor: float) -> str:
 
 
 def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
-    """(label, seconds) of the time that a run is judged by: its step, or a whole request; None where it measured none."""
+    """(label, seconds) of the time that a run is judged by: its step, or a whole request; None
+    where it measured none.
+    """
     known = {each.name: each.value for each in run.metrics} if run else {}
-    return next(((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None)
+    return next(
+        ((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None
+    )
 
 
 def verdict(
@@ -108,27 +130,42 @@ def verdict(
     runs: Sequence[ComparedRun | None],
     ratios: Sequence[Ratio | None],
 ) -> str:
-    """Such as: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. What was measured on both sides is
-    judged by that. A run that failed is neither slower nor faster. `unfit`: why each cannot run, empty where it can."""
+    """Such as: First does not fit; Second is 17 % slower than First would be, 9 to 25 %. What was
+    measured on both sides is judged by that. A run that failed is neither slower nor faster.
+    `unfit`: why each cannot run, empty where it can.
+    """
     timed = [_timed(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
     parts = [
-        f"{names[0]} took {formats.seconds(timed[0][1])} {PER[timed[0][0]]}, measured" if timed[0] and any(failed[1:]) else "",
+        f"{names[0]} took {formats.seconds(timed[0][1])} {PER[timed[0][0]]}, measured"
+        if timed[0] and any(failed[1:])
+        else "",
         *(
             f"{name} is {_measured(own[1] / timed[0][1], names[0])}"
             if own and timed[0]
-            else f"{name} {'would be' if why else 'is'} {_slower(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
+            else f"{name} {'would be' if why else 'is'} "
+            f"{_slower(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
             f"{_unmeasured(names[0], name, timed[0], own)}"
             if ratio is not None
             else ""
-            for name, why, ratio, own, failure in zip(names[1:], unfit[1:], ratios, timed[1:], failed[1:], strict=True)
+            for name, why, ratio, own, failure in zip(
+                names[1:], unfit[1:], ratios, timed[1:], failed[1:], strict=True
+            )
             if not failure and not failed[0]
         ),
     ]
     if failed[0]:
         done = zip(names[1:], timed[1:], strict=True)
-        parts = [f"{name} took {formats.seconds(own[1])} {PER[own[0]]}, measured" for name, own in done if own]
-    ended = [f"{name} {_failure(run)}" for name, run, failure in zip(names, runs, failed, strict=True) if run and failure]
+        parts = [
+            f"{name} took {formats.seconds(own[1])} {PER[own[0]]}, measured"
+            for name, own in done
+            if own
+        ]
+    ended = [
+        f"{name} {_failure(run)}"
+        for name, run, failure in zip(names, runs, failed, strict=True)
+        if run and failure
+    ]
     cannot = [
         f"{name} {why}"
         for name, why, failure, own in zip(names, unfit, failed, timed, strict=True)
@@ -140,12 +177,21 @@ def verdict(
     return f"{text}." if text else ""
 
 
-def _unmeasured(first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None) -> str:
-    """`, by predictions alone: Second was not measured; First took 400 ms a step`; empty where neither was measured."""
+def _unmeasured(
+    first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None
+) -> str:
+    """`, by predictions alone: Second was not measured; First took 400 ms a step`; empty where
+    neither was measured.
+    """
     if one is None and other is None:
         return ""
-    (ran, (label, seconds)), lacks = ((first, one), name) if one else ((name, other or ("", 0.0)), first)
-    return f", by predictions alone: {lacks} was not measured; {ran} took {formats.seconds(seconds)} {PER[label]}"
+    (ran, (label, seconds)), lacks = (
+        ((first, one), name) if one else ((name, other or ("", 0.0)), first)
+    )
+    return (
+        f", by predictions alone: {lacks} was not measured; {ran} took "
+        f"{formats.seconds(seconds)} {PER[label]}"
+    )
 
 
 def _measured(factor: float, first: str) -> str:
@@ -165,7 +211,9 @@ def _failure(run: ComparedRun) -> str:
 
 
 def _slower(ratio: Ratio, first: str) -> str:
-    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends say which way they are."""
+    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends
+    say which way they are.
+    """
     factor, (low, high) = ratio
     if low < 1.0 < high:
         return f"about as fast as {first}: from {_percent(low)} faster to {_percent(high)} slower"
@@ -179,7 +227,9 @@ def _percent(factor: float) -> str:
 
 
 def runs_verdict(table: TrialTable) -> str:
-    """`Run 1 is best: 400 ms, measured; run 2 crashed.`; of several that failed alike, how many: `3 runs ran out of memory`."""
+    """`Run 1 is best: 400 ms, measured; run 2 crashed.`; of several that failed alike, how many: `3
+    runs ran out of memory`.
+    """
     best = table.best
     seconds = None if best is None else table.measured_step_s[best]
     parts = []
@@ -190,7 +240,9 @@ def runs_verdict(table: TrialTable) -> str:
         if table.tones.get(state) in ("warn", "bad"):
             states.setdefault(state, []).append(number + 1)
     failed = [
-        f"run {runs[0]} {FAILURES.get(state, state)}" if len(runs) == 1 else f"{len(runs):,} runs {_of_many(state)}"
+        f"run {runs[0]} {FAILURES.get(state, state)}"
+        if len(runs) == 1
+        else f"{len(runs):,} runs {_of_many(state)}"
         for state, runs in states.items()
     ]
     text = "; ".join([*parts, *([" and ".join(failed)] if failed else [])])
@@ -210,4 +262,7 @@ def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
     which = "The first run" if len(ended) == 1 else f"All {len(ended):,} runs failed; the last"
     last = ended[-1]
     cause = f": {last.cause}" if last.cause else ""
-    return f"{which} {FAILURES.get(str(last.status), str(last.status))}{cause}. {counted(left, 'run')} left."
+    return (
+        f"{which} {FAILURES.get(str(last.status), str(last.status))}{cause}. "
+        f"{counted(left, 'run')} left."
+    )

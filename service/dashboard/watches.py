@@ -1,4 +1,6 @@
-"""/watches: running jobs held against what they were and what they should be, and what a lost node leaves of one."""
+"""/watches: running jobs held against what they were and what they should be, and what a lost node
+leaves of one.
+"""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -97,7 +99,9 @@ class LossAdvice:
     step_s: float
     """Predicted."""
     own_step_s: float | None
-    """From the job's own pace now, at the predicted share of it; None while that is being learnt."""
+    """From the job's own pace now, at the predicted share of it; None while that is being
+    learnt.
+    """
     idle_gpus: int
     href: str
     run_href: str
@@ -145,7 +149,8 @@ def watch_context(
     calibrations: CalibrationsDep,
     principal: PrincipalDep,
     lost_nodes: Annotated[
-        int | None, Query(ge=1, le=MOST_LOST, description="Also what to run without so many of its nodes")
+        int | None,
+        Query(ge=1, le=MOST_LOST, description="Also what to run without so many of its nodes"),
     ] = None,
 ) -> WatchPage:
     """One watched job, as shown on its page."""
@@ -172,8 +177,14 @@ def watch_context(
         return page
     try:
         if record.query is None:
-            raise InputError("this job was begun without a query: nobody knows its nodes", field="query", code="missing_field")
-        answer = after_loss(schema.parse_query(record.query), lost_nodes=lost_nodes, calibrations=calibrations)
+            raise InputError(
+                "this job was begun without a query: nobody knows its nodes",
+                field="query",
+                code="missing_field",
+            )
+        answer = after_loss(
+            schema.parse_query(record.query), lost_nodes=lost_nodes, calibrations=calibrations
+        )
     except HpToolError as error:
         return replace(page, error=error.as_dict())
     left = formats.query_text(answer.query)
@@ -200,9 +211,18 @@ def _figure(course: Course, verdict: Verdict) -> Figure | None:
     """Steps, the median of each stretch of steady pace, and what is expected."""
     if not course.steps:
         return None
-    text = (f"Step {number:,}\n{formats.seconds(each)}" for number, each in zip(course.steps, course.seconds, strict=True))
+    text = (
+        f"Step {number:,}\n{formats.seconds(each)}"
+        for number, each in zip(course.steps, course.seconds, strict=True)
+    )
     traces = [
-        markers("Steps", x=course.steps, y=course.seconds, text=text, marker={"color": "--series-1", "size": 4}),
+        markers(
+            "Steps",
+            x=course.steps,
+            y=course.seconds,
+            text=text,
+            marker={"color": "--series-1", "size": 4},
+        ),
     ]
     paced = {"color": "--series-2", "width": 3}
     ends = [(each.first_step, each.last_step) for each in course.stretches]
@@ -218,7 +238,11 @@ def _figure(course: Course, verdict: Verdict) -> Figure | None:
     if verdict.expected is not None and ends:
         traces += _expected(verdict.expected, from_step=ends[0][0], to_step=ends[-1][1])
     slowdown = verdict.slowdown
-    shapes = [] if slowdown is None else [{"at": slowdown.since_step, "color": "--bad", "label": "slower"}]
+    shapes = (
+        []
+        if slowdown is None
+        else [{"at": slowdown.since_step, "color": "--bad", "label": "slower"}]
+    )
     return {
         "traces": traces,
         "x": {"title": "Step", "whole": True},
@@ -230,8 +254,16 @@ def _figure(course: Course, verdict: Verdict) -> Figure | None:
 def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
     """The expected pace and its 90 % interval."""
     across = [from_step, to_step]
-    middle = line("Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2})
+    middle = line(
+        "Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2}
+    )
     dashed = {"color": "--series-3", "width": 1, "dash": True}
-    ends = zip(("Fast end of its 90 % interval", "Slow end of its 90 % interval"), expected.interval, strict=True)
-    near = [(name, end) for name, end in ends if end < WIDEST * expected.step_s]  # one far above would flatten all else
+    ends = zip(
+        ("Fast end of its 90 % interval", "Slow end of its 90 % interval"),
+        expected.interval,
+        strict=True,
+    )
+    near = [
+        (name, end) for name, end in ends if end < WIDEST * expected.step_s
+    ]  # one far above would flatten all else
     return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

@@ -63,17 +63,29 @@ class WorkersPage(Page):
 @page_at(router, "/workers", template="workers.html", section="Workers")
 def workers_context(store: StoreDep) -> WorkersPage:
     """Workers and clusters, as shown on their page."""
-    records, queued = (searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED))
+    records, queued = (
+        searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED)
+    )
     live = workers(store, running=records)
     busy = [_running(record) for record in records]
     waiting = Counter(record.cluster or UNKNOWN for record in queued)
     names = sorted({*waiting, *(each.cluster for each in busy)})
     loads = (
-        _load(store, name, busy=[each for each in busy if each.cluster == name], queued=waiting[name], live=live)
+        _load(
+            store,
+            name,
+            busy=[each for each in busy if each.cluster == name],
+            queued=waiting[name],
+            live=live,
+        )
         for name in names
     )
     return WorkersPage(
-        title="Workers", json_href="/workers.json", workers=tuple(live), clusters=tuple(loads), running=tuple(busy)
+        title="Workers",
+        json_href="/workers.json",
+        workers=tuple(live),
+        clusters=tuple(loads),
+        running=tuple(busy),
     )
 
 
@@ -88,7 +100,9 @@ def _running(record: SearchRecord) -> RunningSearch:
     )
 
 
-def _load(store: Store, name: str, *, busy: list[RunningSearch], queued: int, live: list[WorkerView]) -> ClusterLoad:
+def _load(
+    store: Store, name: str, *, busy: list[RunningSearch], queued: int, live: list[WorkerView]
+) -> ClusterLoad:
     launcher = name.partition(":")[0]
     able = sum(any(offer.launcher == launcher for offer in worker.offers) for worker in live)
     silent = sum(each.stalled for each in busy)
@@ -96,7 +110,10 @@ def _load(store: Store, name: str, *, busy: list[RunningSearch], queued: int, li
     state: str
     tone: Tone
     if not able and (queued or silent):
-        state, tone = f"{'queue waits' if queued else 'stalled'}: no live worker has launcher {launcher}", "bad"
+        state, tone = (
+            f"{'queue waits' if queued else 'stalled'}: no live worker has launcher {launcher}",
+            "bad",
+        )
     elif running:
         state, tone = "working", "good"
     else:

@@ -1,9 +1,11 @@
-"""Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who revalidate them by ETags.
+"""Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who
+revalidate them by ETags.
 
-The service's key is a query's bytes, its route, its parameters and who asks; the answer depends only on them, the catalogue's
-files and the stored calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it
-used has a successor; both are checked at most once a second, and after this process made a calibration itself. Queries that
-name registrations are never cached.
+The service's key is a query's bytes, its route, its parameters and who asks; the answer depends
+only on them, the catalogue's files and the stored calibrations. So an entry is dropped once a file
+of the catalogue has changed, or a calibration that it used has a successor; both are checked at
+most once a second, and after this process made a calibration itself. Queries that name
+registrations are never cached.
 """
 
 import hashlib
@@ -28,9 +30,13 @@ from service.http.metrics import Metrics
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
 PROBLEM_BYTES = 8 * 1024
-"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the entry."""
+"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the
+entry.
+"""
 CHECK_EVERY_S = 1.0
-ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
+ROUTES = {
+    path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")
+}
 """The cached routes, as the observer tells routes apart."""
 
 PREFIX = "/v1/"
@@ -59,7 +65,9 @@ class Entry:
 class AnswerCache:
     """A least-recently-used cache. Used on one event loop only, so nothing is locked."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_bytes, self._clock = max_bytes, clock
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._bytes = 0
@@ -79,7 +87,9 @@ class AnswerCache:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if entry.learnt and (now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at):
+        if entry.learnt and (
+            now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at
+        ):
             if not await run_in_threadpool(_is_current, entry.learnt):
                 self._drop(key)
                 return None
@@ -99,7 +109,9 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def doubt(self) -> None:
-        """Check every answer again before its next use, because a calibration was made. From any thread."""
+        """Check every answer again before its next use, because a calibration was made. From any
+        thread.
+        """
         self._doubted_at = self._clock()
 
     def _drop(self, key: Key) -> None:
@@ -140,7 +152,10 @@ class CachedAnswers:
         self.metrics.count_cached(route=path, hit=known is not None)
         if known is not None:
             scope["route"] = ROUTES[path]
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(known)).encode())]
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(known)).encode()),
+            ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": known})
             return
@@ -178,7 +193,10 @@ class ETags:
                 start = message
                 return
             if start is not None:
-                message, start = _tagged(start, message, Headers(scope=scope).get("if-none-match", "")), None
+                message, start = (
+                    _tagged(start, message, Headers(scope=scope).get("if-none-match", "")),
+                    None,
+                )
                 await send(message.pop("start"))
             await send(message)
 
@@ -186,16 +204,29 @@ class ETags:
 
 
 def _is_json(start: Message) -> bool:
-    return start["status"] == 200 and dict(start["headers"]).get(b"content-type") == b"application/json"
+    return (
+        start["status"] == 200
+        and dict(start["headers"]).get(b"content-type") == b"application/json"
+    )
 
 
 def _tagged(start: Message, body: Message, known: str) -> Message:
-    """The answer's body with its start, tagged; emptied to a 304 where `known` (If-None-Match) holds its tag."""
+    """The answer's body with its start, tagged; emptied to a 304 where `known` (If-None-Match)
+    holds its tag.
+    """
     if body.get("more_body"):
         return {**body, "start": start}
     tag = f'"{hashlib.blake2b(body.get("body", b""), digest_size=12).hexdigest()}"'
     headers = [*start["headers"], (b"etag", tag.encode()), (b"cache-control", b"private, no-cache")]
-    if known.strip() != "*" and tag not in (each.strip().removeprefix("W/") for each in known.split(",")):
+    if known.strip() != "*" and tag not in (
+        each.strip().removeprefix("W/") for each in known.split(",")
+    ):
         return {**body, "start": {**start, "headers": headers}}
-    headers = [(name, value) for name, value in headers if name not in (b"content-length", b"content-type")]
-    return {"type": "http.response.body", "body": b"", "start": {**start, "status": 304, "headers": headers}}
+    headers = [
+        (name, value) for name, value in headers if name not in (b"content-length", b"content-type")
+    ]
+    return {
+        "type": "http.response.body",
+        "body": b"",
+        "start": {**start, "status": 304, "headers": headers},
+    }

@@ -35,7 +35,8 @@ def counted(receive: Receive, limit: int) -> Receive:
 
 
 def patient(receive: Receive) -> Receive:
-    """Return a `receive` that raises HpToolError `request_timeout` if the rest of a body stays away, or comes too slowly.
+    """Return a `receive` that raises HpToolError `request_timeout` if the rest of a body stays
+    away, or comes too slowly.
 
     For a body that is answered after its end: its sender waits for nothing.
     """
@@ -52,7 +53,8 @@ def patient(receive: Receive) -> Receive:
                 message = await receive()
         except TimeoutError:
             reason = (
-                f"nothing of the body came for {SILENCE_S:g} s, or less than {SLOWEST_BYTES_PER_SECOND:,} bytes a second "
+                f"nothing of the body came for {SILENCE_S:g} s, or less than "
+                f"{SLOWEST_BYTES_PER_SECOND:,} bytes a second "
                 f"after the first {WHOLE_S:g} s"
             )
             raise HpToolError(reason, code="request_timeout") from None
@@ -64,15 +66,18 @@ def patient(receive: Receive) -> Receive:
 
 
 async def whole(receive: Receive) -> bytes | None:
-    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing more of it comes, or too
-    slowly."""
+    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing
+    more of it comes, or too slowly.
+    """
     pieces, end_s = [], asyncio.get_running_loop().time() + WHOLE_S
     while True:
         try:
             async with asyncio.timeout(SILENCE_S), asyncio.timeout_at(end_s):
                 message = await receive()
         except TimeoutError:
-            reason = f"nothing of the body came for {SILENCE_S:g} s, or not all of it in {WHOLE_S:g} s"
+            reason = (
+                f"nothing of the body came for {SILENCE_S:g} s, or not all of it in {WHOLE_S:g} s"
+            )
             raise HpToolError(reason, code="request_timeout") from None
         if message["type"] == "http.disconnect":
             return None

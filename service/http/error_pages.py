@@ -1,4 +1,6 @@
-"""Errors for people: a browser that opens a page gets a page that says what is wrong and leads back, not JSON."""
+"""Errors for people: a browser that opens a page gets a page that says what is wrong and leads
+back, not JSON.
+"""
 
 import json
 from urllib.parse import unquote, urlsplit
@@ -9,12 +11,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.problems import MEDIA_TYPE
 from service.dashboard.page import rendered
 
-HEADINGS = {404: "Not found", 409: "Not possible now", 422: "Not understood", 503: "The database is away"}
+HEADINGS = {
+    404: "Not found",
+    409: "Not possible now",
+    422: "Not understood",
+    503: "The database is away",
+}
 LOST = {b"content-length", b"content-type"}
 
 
 class ErrorPages:
-    """Replaces problem+json by HTML where the request is a browser's navigation; programs and scripts keep the JSON."""
+    """Replaces problem+json by HTML where the request is a browser's navigation; programs and
+    scripts keep the JSON.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -28,7 +37,10 @@ class ErrorPages:
 
         async def replaced(message: Message) -> None:
             nonlocal start, body
-            if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get("content-type") == MEDIA_TYPE:
+            if (
+                message["type"] == "http.response.start"
+                and Headers(raw=message["headers"]).get("content-type") == MEDIA_TYPE
+            ):
                 start = message
             elif start is None:
                 await send(message)
@@ -37,7 +49,10 @@ class ErrorPages:
                 if not message.get("more_body"):
                     html = error_page(json.loads(body), back=_way_back(scope)).encode()
                     kept = [header for header in start["headers"] if header[0].lower() not in LOST]
-                    new = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(html)).encode())]
+                    new = [
+                        (b"content-type", b"text/html; charset=utf-8"),
+                        (b"content-length", str(len(html)).encode()),
+                    ]
                     await send({**start, "headers": [*kept, *new]})
                     await send({"type": "http.response.body", "body": html})
 
@@ -47,7 +62,9 @@ class ErrorPages:
 def error_page(problem: dict[str, object], *, back: str) -> str:
     """HTML of a problem with a link back."""
     status = problem["status"]
-    heading = HEADINGS.get(status, problem["title"]) if isinstance(status, int) else problem["title"]
+    heading = (
+        HEADINGS.get(status, problem["title"]) if isinstance(status, int) else problem["title"]
+    )
     page = {"title": heading, "json_href": None, "problem": problem, "back": back}
     return rendered("error.html", page=page, section=None)
 
@@ -59,11 +76,15 @@ def _is_navigation(scope: Scope) -> bool:
 
 
 def _way_back(scope: Scope) -> str:
-    """The page that the reader came from, if it is another one of this service; else the list of searches."""
+    """The page that the reader came from, if it is another one of this service; else the list of
+    searches.
+    """
     headers = Headers(scope=scope)
     came_from = urlsplit(headers.get("referer", ""))
     path = came_from.path
-    elsewhere = came_from.netloc != headers.get("host") or not path.startswith("/") or path.startswith("//")
+    elsewhere = (
+        came_from.netloc != headers.get("host") or not path.startswith("/") or path.startswith("//")
+    )
     if elsewhere or unquote(path) == scope["path"]:
         return "/"
     return path + (f"?{came_from.query}" if came_from.query else "")

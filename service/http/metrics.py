@@ -1,4 +1,6 @@
-"""Metrics for Prometheus: requests of this process, and the state of the database when they are read."""
+"""Metrics for Prometheus: requests of this process, and the state of the database when they are
+read.
+"""
 
 import logging
 import statistics
@@ -28,7 +30,10 @@ class Metrics:
     def __init__(self, *, store: AccessStore) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "hp_http_requests", "Answered requests", ["method", "route", "status"], registry=self._registry
+            "hp_http_requests",
+            "Answered requests",
+            ["method", "route", "status"],
+            registry=self._registry,
         )
         self._seconds = Histogram(
             "hp_http_request_seconds",
@@ -46,7 +51,9 @@ class Metrics:
         self._registry.register(StoreCollector(store))
 
     def count(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """One request was answered. `route` is the pattern, not the path: a label must not have as many values as searches."""
+        """One request was answered. `route` is the pattern, not the path: a label must not have as
+        many values as searches.
+        """
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
@@ -60,7 +67,9 @@ class Metrics:
 
 
 class StoreCollector(Collector):
-    """Queue, runs, GPU-seconds and prediction error: shared by all API processes, so read, not counted."""
+    """Queue, runs, GPU-seconds and prediction error: shared by all API processes, so read, not
+    counted.
+    """
 
     def __init__(self, store: AccessStore) -> None:
         self._store = store
@@ -75,7 +84,9 @@ class StoreCollector(Collector):
         except HpToolError as error:
             log.warning("no metrics of the database: %s", error.message)
             families = []
-        yield GaugeMetricFamily("hp_database_up", "1: the database answers", value=1.0 if families else 0.0)
+        yield GaugeMetricFamily(
+            "hp_database_up", "1: the database answers", value=1.0 if families else 0.0
+        )
         yield from families
 
     def _from_store(self) -> Iterator[Metric]:
@@ -86,8 +97,12 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("hp_queue_oldest_seconds", waiting, value=usage.oldest_queued_s)
         abandoned = "Running searches whose worker's lease ran out"
         yield GaugeMetricFamily("hp_searches_without_worker", abandoned, value=usage.expired_leases)
-        yield CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs", value=usage.gpu_seconds)
-        yield _by_label("hp_webhooks", "Webhooks of ended searches by state", "state", usage.webhooks)
+        yield CounterMetricFamily(
+            "hp_gpu_seconds", "Devices x seconds of all profile runs", value=usage.gpu_seconds
+        )
+        yield _by_label(
+            "hp_webhooks", "Webhooks of ended searches by state", "state", usage.webhooks
+        )
         yield from self._kept()
         yield from self._prediction_error()
 
@@ -95,27 +110,40 @@ class StoreCollector(Collector):
         kept = self._store.kept()
         oldest = "How long ago the first search ended that is still stored; 0: none is"
         yield GaugeMetricFamily("hp_ended_search_oldest_seconds", oldest, value=kept.oldest_s)
-        yield GaugeMetricFamily("hp_database_bytes", "Size of the database", value=kept.database_bytes)
+        yield GaugeMetricFamily(
+            "hp_database_bytes", "Size of the database", value=kept.database_bytes
+        )
         number = sum(len(folders.job_folders(root)) for root in run_roots())
-        yield GaugeMetricFamily("hp_run_folders", "Folders of runs on the host of this process", value=number)
+        yield GaugeMetricFamily(
+            "hp_run_folders", "Folders of runs on the host of this process", value=number
+        )
 
     def _prediction_error(self) -> Iterator[Metric]:
         errors, biases = {}, {}
         for source in SOURCES:
             ratios = []
-            for record in self._store.measurements(source=source, status="ok", state="accepted", limit=RECENT).items:
+            for record in self._store.measurements(
+                source=source, status="ok", state="accepted", limit=RECENT
+            ).items:
                 predicted, measured = record.predicted.get("step_s"), record.measurement.objective_s
                 if predicted and measured:
                     ratios.append(measured / predicted - 1.0)
             if ratios:
-                errors[source], biases[source] = statistics.median(map(abs, ratios)), statistics.median(ratios)
-        error = f"Median of |measured / predicted - 1| of step time over the last {RECENT} measurements"
+                errors[source], biases[source] = (
+                    statistics.median(map(abs, ratios)),
+                    statistics.median(ratios),
+                )
+        error = (
+            f"Median of |measured / predicted - 1| of step time over the last {RECENT} measurements"
+        )
         yield _by_label("hp_prediction_error_ratio", error, "source", errors)
         bias = "Median of measured / predicted - 1: which way predictions drift"
         yield _by_label("hp_prediction_bias_ratio", bias, "source", biases)
 
 
-def _by_label(name: str, documentation: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+def _by_label(
+    name: str, documentation: str, label: str, values: Mapping[Any, float]
+) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(name, documentation, labels=[label])
     for value, number in values.items():
         gauge.add_metric([value], number)

@@ -1,8 +1,9 @@
-"""The store as one caller may use it. Routes get no other store, so none of them can forget to check whose a search is.
+"""The store as one caller may use it. Routes get no other store, so none of them can forget to
+check whose a search is.
 
-A search, run or measurement is visible to its owner and to administrators. A calibration is visible to everybody, but for one
-that learnt from reports which only their owner trusts. Another owner's search is answered as if it did not exist, so that
-nobody can probe for it.
+A search, run or measurement is visible to its owner and to administrators. A calibration is visible
+to everybody, but for one that learnt from reports which only their owner trusts. Another owner's
+search is answered as if it did not exist, so that nobody can probe for it.
 """
 
 import inspect
@@ -35,7 +36,9 @@ SHARED = frozenset({"live_workers", "measured_clusters"})
 
 
 class PrincipalStore:
-    """A `Store` that shows what its principal may see, marks what it writes as theirs, and keeps to their limits."""
+    """A `Store` that shows what its principal may see, marks what it writes as theirs, and keeps to
+    their limits.
+    """
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store
@@ -43,10 +46,12 @@ class PrincipalStore:
         self._settings = settings
 
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
-        """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is filled in.
+        """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is
+        filled in.
 
-        Raises InputError `launcher_mismatch` where no live worker could run it, `gpu_seconds_ceiling` for a budget above the
-        ceiling, LimitError where today's quota is used up, and HpToolError `forbidden` for an administrator's priority.
+        Raises InputError `launcher_mismatch` where no live worker could run it,
+        `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used
+        up, and HpToolError `forbidden` for an administrator's priority.
         """
         principal = self._principal
         if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
@@ -65,12 +70,20 @@ class PrincipalStore:
 
     def resume_search(self, *, search_id: str) -> SearchRecord:
         query = self.get_search(search_id=search_id).query
-        return self._store.resume_search(search_id=search_id, limits=(*self._limits(), *daily_limits(query)))
+        return self._store.resume_search(
+            search_id=search_id, limits=(*self._limits(), *daily_limits(query))
+        )
 
     def change_budget(
-        self, *, search_id: str, budget_runs: int | None = None, budget_gpu_seconds: float | None = None
+        self,
+        *,
+        search_id: str,
+        budget_runs: int | None = None,
+        budget_gpu_seconds: float | None = None,
     ) -> SearchRecord:
-        """Raises InputError `gpu_seconds_ceiling` above a search's ceiling, LimitError where today's quota is used up."""
+        """Raises InputError `gpu_seconds_ceiling` above a search's ceiling, LimitError where
+        today's quota is used up.
+        """
         query = self.get_search(search_id=search_id).query
         if budget_gpu_seconds is not None:
             search = {**(query.get("search") or {}), "budget_gpu_seconds": budget_gpu_seconds}
@@ -92,7 +105,9 @@ class PrincipalStore:
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
         """Store it as the principal's; it teaches others where they trust its reporter."""
-        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        everybody = (
+            self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        )
         own = replace(measurement, owner=self._principal.owner, trusted=everybody)
         return self._store.add_measurement(measurement=own, **options)
 
@@ -105,14 +120,21 @@ class PrincipalStore:
             raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
         return record
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Change a measurement's state. Who accepts one vouches for it: an administrator for everybody, an owner for their
-        own answers."""
+    def set_measurement_state(
+        self, *, measurement_id: str, state: MeasurementState
+    ) -> MeasurementRecord:
+        """Change a measurement's state. Who accepts one vouches for it: an administrator for
+        everybody, an owner for their own answers.
+        """
         record = self.get_measurement(measurement_id=measurement_id)
-        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        everybody = (
+            self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        )
         if record.state == state and (state != "accepted" or record.trusted or not everybody):
             return record
-        return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
+        return self._store.set_measurement_state(
+            measurement_id=measurement_id, state=state, trusted=everybody
+        )
 
     def get_watch(self, *, watch_id: str) -> WatchRecord:
         record = self._store.get_watch(watch_id=watch_id)
@@ -125,8 +147,12 @@ class PrincipalStore:
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 
-    def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
-        """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
+    def put_registration(
+        self, *, owner: str | None = None, **registration: Any
+    ) -> RegistrationRecord:
+        """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but
+        themselves.
+        """
         return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
@@ -135,14 +161,18 @@ class PrincipalStore:
     def registered_names(self, *, kind: RegistrationKind) -> list[str]:
         return self._store.registered_names(kind=kind, owner=self._principal.owner)
 
-    def list_registrations(self, *, kind: RegistrationKind, **which: Any) -> list[RegistrationRecord]:
+    def list_registrations(
+        self, *, kind: RegistrationKind, **which: Any
+    ) -> list[RegistrationRecord]:
         return self._store.list_registrations(kind=kind, owner=self._principal.owner, **which)
 
     def remove_registration(self, *, owner: str | None = None, **registration: Any) -> None:
         self._store.remove_registration(owner=self._registrant(owner), **registration)
 
     def __getattr__(self, name: str) -> Any:
-        """Every other method, restricted by its parameters to one's own data or search; the rest is for administrators."""
+        """Every other method, restricted by its parameters to one's own data or search; the rest is
+        for administrators.
+        """
         method = getattr(self._store, name)
         takes = _parameters(getattr(type(self._store), name))
         if name not in READING and (self._principal.scope >= Scope.ADMIN or name in SHARED):
@@ -150,16 +180,22 @@ class PrincipalStore:
         if "owner" in takes:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
         if "watch_id" in takes:
-            return lambda *, watch_id, **arguments: method(watch_id=self.get_watch(watch_id=watch_id).id, **arguments)
+            return lambda *, watch_id, **arguments: method(
+                watch_id=self.get_watch(watch_id=watch_id).id, **arguments
+            )
         if "search_id" in takes:
-            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(search_id=search_id, **arguments)
+            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(
+                search_id=search_id, **arguments
+            )
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
 
     def _of(self, search_id: str, method: str) -> AccessStore:
         """The store that has this search, which the principal may see."""
         if search_id == SAMPLE:
             if method not in READING:
-                raise ConflictError("the sample cannot be changed; run it again as a search of your own")
+                raise ConflictError(
+                    "the sample cannot be changed; run it again as a search of your own"
+                )
             return sample_store()
         if self._principal.scope < Scope.ADMIN:
             self.get_search(search_id=search_id)
@@ -167,7 +203,9 @@ class PrincipalStore:
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):
-            raise HpToolError("what is everybody's or another's is for keys of scope admin", code="forbidden")
+            raise HpToolError(
+                "what is everybody's or another's is for keys of scope admin", code="forbidden"
+            )
         return owner
 
     def _may_see(self, owner: str | None) -> bool:

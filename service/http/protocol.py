@@ -1,5 +1,7 @@
-"""HTTP/1.1 as uvicorn speaks it, with an end to its patience: before anybody's key is known, uvicorn itself waits for ever for
-headers, takes them without limit, and lets one address have all connections."""
+"""HTTP/1.1 as uvicorn speaks it, with an end to its patience: before anybody's key is known,
+uvicorn itself waits for ever for headers, takes them without limit, and lets one address have all
+connections.
+"""
 
 import asyncio
 import ipaddress
@@ -18,7 +20,9 @@ _IPV6_NETWORK = 64
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes a connection that sends no whole request in time or too many headers, or whose address has enough of them."""
+    """Closes a connection that sends no whole request in time or too many headers, or whose address
+    has enough of them.
+    """
 
     headers_s = HEADERS_S
     max_header_bytes: ClassVar[int]
@@ -38,7 +42,8 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.per_address[self._peer] += 1
         if self.per_address[self._peer] > self.max_per_address:
             detail = (
-                f"{self.max_per_address} connections from one address at a time (HP_MAX_CONNECTIONS_PER_ADDRESS); close some"
+                f"{self.max_per_address} connections from one address at a time "
+                "(HP_MAX_CONNECTIONS_PER_ADDRESS); close some"
             )
             self._refuse(503, code="too_many_connections", detail=detail)
         else:
@@ -63,7 +68,8 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 del self.per_address[self._peer]
             self._peer = None
 
-    # What httptools' parser calls; h11, which uvicorn takes without it, bounds a request's headers itself.
+    # What httptools' parser calls; h11, which uvicorn takes without it, bounds a request's headers
+    # itself.
     _is_bounded = hasattr(AutoHTTPProtocol, "on_header")
 
     def on_message_begin(self) -> None:
@@ -96,7 +102,9 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             super().send_400_response(msg)
 
     def _count(self, size: int) -> None:
-        """Stop the parser, by an error that uvicorn expects of it, once a message has brought too much."""
+        """Stop the parser, by an error that uvicorn expects of it, once a message has brought too
+        much.
+        """
         self._unread_bytes = 0
         self._message_bytes += size
         if self._message_bytes > self.max_header_bytes:
@@ -104,7 +112,10 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             raise ValueError("the headers are too large")
 
     def _refuse_headers(self) -> None:
-        detail = f"a request's target and headers may have {self.max_header_bytes // 1024} KiB together (HP_MAX_HEADER_KIB)"
+        detail = (
+            f"a request's target and headers may have {self.max_header_bytes // 1024} KiB "
+            "together (HP_MAX_HEADER_KIB)"
+        )
         self._refuse(431, code="headers_too_large", detail=detail)
 
     def _refuse(self, status: int, *, code: str, detail: str) -> None:
@@ -143,7 +154,9 @@ def bounded(settings: Settings) -> type[PatientProtocol]:
 
 
 def _network(peer: object) -> str:
-    """The network that connections are counted by: an IPv4 address, an IPv6 /64, or '' for a Unix socket."""
+    """The network that connections are counted by: an IPv4 address, an IPv6 /64, or '' for a Unix
+    socket.
+    """
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -152,4 +165,8 @@ def _network(peer: object) -> str:
     if address.version == 4:
         return host
     mapped = address.ipv4_mapped
-    return str(mapped) if mapped is not None else str(ipaddress.ip_network((address, _IPV6_NETWORK), strict=False))
+    return (
+        str(mapped)
+        if mapped is not None
+        else str(ipaddress.ip_network((address, _IPV6_NETWORK), strict=False))
+    )

@@ -1,4 +1,6 @@
-"""Limits around the routes: the cost of one request, open requests per key, and an end to work when the client hangs up."""
+"""Limits around the routes: the cost of one request, open requests per key, and an end to work when
+the client hangs up.
+"""
 
 import asyncio
 import time
@@ -20,7 +22,9 @@ RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
 """Most requests are answered sooner, and then nobody needs to watch for a hang-up."""
 _SEEN_S: ContextVar[float] = ContextVar("seen_s")
-"""Processor time of this thread at the last check. Each hop to a thread has its own copy of the context, and so of this."""
+"""Processor time of this thread at the last check. Each hop to a thread has its own copy of the
+context, and so of this.
+"""
 
 
 class RequestLimits:
@@ -30,7 +34,9 @@ class RequestLimits:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Open requests by key, those that wait for a search apart; None: those that no limit concerns."""
+        """Open requests by key, those that wait for a search apart; None: those that no limit
+        concerns.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,12 +44,21 @@ class RequestLimits:
             return
         principal = scope.get("state", {}).get("principal")
         waits = scope["path"].endswith(WAITING)
-        key_id = None if principal is None or principal.key_id is None else principal.key_id + waits * " waiting"
+        key_id = (
+            None
+            if principal is None or principal.key_id is None
+            else principal.key_id + waits * " waiting"
+        )
         most = self.settings.max_waiting_at_once if waits else self.settings.max_requests_at_once
         if key_id is not None and self.under_way[key_id] >= most:
-            doing = "waiting for searches; close one" if waits else "under way; send many queries as one POST /v1/batch"
+            doing = (
+                "waiting for searches; close one"
+                if waits
+                else "under way; send many queries as one POST /v1/batch"
+            )
             error = LimitError(
-                f"key {principal.key_id} may have {most} requests at once {doing}, or wait for one of them to end",
+                f"key {principal.key_id} may have {most} requests at once {doing}, or wait for one "
+                "of them to end",
                 retry_after_s=RETRY_AFTER_S,
                 code="too_many_at_once",
             )
@@ -63,7 +78,8 @@ class RequestLimits:
             with bounded(bounds):
                 await self.app(scope, asker.receive, send)
         finally:
-            meter.stop()  # a thread may still work for a request that the server cancelled at its end
+            # a thread may still work for a request that the server cancelled at its end
+            meter.stop()
             asker.close()
             self.under_way[key_id] -= 1
             if not self.under_way[key_id]:
@@ -71,7 +87,9 @@ class RequestLimits:
 
 
 class Meter:
-    """The `check` of a request's bounds: its processor seconds, and whether anyone still waits for the answer."""
+    """The `check` of a request's bounds: its processor seconds, and whether anyone still waits for
+    the answer.
+    """
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s
@@ -95,15 +113,19 @@ class Meter:
             share = bounds.done / max(bounds.planned, 1)
             needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
             raise InputError(
-                f"{max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
-                f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} combinations or fewer",
+                f"{max_s:g} s of processor time{needed} were used up after {bounds.done:,} of "
+                f"{bounds.planned:,} "
+                f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} "
+                "combinations or fewer",
                 field="parallel",
                 code="request_too_costly",
             )
 
 
 class Asker:
-    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
+    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is
+    heard while they work.
+    """
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
@@ -145,7 +167,9 @@ class Asker:
         self._listening = asyncio.create_task(self._listen(self._heard))
 
     async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
-        """Pass messages on until the sender is gone. A sender who is too fast waits, as without this."""
+        """Pass messages on until the sender is gone. A sender who is too fast waits, as without
+        this.
+        """
         try:
             while (message := await self._receive())["type"] != "http.disconnect":
                 await heard.put(message)

@@ -25,7 +25,9 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Successful reads faster than this are logged only at level debug: at a thousand a second they would flood the log."""
+"""Successful reads faster than this are logged only at level debug: at a thousand a second they
+would flood the log.
+"""
 
 
 class RequestLog:
@@ -64,7 +66,9 @@ class RequestLog:
                 log.exception("unhandled error at %s %s", scope["method"], scope["path"])
                 raise
             finally:
-                await self._record(scope, resource=resource, status=status, seconds=time.perf_counter() - started)
+                await self._record(
+                    scope, resource=resource, status=status, seconds=time.perf_counter() - started
+                )
 
     async def _record(self, scope: Scope, *, resource: str, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
@@ -75,22 +79,38 @@ class RequestLog:
         level = logging.DEBUG if quiet else logging.INFO
         principal: Principal | None = scope["state"].get("principal")
         if log.isEnabledFor(level):
-            details = {"method": method, "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
+            details = {
+                "method": method,
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(seconds, 4),
+            }
             if principal is not None and principal.owner is not None:
                 details["owner"] = principal.owner
             search_id = scope.get("path_params", {}).get("search_id")
             with logs.about(search=search_id):
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
-        over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED  # such requests could fill the table
+        over_limit = (
+            status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED
+        )  # such requests could fill the table
         refused: KeyRecord | None = scope["state"].get("refused_key")
         audit = partial(self._audit, scope, route=route, resource=resource, status=status)
         if refused is not None:
             await audit(owner=refused.owner, key_id=refused.id)
-        elif principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN):
+        elif (
+            principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN)
+        ):
             await audit(owner=principal.owner, key_id=principal.key_id)
 
     async def _audit(
-        self, scope: Scope, *, owner: str | None, key_id: str | None, route: str, resource: str, status: int
+        self,
+        scope: Scope,
+        *,
+        owner: str | None,
+        key_id: str | None,
+        route: str,
+        resource: str,
+        status: int,
     ) -> None:
         path = scope["path"]
         try:
@@ -108,7 +128,9 @@ class RequestLog:
 
 
 def made_at(path: str, *, location: str) -> str:
-    """Path of what a request made, where its answer's `Location` lies below the path that was asked for; else that path."""
+    """Path of what a request made, where its answer's `Location` lies below the path that was asked
+    for; else that path.
+    """
     made = location.partition("?")[0]
     return made if made.startswith(f"{path.removesuffix('/new')}/") else path
 
@@ -116,7 +138,8 @@ def made_at(path: str, *, location: str) -> str:
 def route_of(scope: Scope) -> str:
     """The pattern that the path matched, as `/v1/searches/{search_id}`.
 
-    The route knows only its own part of the pattern; the prefix of its router comes before, without parameters.
+    The route knows only its own part of the pattern; the prefix of its router comes before, without
+    parameters.
     """
     pattern = getattr(scope.get("route"), "path_format", None)
     if not isinstance(pattern, str):

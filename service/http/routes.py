@@ -13,7 +13,15 @@ STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", *UPLOADS})
 """Bodies of any length, never held as a whole."""
 COMPUTING = frozenset(
     {
-        *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"),
+        *(
+            "/v1/estimates",
+            "/v1/recommendations",
+            BATCH_PATH,
+            "/v1/exports",
+            "/v1/imports",
+            "/v1/sizings",
+            "/v1/plans",
+        ),
         "/v1/lost-nodes",
         *("/searches/new/preview", "/searches/new/preview.json"),
         *(AGENTS_PATH, *UPLOADS),

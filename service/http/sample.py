@@ -1,4 +1,6 @@
-"""The finished search that everybody may look at: examples/quickstart.yaml, as it once ran on a processor with two cores."""
+"""The finished search that everybody may look at: examples/quickstart.yaml, as it once ran on a
+processor with two cores.
+"""
 
 import json
 from functools import cache

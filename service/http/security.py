@@ -1,4 +1,6 @@
-"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
+"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every
+response.
+"""
 
 import contextlib
 import time
@@ -13,13 +15,21 @@ from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
 from service.api.problems import problem
 from service.http import asgi_body
-from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED, UPLOADS
+from service.http.routes import (
+    ADMINISTRATION,
+    COMPUTING,
+    OPEN_PATHS,
+    SAFE_METHODS,
+    STREAMED,
+    UPLOADS,
+)
 from service.keys import ForbiddenKeyError, Keyring, Principal
 from service.settings import Settings
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+        "'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -29,17 +39,23 @@ RESPONSE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items())
+RAW_HEADERS = tuple(
+    (name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()
+)
 """As ASGI carries them. Lower case, as every header of the framework is."""
 MOST_BUCKETS = 10_000
 AUDITED_PER_SECOND = 1 / 60
 """Audited refusals of one revoked or expired key: its requests must not fill the audit log."""
 BURST_S = 5.0
-"""A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a script that starts."""
+"""A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a
+script that starts.
+"""
 
 
 class Gate:
-    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain text, and buffer streams."""
+    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain
+    text, and buffer streams.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self.app = app
@@ -74,12 +90,18 @@ class Gate:
                     together = max(rate, self.settings.requests_per_second_per_owner)
                     self.owners.take(f"owner {principal.owner}", per_second=together)
                 check_scope(principal, method=scope["method"], path=scope["path"])
-            limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
+            limit = (
+                self.settings.max_batch_bytes
+                if scope["path"] in STREAMED
+                else self.settings.max_body_bytes
+            )
             check_announced_size(request, limit)
             receive = asgi_body.counted(receive, limit)
             if scope["path"] in UPLOADS and scope["method"] == "POST":
                 receive = asgi_body.patient(receive)
-            if scope["path"] not in STREAMED:  # read here, so that no layer below meets a body that is too large half-way
+            if (
+                scope["path"] not in STREAMED
+            ):  # read here, so that no layer below meets a body that is too large half-way
                 body = await asgi_body.whole(receive)
                 if body is None:  # the sender hung up
                     return
@@ -87,20 +109,27 @@ class Gate:
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)
             return
-        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # the server leaves the body out
+        if scope["method"] == "HEAD" and not scope["path"].endswith(
+            "/events"
+        ):  # the server leaves the body out
             scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_headers)
 
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
-        """The principal of a request. An address that sent many wrong keys is refused unheard, so that none is found by trying;
-        a stored key that was right before still works from there."""
+        """The principal of a request. An address that sent many wrong keys is refused unheard, so
+        that none is found by trying; a stored key that was right before still works from there.
+        """
         address = (scope.get("client") or ("",))[0]
         try:
             if not self.keyring.recognises(request):
-                self.wrong_keys.take(address, per_second=self.settings.wrong_keys_per_second, tokens=0.0)
+                self.wrong_keys.take(
+                    address, per_second=self.settings.wrong_keys_per_second, tokens=0.0
+                )
         except LimitError as error:
             message = f"too many wrong keys came from {address}"
-            raise LimitError(message, code="too_many_wrong_keys", retry_after_s=error.retry_after_s) from None
+            raise LimitError(
+                message, code="too_many_wrong_keys", retry_after_s=error.retry_after_s
+            ) from None
         try:
             return await self.keyring.principal(request)
         except ForbiddenKeyError as error:
@@ -116,16 +145,20 @@ class Gate:
 
 
 class RateLimits:
-    """A token bucket per key, owner or address, in this process; used on one event loop only, so nothing is locked."""
+    """A token bucket per key, owner or address, in this process; used on one event loop only, so
+    nothing is locked.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, who: str, *, per_second: float, tokens: float = 1.0) -> None:
-        """Count a request as so many tokens; raises LimitError, with the wait until the next one, where there is none.
+        """Count a request as so many tokens; raises LimitError, with the wait until the next one,
+        where there is none.
 
-        tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x per_second)
+        tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x
+        per_second)
         """
         capacity = max(1.0, BURST_S * per_second)
         now = self._clock()
@@ -136,14 +169,17 @@ class RateLimits:
         if left < 1.0:
             self._buckets[who] = left, now
             raise LimitError(
-                f"{who} may send {per_second:g} requests a second; send many queries as one POST /v1/batch",
+                f"{who} may send {per_second:g} requests a second; send many queries as one POST "
+                "/v1/batch",
                 retry_after_s=(1.0 - left) / per_second,
             )
         self._buckets[who] = left - tokens, now
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """Check that the Host header names this service, which stops DNS rebinding against one on loopback."""
+    """Check that the Host header names this service, which stops DNS rebinding against one on
+    loopback.
+    """
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
         raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
@@ -156,11 +192,16 @@ def check_text(scope: AsgiScope) -> None:
     if b"%00" in scope["query_string"]:
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
-        raise InputError("a parameter holds a NUL character", field=next(names, "") or "query", code="bad_request")
+        raise InputError(
+            "a parameter holds a NUL character",
+            field=next(names, "") or "query",
+            code="bad_request",
+        )
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """Check that a changing request comes from our own page or from no page (cross-site request forgery).
+    """Check that a changing request comes from our own page or from no page (cross-site request
+    forgery).
 
     Browsers send Sec-Fetch-Site, and Origin where they are older; programs send neither.
     """
@@ -174,16 +215,23 @@ def check_origin(method: str, headers: Headers) -> None:
     else:
         allowed = True
     if not allowed:
-        raise HpToolError("changing requests from pages of other sites are refused", code="cross_origin")
+        raise HpToolError(
+            "changing requests from pages of other sites are refused", code="cross_origin"
+        )
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Check that the key allows the request; a changing route that is not listed needs the right to submit."""
+    """Check that the key allows the request; a changing route that is not listed needs the right to
+    submit.
+    """
     reads = method in SAFE_METHODS or path in COMPUTING
-    needed = Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT
+    needed = (
+        Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT
+    )
     if principal.scope < needed:
         raise HpToolError(
-            f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs {needed.name.lower()}",
+            f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs "
+            f"{needed.name.lower()}",
             code="forbidden",
         )
 
@@ -192,6 +240,8 @@ def check_announced_size(headers: Headers, limit: int) -> None:
     """Check that Content-Length is a number within the limit, where it is present."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
-        raise InputError("Content-Length is not a number", field="Content-Length", code="bad_request")
+        raise InputError(
+            "Content-Length is not a number", field="Content-Length", code="bad_request"
+        )
     if int(announced) > limit:
         raise asgi_body.too_large(limit)

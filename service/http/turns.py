@@ -14,7 +14,8 @@ BUSY = "busy"
 
 
 class Turns:
-    """A queue for each key; the keys take turns, so that many requests of one key delay another key by one request.
+    """A queue for each key; the keys take turns, so that many requests of one key delay another key
+    by one request.
 
     Used on one event loop only, so nothing is locked.
     """
@@ -26,7 +27,9 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of `key` (None: the operator) and hold it. Raises LimitError `busy` after the longest wait."""
+        """Wait for a turn of `key` (None: the operator) and hold it. Raises LimitError `busy` after
+        the longest wait.
+        """
         who = key or ""
         await self._wait(who)
         try:
@@ -49,7 +52,8 @@ class Turns:
             if not isinstance(error, TimeoutError):
                 raise
             raise LimitError(
-                f"The server is busy: this request waited {self._max_wait_s:g} s for its turn. Send it again.",
+                f"The server is busy: this request waited {self._max_wait_s:g} s for its turn. "
+                "Send it again.",
                 retry_after_s=self._max_wait_s,
                 code=BUSY,
             ) from None

@@ -1,4 +1,6 @@
-"""Signed webhooks: a service tells a URL that a search has ended (https://www.standardwebhooks.com)."""
+"""Signed webhooks: a service tells a URL that a search has ended
+(https://www.standardwebhooks.com).
+"""
 
 from service.webhooks.signing import verify
 

@@ -1,4 +1,6 @@
-"""Delivery of webhooks when searches end or watched jobs change, in a thread beside a worker's own work."""
+"""Delivery of webhooks when searches end or watched jobs change, in a thread beside a worker's own
+work.
+"""
 
 import ipaddress
 import json
@@ -34,7 +36,12 @@ LIMIT_S = 10.0
 """From the first look-up to the last header."""
 AT_ONCE, AT_ONCE_PER_OWNER = 8, 2
 """Messages that one worker sends at a time: in all, and of one owner."""
-FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, httpcore.UnsupportedProtocol)
+FAILURES = (
+    httpcore.NetworkError,
+    httpcore.TimeoutException,
+    httpcore.ProtocolError,
+    httpcore.UnsupportedProtocol,
+)
 FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
 
@@ -51,22 +58,35 @@ def post(
     limit_s: float = LIMIT_S,
     ssl_context: ssl.SSLContext | None = None,
 ) -> None:
-    """Send `body`; DeliveryError unless it is answered with a 2xx, of which only the status is read.
+    """Send `body`; DeliveryError unless it is answered with a 2xx, of which only the status is
+    read.
 
-    The URL comes from a user: its name is resolved once, to admitted addresses only; no redirect is followed and no proxy used;
-    and all is over after `limit_s`, whatever the receiver does. `ssl_context`: default httpx's.
+    The URL comes from a user: its name is resolved once, to admitted addresses only; no redirect is
+    followed and no proxy used; and all is over after `limit_s`, whatever the receiver does.
+    `ssl_context`: default httpx's.
     """
     encrypted = url.scheme == "https"
-    backend = Guarded(admits=lambda address: settings.admits(address, encrypted=encrypted), deadline=time.monotonic() + limit_s)
-    target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+    backend = Guarded(
+        admits=lambda address: settings.admits(address, encrypted=encrypted),
+        deadline=time.monotonic() + limit_s,
+    )
+    target = httpcore.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
     context = ssl_context or httpx.create_ssl_context() if encrypted else None
-    sent: dict[bytes | str, bytes | str] = {"Host": url.netloc, "Content-Type": "application/json", "User-Agent": "hp-tool"}
+    sent: dict[bytes | str, bytes | str] = {
+        "Host": url.netloc,
+        "Content-Type": "application/json",
+        "User-Agent": "hp-tool",
+    }
     sent.update(headers)
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), limit_s)
     try:
         with (
             httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
-            pool.stream("POST", target, headers=sent, content=body, extensions={"timeout": timeouts}) as response,
+            pool.stream(
+                "POST", target, headers=sent, content=body, extensions={"timeout": timeouts}
+            ) as response,
         ):
             status = response.status
     except FAILURES as error:
@@ -91,7 +111,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """Delivers what is due, a few messages at a time; any number of workers do so on one database."""
+    """Delivers what is due, a few messages at a time; any number of workers do so on one
+    database.
+    """
 
     store: AccessStore
     settings: WebhookSettings
@@ -124,7 +146,9 @@ class Deliveries:
         return claim is not None
 
     def _claim(self) -> Claim | None:
-        """A message of whoever has room: silent receivers of one owner hold up nobody else's messages."""
+        """A message of whoever has room: silent receivers of one owner hold up nobody else's
+        messages.
+        """
         with self._ended:
             if self._under_way.total() >= AT_ONCE:
                 return None
@@ -172,38 +196,62 @@ class Deliveries:
 
     def _attempt(self, claim: Claim) -> None:
         key, timestamp = self.settings.key, int(time.time())
-        headers = signed_headers(key=key, message_id=claim.message_id, timestamp=timestamp, body=claim.body)
+        headers = signed_headers(
+            key=key, message_id=claim.message_id, timestamp=timestamp, body=claim.body
+        )
         error: str | None = None
         try:
-            self.send(self.settings.check(claim.url), settings=self.settings, body=claim.body, headers=headers)
-        except (DeliveryError, InputError) as failure:  # what was admitted when the URL was given may not be now
+            self.send(
+                self.settings.check(claim.url),
+                settings=self.settings,
+                body=claim.body,
+                headers=headers,
+            )
+        except (
+            DeliveryError,
+            InputError,
+        ) as failure:  # what was admitted when the URL was given may not be now
             error = str(failure)
         claim.settle(error)
         log.info("%s: %s", claim.words, error or "delivered")
 
 
-def warn_of_overdue(*, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S) -> None:
-    """Stand in for `Deliveries` without a secret to sign with: look until messages are overdue, and warn the operator once."""
+def warn_of_overdue(
+    *, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S
+) -> None:
+    """Stand in for `Deliveries` without a secret to sign with: look until messages are overdue, and
+    warn the operator once.
+    """
     while not stopping.is_set():
         with suppress(HpToolError):  # the worker itself warns of a database that is away
             if overdue := store.state().overdue_webhooks:
                 fix = "set HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE, the API's, for the workers"
-                log.warning("%d webhooks are overdue, and this worker has no secret to sign them with: %s", overdue, fix)
+                log.warning(
+                    "%d webhooks are overdue, and this worker has no secret to sign them with: %s",
+                    overdue,
+                    fix,
+                )
                 return
         stopping.wait(look_s)
 
 
 def message_id(search: SearchRecord) -> str:
-    """Id of the message for this end of the search, the same for every attempt, so that receivers can drop repetitions."""
+    """Id of the message for this end of the search, the same for every attempt, so that receivers
+    can drop repetitions.
+    """
     assert search.finished_at is not None  # it has ended
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
 
 def message(search: SearchRecord) -> bytes:
-    """The message: how the search ended, what it cost, and where its result is. Small, whatever the search was."""
+    """The message: how the search ended, what it cost, and where its result is. Small, whatever the
+    search was.
+    """
     assert search.finished_at is not None
     summary = (search.result or {}).get("search") or {}
-    error = search.error and {name: _cut(search.error.get(name)) for name in ("code", "message", "field")}
+    error = search.error and {
+        name: _cut(search.error.get(name)) for name in ("code", "message", "field")
+    }
     data = {
         "search_id": search.id,
         "id": _cut(search.query.get("id")),
@@ -213,14 +261,28 @@ def message(search: SearchRecord) -> bytes:
         **{name: summary.get(name) for name in FIGURES},
         "result": f"/v1/searches/{search.id}/result",
     }
-    return json.dumps({"type": "search.ended", "timestamp": search.finished_at.isoformat(), "data": data}).encode()
+    return json.dumps(
+        {"type": "search.ended", "timestamp": search.finished_at.isoformat(), "data": data}
+    ).encode()
 
 
 def watch_message(watch: WatchRecord) -> bytes:
-    """The message of a watched job's newest event: that it became slower, since when, by how much and what could explain it, or
-    that it is as it was again."""
+    """The message of a watched job's newest event: that it became slower, since when, by how much
+    and what could explain it, or that it is as it was again.
+    """
     verdict = watch.message or {}
-    names = ("status", "steps", "now", "was", "expected", "slowdown", "lag", "causes", "loss_per_day", "text")
+    names = (
+        "status",
+        "steps",
+        "now",
+        "was",
+        "expected",
+        "slowdown",
+        "lag",
+        "causes",
+        "loss_per_day",
+        "text",
+    )
     data = {
         "watch_id": watch.id,
         "name": watch.name,
@@ -228,7 +290,9 @@ def watch_message(watch: WatchRecord) -> bytes:
         **{name: verdict.get(name) for name in names},
         "watch": f"/v1/watches/{watch.id}",
     }
-    return json.dumps({"type": "watch.changed", "timestamp": watch.updated_at.isoformat(), "data": data}).encode()
+    return json.dumps(
+        {"type": "watch.changed", "timestamp": watch.updated_at.isoformat(), "data": data}
+    ).encode()
 
 
 def _cut(value: Any) -> str | None:
@@ -236,8 +300,9 @@ def _cut(value: Any) -> str | None:
 
 
 class Guarded(httpcore.NetworkBackend):
-    """Connects to the addresses of a name, if all of them are admitted. The address checked is the address connected to, so a
-    second look-up cannot answer differently (DNS rebinding)."""
+    """Connects to the addresses of a name, if all of them are admitted. The address checked is the
+    address connected to, so a second look-up cannot answer differently (DNS rebinding).
+    """
 
     def __init__(self, *, admits: Callable[[Address], bool], deadline: float) -> None:
         self._admits = admits
@@ -258,7 +323,9 @@ class Guarded(httpcore.NetworkBackend):
         failure: Exception | None = None
         for address in addresses:
             try:
-                stream = self._inner.connect_tcp(str(address), port, left_s(self._deadline), local_address, socket_options)
+                stream = self._inner.connect_tcp(
+                    str(address), port, left_s(self._deadline), local_address, socket_options
+                )
                 return Bounded(stream, deadline=self._deadline)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
@@ -267,7 +334,9 @@ class Guarded(httpcore.NetworkBackend):
 
 
 class Bounded(httpcore.NetworkStream):
-    """A connection with one deadline for everything, so that a receiver cannot prolong it byte by byte."""
+    """A connection with one deadline for everything, so that a receiver cannot prolong it byte by
+    byte.
+    """
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -283,9 +352,15 @@ class Bounded(httpcore.NetworkStream):
         self._inner.close()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        return Bounded(self._inner.start_tls(ssl_context, server_hostname, left_s(self._deadline)), deadline=self._deadline)
+        return Bounded(
+            self._inner.start_tls(ssl_context, server_hostname, left_s(self._deadline)),
+            deadline=self._deadline,
+        )
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
@@ -300,13 +375,17 @@ def left_s(deadline: float) -> float:
 
 
 def _resolved(host: str, port: int, *, limit_s: float) -> list[Address]:
-    """The addresses of a name. The system's look-up knows no time limit, so it runs in a thread that may be left behind."""
+    """The addresses of a name. The system's look-up knows no time limit, so it runs in a thread
+    that may be left behind.
+    """
     outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            outcome.put(list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers)))
+            outcome.put(
+                list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers))
+            )
         except (OSError, ValueError):  # UnicodeError, of names that are none, is a ValueError
             outcome.put(None)
 

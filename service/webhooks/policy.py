@@ -1,4 +1,6 @@
-"""Where webhooks may go. Users give the URLs and the service requests them, so they must not reach internal hosts."""
+"""Where webhooks may go. Users give the URLs and the service requests them, so they must not reach
+internal hosts.
+"""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -9,17 +11,28 @@ import httpx
 from hp_tool.errors import InputError
 
 LONGEST_URL = 2000
-SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23")))
-"""Networks of IANA's registries of special purposes, which Python follows in part, release by release."""
+SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23"),
+    )
+)
+"""Networks of IANA's registries of special purposes, which Python follows in part, release by
+release.
+"""
 ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
 """The two among them that are global."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CARRIERS = tuple(
-    map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"))
+    map(
+        ipaddress.ip_network,
+        ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"),
+    )
 )
-"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4, SIIT, IPv4-compatible), perhaps to a private address, and old
-site-local addresses."""
+"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4, SIIT, IPv4-compatible), perhaps to a
+private address, and old site-local addresses.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +45,11 @@ class WebhookSettings:
     """Networks that are not public but allowed as targets."""
 
     def check(self, url: str) -> httpx.URL:
-        """The parsed URL, if its text is acceptable; the addresses of its name are checked on connecting.
+        """The parsed URL, if its text is acceptable; the addresses of its name are checked on
+        connecting.
 
-        https, or http to a loopback address among `networks`; neither user nor fragment. InputError otherwise.
+        https, or http to a loopback address among `networks`; neither user nor fragment. InputError
+        otherwise.
         """
         try:
             parsed = httpx.URL(url)
@@ -64,7 +79,11 @@ class WebhookSettings:
             return True
         if address in ANYCAST:
             return True
-        return address.is_global and not address.is_multicast and not any(address in each for each in (*CARRIERS, *SPECIAL))
+        return (
+            address.is_global
+            and not address.is_multicast
+            and not any(address in each for each in (*CARRIERS, *SPECIAL))
+        )
 
 
 def _literal(host: str) -> Any:

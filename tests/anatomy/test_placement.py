@@ -8,7 +8,9 @@ from hp_tool.catalog import cluster
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 
-CONFIG = ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2, sequence_parallel=True)
+CONFIG = ParallelConfig(
+    tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2, sequence_parallel=True
+)
 
 
 def h100(num_gpus: int) -> ClusterQuery:
@@ -37,7 +39,12 @@ def test_another_order_puts_replicas_outside() -> None:
 
 
 def test_every_rank_has_a_place_of_its_own_and_large_clusters_are_cut() -> None:
-    config = ParallelConfig(tensor_parallel_size=4, pipeline_parallel_size=8, context_parallel_size=2, data_parallel_size=8)
+    config = ParallelConfig(
+        tensor_parallel_size=4,
+        pipeline_parallel_size=8,
+        context_parallel_size=2,
+        data_parallel_size=8,
+    )
     found = anatomy.placement(config=config, cluster=cluster(h100(512)))
     assert (found.num_nodes, len(found.nodes)) == (64, MAX_NODES)
     places = [(r.tensor, r.context, r.data, r.pipeline) for node in found.nodes for r in node.ranks]

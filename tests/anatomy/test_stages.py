@@ -1,4 +1,6 @@
-"""Each stage by the formulas of the whole: the fullest is the estimate's, and its parts are a stage's share."""
+"""Each stage by the formulas of the whole: the fullest is the estimate's, and its parts are a
+stage's share.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,77 @@ GPT = {
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8}},
-    "interleaved": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 3}},
-    "gpipe": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "gpipe"}},
-    "zb-h1": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "zb-h1"}},
-    "zbv": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "zbv"}},
-    "dualpipe": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "dualpipe"}},
-    "dualpipe-v": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "dualpipe-v"}},
+    "interleaved": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "virtual_pipeline_parallel_size": 3,
+        }
+    },
+    "gpipe": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "pipeline_schedule": "gpipe",
+        }
+    },
+    "zb-h1": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "pipeline_schedule": "zb-h1",
+        }
+    },
+    "zbv": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "pipeline_schedule": "zbv",
+        }
+    },
+    "dualpipe": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "pipeline_schedule": "dualpipe",
+        }
+    },
+    "dualpipe-v": {
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 8,
+            "pipeline_schedule": "dualpipe-v",
+        }
+    },
     "dualpipe, ends shorter": {
         "model": "llama-3.1-405b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
         "training": {"sequence_length": 8192, "global_batch_size": 512},
-        "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "pipeline_schedule": "dualpipe"},
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 16,
+            "pipeline_schedule": "dualpipe",
+        },
     },
     "dualpipe-v, first and last chunks shorter": {
         "model": "llama-3.1-405b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
         "training": {"sequence_length": 8192, "global_batch_size": 512},
-        "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "pipeline_schedule": "dualpipe-v"},
+        "parallel": {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 16,
+            "pipeline_schedule": "dualpipe-v",
+        },
     },
     "without a pipeline": {"parallel": {"tensor_parallel_size": 8, "recompute": "full"}},
     "experts": {
         "model": "mixtral-8x7b",
         "cluster": H100,
-        "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "expert_parallel_size": 8},
+        "parallel": {
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 4,
+            "expert_parallel_size": 8,
+        },
     },
     "dense layers first, another token predicted": {
         "model": "deepseek-v3",
@@ -90,10 +140,17 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"sequence_length": 2048, "global_batch_size": 24, "framework": "internevo"},
         "parallel": {"pipeline_parallel_size": 6, "recompute": "full"},
     },
-    "encoder and decoder": {"model": "t5-11b", "cluster": H100, "parallel": {"tensor_parallel_size": 8}},
+    "encoder and decoder": {
+        "model": "t5-11b",
+        "cluster": H100,
+        "parallel": {"tensor_parallel_size": 8},
+    },
     "two kinds of GPU": {
         "cluster": {
-            "stages": [{"gpu": "a100-sxm-80gb", "num_gpus": 256}, {"gpu": "h100-sxm-80gb", "num_gpus": 256}],
+            "stages": [
+                {"gpu": "a100-sxm-80gb", "num_gpus": 256},
+                {"gpu": "h100-sxm-80gb", "num_gpus": 256},
+            ],
         },
         "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8},
     },
@@ -129,14 +186,20 @@ def test_stages_hold_the_whole_model(case: str) -> None:
         assert problem.model.total_layers <= held < problem.model.total_layers + len(each)
     else:
         assert held == pytest.approx(problem.model.total_layers)
-    assert sum(stage.holds_embedding for stage in each) == sum(stage.holds_output for stage in each) == copies
+    assert (
+        sum(stage.holds_embedding for stage in each)
+        == sum(stage.holds_output for stage in each)
+        == copies
+    )
 
 
 @pytest.mark.parametrize("case", ["1f1b", "interleaved", "gpipe", "zb-h1", "experts"])
 def test_the_slowest_stage_sets_the_pace(case: str) -> None:
     problem, found, each = looked_into(case)
     assert found.time is not None and found.parallel is not None
-    m = problem.workload.global_batch_size / (found.parallel.data_parallel_size * found.parallel.micro_batch_size)
+    m = problem.workload.global_batch_size / (
+        found.parallel.data_parallel_size * found.parallel.micro_batch_size
+    )
     waits = found.time.parts_s["overhead"] - problem.profile.framework.step_overhead_s
     paced = sum(found.time.parts_s[name] for name in each[0].parts_s) + waits
     assert m * max(stage.seconds for stage in each) == pytest.approx(paced, rel=1e-9)

@@ -22,7 +22,11 @@ from hp_tool.training.ranking.rank import cost_space
 EVERY_RECOMPUTATION = [
     "none",
     "selective",
-    *({"granularity": "full", "method": how, "num_layers": n} for how in ("uniform", "block") for n in range(1, 20)),
+    *(
+        {"granularity": "full", "method": how, "num_layers": n}
+        for how in ("uniform", "block")
+        for n in range(1, 20)
+    ),
 ]
 
 
@@ -64,20 +68,40 @@ def test_nothing_acceptable_is_faster_than_the_first() -> None:
 
 @pytest.mark.parametrize("keep", [1, 10, 700])
 def test_the_best_kept_on_the_way_are_the_best_of_all(keep: int) -> None:
-    """Over several chunks, with times that tie: a replica alone does nothing different under ZeRO 2."""
-    asked = query(parallel={"sequence_parallel": [True, False], "zero_stage": [0, 1, 2, 3], "recompute": EVERY_RECOMPUTATION})
+    """Over several chunks, with times that tie: a replica alone does nothing different under ZeRO
+    2.
+    """
+    asked = query(
+        parallel={
+            "sequence_parallel": [True, False],
+            "zero_stage": [0, 1, 2, 3],
+            "recompute": EVERY_RECOMPUTATION,
+        }
+    )
     problem = resolve_training(asked)
     whole, kept = cost_space(problem=problem), cost_space(problem=problem, keep=keep)
     assert whole.legal > 2 * CHUNK
     rows = whole.best(keep)
-    assert [kept.candidates.config(row) for row in range(keep)] == [whole.candidates.config(int(row)) for row in rows]
+    assert [kept.candidates.config(row) for row in range(keep)] == [
+        whole.candidates.config(int(row)) for row in rows
+    ]
     assert (kept.step_s == whole.step_s[rows]).all()
-    assert (kept.legal, kept.feasible, kept.rejections) == (whole.legal, whole.feasible, whole.rejections)
-    assert whole.legal == len(whole.candidates) and whole.feasible == np.count_nonzero(whole.acceptable)
+    assert (kept.legal, kept.feasible, kept.rejections) == (
+        whole.legal,
+        whole.feasible,
+        whole.rejections,
+    )
+    assert whole.legal == len(whole.candidates) and whole.feasible == np.count_nonzero(
+        whole.acceptable
+    )
 
 
 def test_the_space_is_counted() -> None:
-    fixed = {"zero_stage": [0, 1], "data_parallel_shard_size": 0, "context_parallel_communication": "p2p"}
+    fixed = {
+        "zero_stage": [0, 1],
+        "data_parallel_shard_size": 0,
+        "context_parallel_communication": "p2p",
+    }
     asked = query(parallel={"recompute": EVERY_RECOMPUTATION[:4], **fixed})
     found = recommend(query=asked)
     space = cost_space(problem=resolve_training(asked))
@@ -87,10 +111,14 @@ def test_the_space_is_counted() -> None:
 
 def test_fixed_and_listed_axes_narrow_the_space() -> None:
     found = recommend(
-        query=query(parallel={"tensor_parallel_size": [2, 4], "recompute": "selective", "zero_stage": 1}), top=1000
+        query=query(
+            parallel={"tensor_parallel_size": [2, 4], "recompute": "selective", "zero_stage": 1}
+        ),
+        top=1000,
     )
     seen = {
-        (row.parallel.tensor_parallel_size, row.parallel.recompute, row.parallel.zero_stage) for row in found.recommendations
+        (row.parallel.tensor_parallel_size, row.parallel.recompute, row.parallel.zero_stage)
+        for row in found.recommendations
     }
     assert seen == {(2, "selective", 1), (4, "selective", 1)}
 
@@ -98,13 +126,21 @@ def test_fixed_and_listed_axes_narrow_the_space() -> None:
 def test_a_given_data_parallel_size_holds() -> None:
     found = recommend(query=query(parallel={"data_parallel_size": 4}), top=1000)
     assert {row.parallel.data_parallel_size for row in found.recommendations} == {4}
-    assert found.rejections["world_size_mismatch"] > recommend(query=query(), top=1).rejections.get("world_size_mismatch", 0)
+    assert found.rejections["world_size_mismatch"] > recommend(query=query(), top=1).rejections.get(
+        "world_size_mismatch", 0
+    )
 
 
-@pytest.mark.parametrize(("schedule", "interleaved"), [("1f1b", {False}), ("interleaved", {True}), (None, {False, True})])
+@pytest.mark.parametrize(
+    ("schedule", "interleaved"), [("1f1b", {False}), ("interleaved", {True}), (None, {False, True})]
+)
 def test_a_given_schedule_holds(schedule: str | None, interleaved: set[bool]) -> None:
-    found = recommend(query=query(parallel={"pipeline_schedule": schedule, "pipeline_parallel_size": 4}), top=1000)
-    assert {row.parallel.virtual_pipeline_parallel_size > 1 for row in found.recommendations} == interleaved
+    found = recommend(
+        query=query(parallel={"pipeline_schedule": schedule, "pipeline_parallel_size": 4}), top=1000
+    )
+    assert {
+        row.parallel.virtual_pipeline_parallel_size > 1 for row in found.recommendations
+    } == interleaved
 
 
 def test_infeasible_is_an_empty_list_with_the_reasons_counted() -> None:
@@ -140,7 +176,9 @@ def test_min_gpus_answers_for_the_smallest_power_of_two_share_that_does_it() -> 
 def test_min_gpus_keeps_to_the_deadline() -> None:
     free = recommend(query=query(objective="min_gpus"), top=1).recommendations[0].estimate.days
     assert free is not None
-    found = recommend(query=query(objective="min_gpus", constraints={"max_days": free / 2}), top=1).recommendations[0]
+    found = recommend(
+        query=query(objective="min_gpus", constraints={"max_days": free / 2}), top=1
+    ).recommendations[0]
     assert found.estimate.days is not None and found.estimate.days <= free / 2
 
 
@@ -152,21 +190,31 @@ def test_top_is_bounded(top: int) -> None:
 
 
 def test_headline_days_of_gpt3_175b() -> None:
-    """1,024 A100, 300B tokens: what selective recomputation and sequence parallelism save, from Table 5's constants."""
+    """1,024 A100, 300B tokens: what selective recomputation and sequence parallelism save, from
+    Table 5's constants.
+    """
     days = {}
     for recompute, sequence_parallel in (("selective", True), ("full", False)):
         asked = query(
             model="gpt3-175b",
             cluster={"gpu": "a100-sxm-80gb", "num_gpus": 1024},
             training={
-                "sequence_length": 2048, "global_batch_size": 1536, "precision": "fp16", "attention": "unfused",
-                "dropout": 0.1, "total_tokens": 300e9,
+                "sequence_length": 2048,
+                "global_batch_size": 1536,
+                "precision": "fp16",
+                "attention": "unfused",
+                "dropout": 0.1,
+                "total_tokens": 300e9,
             },
             parallel={
-                "tensor_parallel_size": 8, "pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 3,
-                "micro_batch_size": 1, "recompute": recompute, "sequence_parallel": sequence_parallel,
+                "tensor_parallel_size": 8,
+                "pipeline_parallel_size": 8,
+                "virtual_pipeline_parallel_size": 3,
+                "micro_batch_size": 1,
+                "recompute": recompute,
+                "sequence_parallel": sequence_parallel,
             },
-        )  # fmt: skip
+        )
         result = estimate(query=asked)
         assert result.feasible and result.days is not None
         days[recompute] = result.days
@@ -178,49 +226,68 @@ def test_headline_days_of_gpt3_175b() -> None:
 def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
     layout = "Et*8|t*9|t*9|t*6L"
     query = {
-        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"sequence_length": 8192, "global_batch_size": 64}, "parallel": {"pipeline_layout": layout},
-    }  # fmt: skip
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 8192, "global_batch_size": 64},
+        "parallel": {"pipeline_layout": layout},
+    }
     result = recommend(query=parse_query(query), top=20)
     assert result.rejections["layout_not_applicable"] > 0
     sizes = {
-        (one.parallel.pipeline_parallel_size, one.parallel.virtual_pipeline_parallel_size) for one in result.recommendations
+        (one.parallel.pipeline_parallel_size, one.parallel.virtual_pipeline_parallel_size)
+        for one in result.recommendations
     }
     assert sizes == {(4, 1), (2, 2)}
     for one in result.recommendations[:3]:
-        found = estimate(query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False)
+        found = estimate(
+            query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False
+        )
         assert found.parallel == one.parallel and one.parallel.pipeline_layout == layout
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
 
 
 def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_again() -> None:
     said = {
-        "rank_order": "tp-dp-cp-ep-pp", "context_parallel_communication": "a2a+p2p",
-        "hierarchical_context_parallel_sizes": [4, 2], "moe_token_dispatcher_type": "flex",
-    }  # fmt: skip
+        "rank_order": "tp-dp-cp-ep-pp",
+        "context_parallel_communication": "a2a+p2p",
+        "hierarchical_context_parallel_sizes": [4, 2],
+        "moe_token_dispatcher_type": "flex",
+    }
     query = {
-        "kind": "training", "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "kind": "training",
+        "model": "mixtral-8x7b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
         "training": {"sequence_length": 32768, "global_batch_size": 64},
-        "parallel": {"context_parallel_size": 8, "expert_parallel_size": [8], "recompute": "full"} | said,
-    }  # fmt: skip
+        "parallel": {"context_parallel_size": 8, "expert_parallel_size": [8], "recompute": "full"}
+        | said,
+    }
     best = recommend(query=parse_query(query), top=3).recommendations
     assert best
     for one in best:
-        found = estimate(query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False)
+        found = estimate(
+            query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False
+        )
         assert found.parallel == one.parallel == one.estimate.parallel
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
         assert to_dict(one.parallel)["hierarchical_context_parallel_sizes"] == [4, 2]
 
 
 @pytest.mark.parametrize(("model", "num_gpus"), [("mixtral-8x7b", 32), ("llama-3-70b", 8)])
-def test_a_space_counts_once_however_often_a_ranking_goes_over_it(model: str, num_gpus: int) -> None:
-    """With free knobs; offloaded, where nothing fits; for what comes nearest, where nothing helps."""
+def test_a_space_counts_once_however_often_a_ranking_goes_over_it(
+    model: str, num_gpus: int
+) -> None:
+    """With free knobs; offloaded, where nothing fits; for what comes nearest, where nothing
+    helps.
+    """
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}
     training = {"sequence_length": 8192, "global_batch_size": 64}
     asked = query(model=model, cluster=cluster, training=training)
 
     def limits(most: int) -> bounds.Bounds:
-        return bounds.Bounds(max_combinations=most, max_values=64, max_yaml_bytes=1, check=lambda _: None)
+        return bounds.Bounds(
+            max_combinations=most, max_values=64, max_yaml_bytes=1, check=lambda _: None
+        )
 
     with bounds.bounded(once := limits(10**9)):
         best_of(resolve_training(asked), keep=1, rank_by="expected")
@@ -231,7 +298,9 @@ def test_a_space_counts_once_however_often_a_ranking_goes_over_it(model: str, nu
 def test_the_row_to_try_does_not_depend_on_how_many_are_shown() -> None:
     """Nor do the free knobs it runs with: rows far down would gain most from other ones."""
     training = {"sequence_length": 8192, "global_batch_size": 512}
-    asked = query(model="deepseek-v3", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 256}, training=training)
+    asked = query(
+        model="deepseek-v3", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 256}, training=training
+    )
     few, many = (recommend(query=asked, top=top).recommendations[0] for top in (1, 200))
     assert few.set == many.set != {}
     assert few.estimate.time == many.estimate.time and few.parallel == many.parallel

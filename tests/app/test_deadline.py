@@ -28,13 +28,20 @@ def first(**changes: Any) -> Recommendation:
 def test_days_and_dollars_have_intervals_and_a_deadline_a_chance() -> None:
     row = first()
     days, intervals = row.known.calendar_days, row.known.intervals
-    assert days is not None and intervals is not None and row.days_interval is not None and row.cost_interval is not None
+    assert (
+        days is not None
+        and intervals is not None
+        and row.days_interval is not None
+        and row.cost_interval is not None
+    )
     assert row.days_interval[0] / days == pytest.approx(intervals.step_s[0] / row.known.time.step_s)  # type: ignore[union-attr]
     assert row.cost == pytest.approx(days * 24 * 64 * 3.0) and row.cost_interval[1] > row.cost
     assert row.deadline_probability is None
     middle = first(constraints={"max_days": 1.001 * days})
     assert middle.deadline_probability == pytest.approx(0.5, abs=0.03)
-    late, early = (first(constraints={"max_days": days * factor}).deadline_probability for factor in (1.1, 1.5))
+    late, early = (
+        first(constraints={"max_days": days * factor}).deadline_probability for factor in (1.1, 1.5)
+    )
     assert 0.5 < (late or 0.0) < (early or 0.0) <= 1.0
 
 

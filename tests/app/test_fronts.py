@@ -29,15 +29,19 @@ def query(**changes: Any):
 
 
 def best_by_count() -> dict[int, float]:
-    """Best step time on every number of devices that is whole nodes or an equal share of one. Not on 40: five stages hold
-    unequally many layers, which is tried only where somebody has 40.
+    """Best step time on every number of devices that is whole nodes or an equal share of one. Not
+    on 40: five stages hold unequally many layers, which is tried only where somebody has 40.
     """
     found = {}
     for count in (1, 2, 4, 8, 16, 24, 32, 48):
         per_node = min(count, 8)
-        asked = query(cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node})
+        asked = query(
+            cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node}
+        )
         asked = replace(asked, training=replace(asked.training, offload="none"))
-        by_memory = training.pareto_front(query=asked, against="memory")  # fastest first, where rank 1 is the safest
+        by_memory = training.pareto_front(
+            query=asked, against="memory"
+        )  # fastest first, where rank 1 is the safest
         if by_memory:
             found[count] = by_memory[0].estimate.time.step_s
     return found
@@ -49,7 +53,9 @@ def test_the_front_against_devices_is_that_of_every_count():
         if step_s < best_s:
             truth[count], best_s = step_s, step_s
     front = training.pareto_front(query=query(), against="gpus")
-    assert {row.estimate.provenance["num_gpus"]: row.estimate.time.step_s for row in front} == pytest.approx(truth)
+    assert {
+        row.estimate.provenance["num_gpus"]: row.estimate.time.step_s for row in front
+    } == pytest.approx(truth)
     assert [row.rank for row in front] == list(range(1, len(front) + 1))
     assert len(front) > 2
 
@@ -67,8 +73,16 @@ def test_min_gpus_is_the_first_count_that_meets_the_deadline():
 
 def test_the_front_against_memory_holds_what_nothing_beats_in_both():
     """Of the usual values; what is left free adds what is fast."""
-    plain = {"recompute": ["none", "selective", "full"], "zero_stage": [0, 1], "data_parallel_shard_size": 0}
-    fixed = {"cuda_graphs": False, "cross_entropy": "unfused", "overlap": {"expert_parallel": False}}
+    plain = {
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [0, 1],
+        "data_parallel_shard_size": 0,
+    }
+    fixed = {
+        "cuda_graphs": False,
+        "cross_entropy": "unfused",
+        "overlap": {"expert_parallel": False},
+    }
     work = {"sequence_length": 4096, "global_batch_size": 96, **fixed}
     asked = query(parallel=plain | {"context_parallel_communication": "p2p"}, training=work)
     space = cost_space(problem=resolve_training(asked))
@@ -80,7 +94,9 @@ def test_the_front_against_memory_holds_what_nothing_beats_in_both():
             truth.append((step_s, size))
             least = size
     front = training.pareto_front(query=asked, against="memory")
-    np.testing.assert_allclose([(row.estimate.time.step_s, row.estimate.memory.total_bytes) for row in front], truth)
+    np.testing.assert_allclose(
+        [(row.estimate.time.step_s, row.estimate.memory.total_bytes) for row in front], truth
+    )
     free = training.pareto_front(query=query(), against="memory")
     assert free[0].estimate.time.step_s < front[0].estimate.time.step_s
 
@@ -114,7 +130,10 @@ def test_a_front_is_part_of_the_answer_where_it_is_asked_for():
 @pytest.mark.parametrize("stated", [{"cross_entropy": "unfused"}, {"cuda_graphs": False}])
 def test_a_knob_that_the_query_states_is_not_taken_otherwise(stated):
     work = {"sequence_length": 256, "global_batch_size": 96}
-    free, held = (training.recommend(query=query(training=work | more), top=1).recommendations[0] for more in ({}, stated))
+    free, held = (
+        training.recommend(query=query(training=work | more), top=1).recommendations[0]
+        for more in ({}, stated)
+    )
     assert {f"training.{name}" for name in stated} < free.set.keys()
     assert free.set.keys() - {f"training.{name}" for name in stated} == held.set.keys()
 
@@ -124,7 +143,9 @@ def test_nothing_that_the_ranking_holds_beats_the_front_in_both():
     asked = query(model="llama-3-70b", training={"sequence_length": 8192, "global_batch_size": 96})
     front = training.pareto_front(query=asked, against="memory")
     ranked = training.recommend(query=asked, top=20).recommendations
-    assert any(row.parallel.context_parallel_communication for row in ranked), "one is exchanged otherwise than by default"
+    assert any(row.parallel.context_parallel_communication for row in ranked), (
+        "one is exchanged otherwise than by default"
+    )
 
     def figures(row):
         return row.estimate.time.step_s, row.estimate.memory.total_bytes

@@ -1,4 +1,6 @@
-"""In how many bits a LoRA's frozen base is counted, and whether the suggested change is one that saves what it states."""
+"""In how many bits a LoRA's frozen base is counted, and whether the suggested change is one that
+saves what it states.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,38 @@ from hp_tool.queries import schema
 from hp_tool.training import estimate
 
 TARGETS = ["q_proj", "v_proj"]
-SCRIPT = "python -m trl.scripts.sft --model_name_or_path meta-llama/Meta-Llama-3-8B --use_peft --lora_r 16 --bf16" \
-    " --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_length 4096"  # fmt: skip
+SCRIPT = (
+    "python -m trl.scripts.sft --model_name_or_path meta-llama/Meta-Llama-3-8B --use_peft --lora_r "
+    "16 --bf16"
+    " --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_length 4096"
+)
 
 
 def query(framework: str, **training: Any) -> dict[str, Any]:
     work = {
-        "task": "lora", "lora": {"rank": 16, "target_modules": TARGETS}, "framework": framework,
-        "sequence_length": 2048, "global_batch_size": 4, **training,
-    }  # fmt: skip
+        "task": "lora",
+        "lora": {"rank": 16, "target_modules": TARGETS},
+        "framework": framework,
+        "sequence_length": 2048,
+        "global_batch_size": 4,
+        **training,
+    }
     return {
-        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "rtx-4090-24gb", "num_gpus": 1}, "training": work,
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "rtx-4090-24gb", "num_gpus": 1},
+        "training": work,
         "parallel": {"micro_batch_size": 1, "recompute": "full", "zero_stage": 3},
-    }  # fmt: skip
+    }
 
 
 def asked(framework: str, **training: Any) -> Estimate:
     return estimate(query=schema.parse_query(query(framework, **training)))
 
 
-@pytest.mark.parametrize("framework", ["torch-fsdp", "litgpt", "verl-fsdp", "megatron-core", "hf-trainer"])
+@pytest.mark.parametrize(
+    "framework", ["torch-fsdp", "litgpt", "verl-fsdp", "megatron-core", "hf-trainer"]
+)
 def test_a_frozen_base_is_loaded_in_the_16_bits_that_it_is_computed_in(framework: str) -> None:
     answer = asked(framework)
     assert answer.memory is not None
@@ -40,7 +54,9 @@ def test_a_frozen_base_is_loaded_in_the_16_bits_that_it_is_computed_in(framework
     assert answer.feasible
 
 
-@pytest.mark.parametrize("training", [{"parameter_precision": "fp32"}, {"recipe": "trl-1.7"}, {"recipe": "trl-1.6"}])
+@pytest.mark.parametrize(
+    "training", [{"parameter_precision": "fp32"}, {"recipe": "trl-1.7"}, {"recipe": "trl-1.6"}]
+)
 def test_a_base_of_32_bits_is_said_and_the_first_change_mends_it(training: dict[str, Any]) -> None:
     answer = asked("torch-fsdp", **training)
     assert answer.memory is not None
@@ -48,7 +64,11 @@ def test_a_base_of_32_bits_is_said_and_the_first_change_mends_it(training: dict[
     assert not answer.feasible
     first = answer.mends[0]
     assert first.change == "parameter_precision fp32 -> bf16"
-    mended = asked("torch-fsdp", **training, parameter_precision="bf16") if "recipe" in training else asked("torch-fsdp")
+    mended = (
+        asked("torch-fsdp", **training, parameter_precision="bf16")
+        if "recipe" in training
+        else asked("torch-fsdp")
+    )
     assert mended.feasible and mended.memory is not None
     assert first.memory_total_bytes == pytest.approx(mended.memory.total_bytes, rel=1e-9)
 
@@ -56,11 +76,17 @@ def test_a_base_of_32_bits_is_said_and_the_first_change_mends_it(training: dict[
 def test_a_base_of_16_bits_is_offered_8_and_4() -> None:
     answer = asked("torch-fsdp", sequence_length=8192)
     changes = [mend.change for mend in answer.mends]
-    assert not answer.feasible and any(change.startswith("frozen_precision bf16 -> ") for change in changes)
+    assert not answer.feasible and any(
+        change.startswith("frozen_precision bf16 -> ") for change in changes
+    )
 
 
-@pytest.mark.parametrize(("training", "dtype"), [({}, "bfloat16"), ({"parameter_precision": "fp32"}, "float32")])
-def test_trl_is_told_what_was_counted_and_reads_it_back(training: dict[str, Any], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("training", "dtype"), [({}, "bfloat16"), ({"parameter_precision": "fp32"}, "float32")]
+)
+def test_trl_is_told_what_was_counted_and_reads_it_back(
+    training: dict[str, Any], dtype: str
+) -> None:
     one = query("torch-fsdp", cross_entropy="chunked", **training)
     one["cluster"] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
     one["training"]["global_batch_size"] = 8
@@ -70,7 +96,13 @@ def test_trl_is_told_what_was_counted_and_reads_it_back(training: dict[str, Any]
     assert read["training"].get("parameter_precision") == training.get("parameter_precision")
 
 
-@pytest.mark.parametrize(("options", "stored"), [("", "fp32"), (" --dtype float32", "fp32"), (" --dtype bfloat16", None)])
-def test_trl_loads_the_base_in_32_bits_unless_it_is_told_otherwise(options: str, stored: str | None) -> None:
-    read = read_query(SCRIPT + options, overrides={"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}})
+@pytest.mark.parametrize(
+    ("options", "stored"), [("", "fp32"), (" --dtype float32", "fp32"), (" --dtype bfloat16", None)]
+)
+def test_trl_loads_the_base_in_32_bits_unless_it_is_told_otherwise(
+    options: str, stored: str | None
+) -> None:
+    read = read_query(
+        SCRIPT + options, overrides={"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    )
     assert read["training"].get("parameter_precision") == stored

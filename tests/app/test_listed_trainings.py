@@ -1,4 +1,6 @@
-"""Lists under `training`: what changes the numbers that are trained is chosen only where the query lists values."""
+"""Lists under `training`: what changes the numbers that are trained is chosen only where the query
+lists values.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from hp_tool.training import recommend
 
 def asked(**training: Any) -> dict[str, Any]:
     return {
-        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
         "training": {"sequence_length": 4096, "global_batch_size": 16, **training},
         "parallel": {"micro_batch_size": 1, "context_parallel_size": 1},
-    }  # fmt: skip
+    }
 
 
 def ranked(top: int = 4, **training: Any) -> tuple[Recommendation, ...]:
@@ -43,7 +47,11 @@ def test_a_list_frees_a_precision_and_each_row_names_its_own() -> None:
     assert len(pairs) == 4
     fastest = {key: ranked(top=1, precision=key[0], gradient_precision=key[1])[0] for key in pairs}
     for key, alone in fastest.items():
-        first = next(row for row in both if (chosen(row, "precision"), chosen(row, "gradient_precision")) == key)
+        first = next(
+            row
+            for row in both
+            if (chosen(row, "precision"), chosen(row, "gradient_precision")) == key
+        )
         assert expected_s(first) <= 1.01 * expected_s(alone)
     assert min(map(expected_s, both)) == min(map(expected_s, fastest.values()))
     assert {"precision", "gradient precision"} <= {column.head for column in listed_columns(both)}
@@ -53,7 +61,9 @@ def test_batches_are_ranked_by_the_time_of_a_token() -> None:
     rows = ranked(global_batch_size=[8, 64])
     costs = [row.expected_token_s or math.inf for row in rows]
     assert costs[1:] == sorted(costs[1:])
-    assert chosen(rows[0], "global_batch_size") == 64 and expected_s(rows[0]) > expected_s(ranked(global_batch_size=8)[0])
+    assert chosen(rows[0], "global_batch_size") == 64 and expected_s(rows[0]) > expected_s(
+        ranked(global_batch_size=8)[0]
+    )
 
 
 def test_an_answer_asks_for_the_same_again_and_exports_what_it_chose() -> None:
@@ -78,13 +88,18 @@ def test_nothing_is_offloaded_where_one_of_the_trainings_fits_without() -> None:
 
 def test_one_training_is_asked_for_elsewhere_and_no_more_than_can_be_ranked() -> None:
     query = parse_query(asked(precision=["bf16", "fp8"]))
-    for ask in (lambda: estimate_answer(query), lambda: recommend_answer(query, top=1, sensitivity=True)):
+    for ask in (
+        lambda: estimate_answer(query),
+        lambda: recommend_answer(query, top=1, sensitivity=True),
+    ):
         with pytest.raises(InputError, match="has 2 values") as caught:
             ask()
         assert caught.value.field == "training.precision"
     with pytest.raises(InputError, match="at most 16"):
         ranked(
-            precision=["bf16", "fp8", "mxfp8"], gradient_precision=["fp32", "bf16"], optimizer_precision=["fp32", "bf16", "fp8"]
+            precision=["bf16", "fp8", "mxfp8"],
+            gradient_precision=["fp32", "bf16"],
+            optimizer_precision=["fp32", "bf16", "fp8"],
         )
     with pytest.raises(InputError, match="expected 'bf16'"):
         ranked(precision=["bf16", "bf17"])

@@ -1,4 +1,6 @@
-"""Pictures of recommendations: the bars are the answer's figures, and files are what their suffix says."""
+"""Pictures of recommendations: the bars are the answer's figures, and files are what their suffix
+says.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ from hp_tool.units import GIB
 from tests.conftest import skip_or_fail
 
 TRAINING: Any = {
-    "model": "gpt-22b", "gpu": "a100-sxm-80gb", "num_gpus": 16, "sequence_length": 2048, "global_batch_size": 16
-}  # fmt: skip
+    "model": "gpt-22b",
+    "gpu": "a100-sxm-80gb",
+    "num_gpus": 16,
+    "sequence_length": 2048,
+    "global_batch_size": 16,
+}
 SERVING: Any = {
-    "model": "qwen3-32b", "gpu": "h200-sxm-141gb", "num_gpus": 8,
+    "model": "qwen3-32b",
+    "gpu": "h200-sxm-141gb",
+    "num_gpus": 8,
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
-}  # fmt: skip
+}
 
 
 def bars(figure: Any, legend: str) -> list[float]:
@@ -45,13 +53,25 @@ def test_the_stacks_of_serving() -> None:
     rows = hp_tool.recommend(**SERVING, top=3).recommendations
     figure = plots.recommendations_figure(rows, title="x")
     assert bars(figure, "legend") == pytest.approx([row.estimate.request_latency_s for row in rows])  # type: ignore[union-attr]
-    assert bars(figure, "legend2") == pytest.approx([row.estimate.memory.total_bytes / GIB for row in rows])  # type: ignore[union-attr]
+    assert bars(figure, "legend2") == pytest.approx(
+        [row.estimate.memory.total_bytes / GIB for row in rows]
+    )  # type: ignore[union-attr]
 
 
-def test_the_command_writes_a_page_that_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ["--model=gpt-22b", "--gpu=a100-sxm-80gb", "--num-gpus=8", "--sequence-length=2048", "--global-batch-size=16"]
+def test_the_command_writes_a_page_that_needs_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [
+        "--model=gpt-22b",
+        "--gpu=a100-sxm-80gb",
+        "--num-gpus=8",
+        "--sequence-length=2048",
+        "--global-batch-size=16",
+    ]
     page = tmp_path / "plot.html"
-    monkeypatch.setattr(sys, "argv", ["hp-tool", "recommend", *flags, "--no-calibration", f"--plot={page}"])
+    monkeypatch.setattr(
+        sys, "argv", ["hp-tool", "recommend", *flags, "--no-calibration", f"--plot={page}"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
@@ -60,7 +80,9 @@ def test_the_command_writes_a_page_that_needs_no_network(tmp_path: Path, monkeyp
     assert '<script src="http' not in text
 
 
-def test_other_suffixes_are_refused_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_suffixes_are_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match=r"\.html"):
         plots.check_path(tmp_path / "plot.gif")
     monkeypatch.setitem(sys.modules, "kaleido", None)
@@ -71,8 +93,13 @@ def test_other_suffixes_are_refused_before_anything_is_computed(tmp_path: Path, 
 
 def test_a_png(tmp_path: Path) -> None:
     if find_spec("kaleido") is None:
-        skip_or_fail(component="CHROMIUM", reason="the plot extra is not installed: pip install 'hp-tool[plot]'")
-    figure = plots.recommendations_figure(hp_tool.recommend(**TRAINING, top=2).recommendations, title="x")
+        skip_or_fail(
+            component="CHROMIUM",
+            reason="the plot extra is not installed: pip install 'hp-tool[plot]'",
+        )
+    figure = plots.recommendations_figure(
+        hp_tool.recommend(**TRAINING, top=2).recommendations, title="x"
+    )
     try:
         plots.write(figure, path=tmp_path / "plot.png")
     except MissingExtraError as error:

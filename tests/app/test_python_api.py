@@ -16,8 +16,12 @@ from hp_tool.errors import InputError
 from hp_tool.queries import schema
 
 LLAMA: Any = {
-    "model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 128
-}  # fmt: skip
+    "model": "llama-3-70b",
+    "gpu": "h100-sxm-80gb",
+    "num_gpus": 64,
+    "sequence_length": 8192,
+    "global_batch_size": 128,
+}
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,8 +53,15 @@ def test_arguments_are_the_query_they_stand_for() -> None:
         "training": {"sequence_length": 8192, "global_batch_size": 128, "attention": "flash"},
         "parallel": {"tensor_parallel_size": 8},
     }
-    made = hp_tool.make_query(**LLAMA, training={"attention": "flash"}, parallel={"tensor_parallel_size": 8})
-    assert made == schema.parse_query(written) == hp_tool.make_query(written) == hp_tool.make_query(made)
+    made = hp_tool.make_query(
+        **LLAMA, training={"attention": "flash"}, parallel={"tensor_parallel_size": 8}
+    )
+    assert (
+        made
+        == schema.parse_query(written)
+        == hp_tool.make_query(written)
+        == hp_tool.make_query(made)
+    )
 
 
 def test_arguments_are_laid_over_a_file_and_leave_a_mapping_as_it_was() -> None:
@@ -90,7 +101,10 @@ def test_a_wrong_argument_names_the_nearest_key() -> None:
         ({"parallel": {"tp": 8}}, "unknown key parallel.tp; did you mean tensor_parallel_size?"),
         ({"parallel": {"mbs": 1}}, "unknown key parallel.mbs; did you mean micro_batch_size?"),
         ({"parallel": {"gradient_checkpointing": True}}, "did you mean recompute?"),
-        ({"parallel": {"num_gpus": 8}}, "unknown key parallel.num_gpus; did you mean cluster.num_gpus?"),
+        (
+            {"parallel": {"num_gpus": 8}},
+            "unknown key parallel.num_gpus; did you mean cluster.num_gpus?",
+        ),
         ({"training": {"seq-length": 1}}, "did you mean sequence_length?"),
         ({"tp": 8}, "unknown key tp; did you mean parallel.tensor_parallel_size?"),
         ({"n_gpus": 8}, "did you mean cluster.num_gpus?"),
@@ -98,7 +112,9 @@ def test_a_wrong_argument_names_the_nearest_key() -> None:
         ({"parallel": {"nonsense": 8}}, "known keys: attention_data_parallel_size, "),
     ],
 )
-def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(keys: dict[str, Any], hint: str) -> None:
+def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(
+    keys: dict[str, Any], hint: str
+) -> None:
     with pytest.raises(InputError) as caught:
         hp_tool.estimate(**(LLAMA | keys))
     assert hint in caught.value.message
@@ -114,7 +130,9 @@ def test_names_that_are_suggested_exist() -> None:
 
 
 def test_completion_and_help_name_what_there_is() -> None:
-    assert {"estimate", "recommend", "size", "make_query"} <= set(dir(hp_tool)) and "TYPE_CHECKING" not in dir(hp_tool)
+    assert {"estimate", "recommend", "size", "make_query"} <= set(
+        dir(hp_tool)
+    ) and "TYPE_CHECKING" not in dir(hp_tool)
     for function in (hp_tool.estimate, hp_tool.recommend):
         assert function.__doc__ is not None
         assert [key for key in QueryKeys.__annotations__ if key not in function.__doc__] == []
@@ -124,8 +142,12 @@ def test_completion_and_help_name_what_there_is() -> None:
 def test_what_a_session_prints_of_an_answer_is_short() -> None:
     ranked = hp_tool.recommend(**LLAMA, top=3)
     assert repr(ranked).startswith("<RecommendAnswer: 3 of ") and len(repr(ranked)) < 400
-    assert "tensor_parallel_size" in repr(ranked.recommendations[0]) and "zero_stage" not in repr(ranked.recommendations[0])
-    assert repr(hp_tool.estimate(**LLAMA)).startswith("<EstimateAnswer: <Estimate: infeasible (memory), step ")
+    assert "tensor_parallel_size" in repr(ranked.recommendations[0]) and "zero_stage" not in repr(
+        ranked.recommendations[0]
+    )
+    assert repr(hp_tool.estimate(**LLAMA)).startswith(
+        "<EstimateAnswer: <Estimate: infeasible (memory), step "
+    )
 
 
 def test_every_name_of_the_package_is_there() -> None:
@@ -147,9 +169,16 @@ def test_a_notebook_shows_training() -> None:
 
 def test_a_notebook_shows_serving() -> None:
     serving: Any = {
-        "model": "qwen3-32b", "gpu": "h200-sxm-141gb", "num_gpus": 8,
-        "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
-    }  # fmt: skip
+        "model": "qwen3-32b",
+        "gpu": "h200-sxm-141gb",
+        "num_gpus": 8,
+        "inference": {
+            "input_length": 4000,
+            "output_length": 1000,
+            "concurrency": 64,
+            "engine": "vllm",
+        },
+    }
     assert "TPOT, ms" in Words(hp_tool.recommend(**serving)._repr_html_()).words
     assert "kv_cache" in Words(hp_tool.estimate(**serving)._repr_html_()).words
 

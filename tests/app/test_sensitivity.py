@@ -17,10 +17,12 @@ from hp_tool.training.problem import resolve_training
 from hp_tool.training.ranking.best import best_of
 
 ASKED = {
-    "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
     "training": {"sequence_length": 4096, "global_batch_size": 64, "total_tokens": 1e11},
     "parallel": {"micro_batch_size": [1, 2], "context_parallel_size": 1},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,23 @@ def fastest_s(query: Query) -> float:
     return float(best_of(resolve_training(query), keep=1, rank_by="mean").value_s[0])
 
 
-def test_each_number_of_devices_is_ranked_and_the_cheapest_ones_are_named(found: Sensitivity) -> None:
+def test_each_number_of_devices_is_ranked_and_the_cheapest_ones_are_named(
+    found: Sensitivity,
+) -> None:
     counts = [point.num_gpus for point in found.scaling]
     assert counts == sorted(counts) and counts[-1] == 32 and len(counts) >= 3
     for point in found.scaling:
-        assert point.step_s == pytest.approx(fastest_s(parse_query(ASKED).with_num_gpus(point.num_gpus)), rel=1e-12)
+        assert point.step_s == pytest.approx(
+            fastest_s(parse_query(ASKED).with_num_gpus(point.num_gpus)), rel=1e-12
+        )
     cheapest = min(point.gpu_seconds_per_step for point in found.scaling)
-    near = [point.num_gpus for point in found.scaling if point.gpu_seconds_per_step <= 1.05 * cheapest]
-    assert (found.fewest_gpus_near_cheapest, found.fastest_gpus_near_cheapest) == (min(near), max(near))
+    near = [
+        point.num_gpus for point in found.scaling if point.gpu_seconds_per_step <= 1.05 * cheapest
+    ]
+    assert (found.fewest_gpus_near_cheapest, found.fastest_gpus_near_cheapest) == (
+        min(near),
+        max(near),
+    )
 
 
 def test_an_axis_left_out_costs_what_a_ranking_without_it_says(found: Sensitivity) -> None:
@@ -49,16 +60,24 @@ def test_an_axis_left_out_costs_what_a_ranking_without_it_says(found: Sensitivit
     fractions = [one.change_fraction for one in found.axes if one.change_fraction is not None]
     assert fractions == sorted(fractions, reverse=True) and min(fractions) >= -1e-12
     changes = {one.change: one for one in found.axes}
-    assert "without micro_batch_size" not in changes and "without expert_parallel_size" not in changes
+    assert (
+        "without micro_batch_size" not in changes and "without expert_parallel_size" not in changes
+    )
     without = parse_query(ASKED)
     without = replace(without, parallel=replace(without.parallel, zero_stage=0))
-    assert changes["without zero_stage"].change_fraction == pytest.approx(fastest_s(without) / whole - 1.0, abs=1e-12)
+    assert changes["without zero_stage"].change_fraction == pytest.approx(
+        fastest_s(without) / whole - 1.0, abs=1e-12
+    )
 
 
 def test_better_hardware_is_never_slower(found: Sensitivity) -> None:
     assert {one.change for one in found.hardware} == {"1.5 x memory", "2 x network", "2 x NVLink"}
-    assert all(one.change_fraction is not None and one.change_fraction <= 1e-9 for one in found.hardware)
-    assert any(one.change_fraction is not None and one.change_fraction < -1e-3 for one in found.hardware)
+    assert all(
+        one.change_fraction is not None and one.change_fraction <= 1e-9 for one in found.hardware
+    )
+    assert any(
+        one.change_fraction is not None and one.change_fraction < -1e-3 for one in found.hardware
+    )
 
 
 def test_it_is_drawn(found: Sensitivity, tmp_path: Path) -> None:
@@ -69,9 +88,11 @@ def test_it_is_drawn(found: Sensitivity, tmp_path: Path) -> None:
 
 def test_serving_has_none() -> None:
     query = {
-        "kind": "inference", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
+        "kind": "inference",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
         "inference": {"input_length": 100, "output_length": 100, "concurrency": 4},
-    }  # fmt: skip
+    }
     with pytest.raises(InputError) as caught:
         recommend_answer(parse_query(query), top=1, sensitivity=True)
     assert caught.value.field == "sensitivity"

@@ -1,4 +1,6 @@
-"""Frameworks without constants of their own: predicted by a named stand-in, with doubt, or refused by name."""
+"""Frameworks without constants of their own: predicted by a named stand-in, with doubt, or refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,19 @@ import pytest
 from tests.command_line import hp_tool
 
 FRAMEWORKS = (
-    "deepspeed", "hf-trainer", "llama-factory", "axolotl", "colossalai", "litgpt", "ms-swift", "openrlhf", "verl",
-    "verl-fsdp", "gpt-neox", "megatron-deepspeed",
-)  # fmt: skip
+    "deepspeed",
+    "hf-trainer",
+    "llama-factory",
+    "axolotl",
+    "colossalai",
+    "litgpt",
+    "ms-swift",
+    "openrlhf",
+    "verl",
+    "verl-fsdp",
+    "gpt-neox",
+    "megatron-deepspeed",
+)
 
 
 def query(framework: str, **parallel: Any) -> dict[str, Any]:
@@ -43,12 +55,19 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
         assert f"training.framework: {name}" in provenance["unchecked"]
         for figure in ("step_s", "memory_total_bytes"):
             assert width(estimate["intervals"][figure]) > 1.5 * width(stand_in["intervals"][figure])
-        assert provenance["framework_efficiency"] in estimate["intervals"]["source"] and name in estimate["intervals"]["source"]
+        assert (
+            provenance["framework_efficiency"] in estimate["intervals"]["source"]
+            and name in estimate["intervals"]["source"]
+        )
 
 
-@pytest.mark.parametrize(("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")])
+@pytest.mark.parametrize(
+    ("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")]
+)
 @pytest.mark.parametrize("command", ["estimate", "recommend"])
-def test_people_see_the_star_and_whose_constants_they_are(command: str, framework: str, lender: str) -> None:
+def test_people_see_the_star_and_whose_constants_they_are(
+    command: str, framework: str, lender: str
+) -> None:
     shown = " ".join(hp_tool(command, "-", stdin=json.dumps(query(framework))).stdout.split())
     assert "* unchecked" in shown
     assert f"training.framework: {framework} (predicted with {lender}'s constants)" in shown
@@ -59,10 +78,17 @@ def test_rankings_offer_what_the_framework_can_run(framework: str) -> None:
     asked = query(framework)
     asked["parallel"] = {}
     asked["training"] |= {"task": "lora", "lora": {"rank": 16}}
-    rows = json.loads(hp_tool("recommend", "-", "--json", stdin=json.dumps(asked)).stdout)["recommendations"]
+    rows = json.loads(hp_tool("recommend", "-", "--json", stdin=json.dumps(asked)).stdout)[
+        "recommendations"
+    ]
     assert rows
     for row in rows:
-        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size")
+        sizes = (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "virtual_pipeline_parallel_size",
+            "context_parallel_size",
+        )
         assert [row["parallel"].get(name, 1) for name in sizes] == [1, 1, 1, 1]
 
 
@@ -74,12 +100,14 @@ def test_what_it_cannot_run_is_refused_by_name(axis: str) -> None:
 
 def test_an_unknown_framework_is_told_all_names() -> None:
     done = hp_tool("estimate", "-", stdin=json.dumps(query("fairscale")))
-    assert done.returncode == 2 and all(name in done.stderr for name in (*FRAMEWORKS, "megatron-core"))
+    assert done.returncode == 2 and all(
+        name in done.stderr for name in (*FRAMEWORKS, "megatron-core")
+    )
 
 
 SCRIPT = """accelerate launch {launch} sft.py --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1 \\
   --gradient_accumulation_steps 4 --max_seq_length 4096 --bf16 true --gradient_checkpointing true --use_peft --lora_r 16
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -101,23 +129,29 @@ python3 -m verl.trainer.main_ppo {config} \\
   actor_rollout_ref.actor.strategy={strategy} \\
   actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.nnodes=2 \\
   trainer.n_gpus_per_node=8 {more}
-"""
+"""  # noqa: E501
 MODULES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute"
 NEOX = """{"pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
 "seq_length": 2048, "max_position_embeddings": 2048, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
 "pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "padded_vocab_size": 50432,
-"train_iters": 10}"""
+"train_iters": 10}"""  # noqa: E501
 MEGATRON_DEEPSPEED = """
 deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 \\
   --bf16 --deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --vocab-size 50257 --data-path x
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     ("name", "text", "framework"),
     [
-        ("verl.sh", VERL.format(config="--config-name=ppo_megatron_trainer.yaml", strategy="megatron", more=""), "verl"),
+        (
+            "verl.sh",
+            VERL.format(
+                config="--config-name=ppo_megatron_trainer.yaml", strategy="megatron", more=""
+            ),
+            "verl",
+        ),
         (
             "modules.sh",
             VERL.format(
@@ -132,7 +166,9 @@ deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-si
         ("megatron.sh", MEGATRON_DEEPSPEED, "megatron-deepspeed"),
     ],
 )
-def test_imports_of_forks_and_wrappers_carry_the_star(tmp_path: Path, name: str, text: str, framework: str) -> None:
+def test_imports_of_forks_and_wrappers_carry_the_star(
+    tmp_path: Path, name: str, text: str, framework: str
+) -> None:
     (tmp_path / name).write_text(text)
     gpus = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
     done = hp_tool("import", str(tmp_path / name), *gpus, "--json")

@@ -1,4 +1,6 @@
-"""What a query leaves open: the step with CUDA graphs and with today's recipe, stated beside; free knobs, taken by rankings."""
+"""What a query leaves open: the step with CUDA graphs and with today's recipe, stated beside; free
+knobs, taken by rankings.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ FEW = {"sequence_length": 1024, "global_batch_size": 64}
 
 
 def dense(training: dict[str, Any] | None = None, **more: Any) -> Query:
-    return parse_query({
-        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {**(training or FEW), **more}, "parallel": {},
-    })  # fmt: skip
+    return parse_query(
+        {
+            "kind": "training",
+            "model": "llama-3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+            "training": {**(training or FEW), **more},
+            "parallel": {},
+        }
+    )
 
 
 def answered(query: Query) -> Estimate:
@@ -35,18 +42,26 @@ def answered(query: Query) -> Estimate:
 
 
 def test_an_open_choice_of_graphs_is_in_the_interval_and_stated() -> None:
-    bare, without, graphs = (estimate(query=dense(**each)) for each in ({}, {"cuda_graphs": False}, {"cuda_graphs": True}))
+    bare, without, graphs = (
+        estimate(query=dense(**each))
+        for each in ({}, {"cuda_graphs": False}, {"cuda_graphs": True})
+    )
     assert bare.time == without.time and bare.time is not None and graphs.time is not None
     stated = bare.provenance["with_cuda_graphs"]
     assert isinstance(stated, dict) and stated["step_s"] == pytest.approx(graphs.time.step_s)
     assert bare.intervals and without.intervals and graphs.intervals
     assert bare.intervals.step_s[0] == pytest.approx(graphs.intervals.step_s[0])
     assert bare.intervals.step_s[1] == without.intervals.step_s[1]
-    assert "with_cuda_graphs" not in without.provenance and "launches bound this step" in launched(bare)
+    assert "with_cuda_graphs" not in without.provenance and "launches bound this step" in launched(
+        bare
+    )
 
 
 def test_a_step_that_no_launch_bounds_has_one_interval() -> None:
-    assert "with_cuda_graphs" not in estimate(query=dense({"sequence_length": 8192, "global_batch_size": 512})).provenance
+    assert (
+        "with_cuda_graphs"
+        not in estimate(query=dense({"sequence_length": 8192, "global_batch_size": 512})).provenance
+    )
 
 
 def test_today_s_recipe_is_stated_beside_and_can_be_written() -> None:
@@ -54,10 +69,17 @@ def test_today_s_recipe_is_stated_beside_and_can_be_written() -> None:
     bare = answered(query)
     stated = bare.with_recipe
     assert stated is not None and stated.recipe == recipe("megatron-bridge").name
-    assert stated.changes["training.gradient_precision"] == "bf16" and stated.gains["training.gradient_precision"] > 1.0
+    assert (
+        stated.changes["training.gradient_precision"] == "bf16"
+        and stated.gains["training.gradient_precision"] > 1.0
+    )
     named = answered(parse_query(schema.lay(query_mapping(query), stated.set)))
-    assert named.time is not None and named.time.step_s == stated.step_s and named.with_recipe is None
-    assert by_recipe(bare).split(" with training.recipe ")[1].startswith(stated.recipe) and "bf16 gradients" in by_recipe(bare)
+    assert (
+        named.time is not None and named.time.step_s == stated.step_s and named.with_recipe is None
+    )
+    assert by_recipe(bare).split(" with training.recipe ")[1].startswith(
+        stated.recipe
+    ) and "bf16 gradients" in by_recipe(bare)
 
 
 def test_the_release_that_is_named_names_its_recipe() -> None:
@@ -66,11 +88,21 @@ def test_the_release_that_is_named_names_its_recipe() -> None:
 
 
 def test_audited_adapters_have_a_recipe_on_cards_without_nvlink() -> None:
-    query = parse_query({
-        "kind": "training", "model": "llama-2-70b", "cluster": {"gpu": "l40s-48gb", "num_gpus": 64},
-        "training": {"sequence_length": 8192, "global_batch_size": 8, "precision": "fp8", "task": "lora", "lora": {"rank": 16}},
-        "parallel": {"tensor_parallel_size": 4, "context_parallel_size": 2},
-    })  # fmt: skip
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": "llama-2-70b",
+            "cluster": {"gpu": "l40s-48gb", "num_gpus": 64},
+            "training": {
+                "sequence_length": 8192,
+                "global_batch_size": 8,
+                "precision": "fp8",
+                "task": "lora",
+                "lora": {"rank": 16},
+            },
+            "parallel": {"tensor_parallel_size": 4, "context_parallel_size": 2},
+        }
+    )
     bare = answered(query)
     assert not bare.feasible and bare.with_recipe is not None and bare.with_recipe.feasible
     assert bare.with_recipe.recipe == "mlperf-training-5.0"
@@ -83,10 +115,15 @@ def test_others_have_none(more: dict[str, Any]) -> None:
 
 def test_what_a_recipe_s_own_layout_alone_can_run_is_left_out() -> None:
     """The recipe hides all-to-alls, which needs experts on several ranks."""
-    query = parse_query({
-        "kind": "training", "model": "qwen3-30b-a3b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 8},
-        "training": {"sequence_length": 4096, "global_batch_size": 512, "precision": "mxfp8"}, "parallel": {},
-    })  # fmt: skip
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": "qwen3-30b-a3b",
+            "cluster": {"gpu": "gb200-nvl72", "num_gpus": 8},
+            "training": {"sequence_length": 4096, "global_batch_size": 512, "precision": "mxfp8"},
+            "parallel": {},
+        }
+    )
     stated = answered(query).with_recipe
     assert stated is not None and stated.set["training.overlap"]["expert_parallel"] is False
 
@@ -105,11 +142,17 @@ def test_a_ranking_takes_free_knobs_where_they_save_a_step_something() -> None:
 def test_a_query_that_names_graphs_leaves_other_knobs_free(graphs: bool) -> None:
     query = dense({"sequence_length": 8192, "global_batch_size": 512}, cuda_graphs=graphs)
     first = recommend(query=query, top=1).recommendations[0]
-    assert first.set["training.cross_entropy"] == "fused" and "training.cuda_graphs" not in first.set
+    assert (
+        first.set["training.cross_entropy"] == "fused" and "training.cuda_graphs" not in first.set
+    )
 
 
 def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
-    bare, often, rare = estimate(query=dense()), {"probability": 0.12, "slowdown": 5.0}, {"probability": 0.04, "slowdown": 5.0}
+    bare, often, rare = (
+        estimate(query=dense()),
+        {"probability": 0.12, "slowdown": 5.0},
+        {"probability": 0.04, "slowdown": 5.0},
+    )
     full, stalls, seldom, learnt = (
         why_wide(replace(bare, provenance=bare.provenance | each))
         for each in (
@@ -119,19 +162,33 @@ def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
             {"calibration": {}, "nearly_full": often},
         )
     )
-    assert (
-        full
-        == "4.0 % chance that the allocator of a nearly full device retries: a step then takes 5.0 times as long as otherwise"
+    assert full == (
+        "4.0 % chance that the allocator of a nearly full device retries: a step then takes 5.0 "
+        "times as long as otherwise"
     )
-    assert stalls.startswith("12.0 % chance that it stalls, as runs measured") and why_wide(bare) == seldom == learnt == ""
+    assert (
+        stalls.startswith("12.0 % chance that it stalls, as runs measured")
+        and why_wide(bare) == seldom == learnt == ""
+    )
 
 
-def test_a_recipe_whose_graphs_exclude_the_recomputation_is_answered_with_whole_iterations() -> None:
-    query = parse_query({
-        "kind": "training", "model": "qwen3-30b-a3b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 16},
-        "training": {"sequence_length": 4096, "global_batch_size": 512},
-        "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "expert_parallel_size": 8, "recompute": "full",
-                     "micro_batch_size": 1},
-    })  # fmt: skip
+def test_a_recipe_whose_graphs_exclude_the_recomputation_is_answered_with_whole_iterations() -> (
+    None
+):
+    query = parse_query(
+        {
+            "kind": "training",
+            "model": "qwen3-30b-a3b",
+            "cluster": {"gpu": "gb200-nvl72", "num_gpus": 16},
+            "training": {"sequence_length": 4096, "global_batch_size": 512},
+            "parallel": {
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "expert_parallel_size": 8,
+                "recompute": "full",
+                "micro_batch_size": 1,
+            },
+        }
+    )
     figure = answered(query).with_recipe
     assert figure is not None and figure.set["training.cuda_graphs"] is True

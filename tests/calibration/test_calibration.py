@@ -62,7 +62,9 @@ def test_no_evidence_is_the_identity(prior):
     step = calibration.step_time.predict(parts_s=parts, layer_passes=np.full(20, 7.0))
     np.testing.assert_allclose(step.median_s, total(parts), rtol=1e-15)
     memory = np.linspace(1.0, 100.0, 20) * GIB
-    np.testing.assert_array_equal(calibration.memory.predict(memory_bytes=memory).median_bytes, memory)
+    np.testing.assert_array_equal(
+        calibration.memory.predict(memory_bytes=memory).median_bytes, memory
+    )
     assert calibration.measurement_ids == ()
 
 
@@ -70,7 +72,9 @@ def test_no_evidence_is_the_identity(prior):
 @settings(max_examples=25, deadline=None)
 def test_one_consistent_factor_is_recovered(factor, seed):
     parts, unseen = make_parts(12, seed), make_parts(8, seed + 1000)
-    calibration = fit_calibration(evidence=make_evidence(parts, factor * total(parts)), prior=prior_for(kind="cpu"))
+    calibration = fit_calibration(
+        evidence=make_evidence(parts, factor * total(parts)), prior=prior_for(kind="cpu")
+    )
     step = calibration.step_time.predict(parts_s=unseen, layer_passes=np.full(8, 100.0))
     np.testing.assert_allclose(step.median_s, factor * total(unseen), rtol=0.05)
 
@@ -85,35 +89,53 @@ def test_factors_of_groups_and_overhead_are_told_apart():
 
 
 def test_optimizer_and_offload_have_a_factor_of_their_own():
-    """Memory three times as slow as predicted, matmuls and links as fast as predicted; each part rules some of the steps."""
+    """Memory three times as slow as predicted, matmuls and links as fast as predicted; each part
+    rules some of the steps.
+    """
     rng = np.random.default_rng(4)
     parts = {
-        name: 10.0 ** rng.uniform(-1.0, 2.0, 60) for name in ("compute", "attention", "data_parallel", "optimizer", "offload")
+        name: 10.0 ** rng.uniform(-1.0, 2.0, 60)
+        for name in ("compute", "attention", "data_parallel", "optimizer", "offload")
     }
     truth = total(parts) + 2.0 * (parts["optimizer"] + parts["offload"])
-    factors = fit_calibration(evidence=make_evidence(parts, truth), prior=prior_for(kind="cpu")).step_time.factors
-    assert factors == pytest.approx({"compute": 1.0, "attention": 1.0, "communication": 1.0, "memory_bound": 3.0}, rel=0.04)
+    factors = fit_calibration(
+        evidence=make_evidence(parts, truth), prior=prior_for(kind="cpu")
+    ).step_time.factors
+    assert factors == pytest.approx(
+        {"compute": 1.0, "attention": 1.0, "communication": 1.0, "memory_bound": 3.0}, rel=0.04
+    )
 
 
 @pytest.mark.parametrize("factor", [np.exp(3.0), np.exp(-3.0)])
 def test_a_slip_teaches_nothing_whichever_way_it_goes(factor):
-    """One step time 20 standard deviations too slow or too fast leaves what the others say where it was."""
+    """One step time 20 standard deviations too slow or too fast leaves what the others say where it
+    was.
+    """
     parts = make_parts(9, 4)
     measured = 1.1 * total(parts)
     alone = fit_calibration(
-        evidence=make_evidence({k: v[1:] for k, v in parts.items()}, measured[1:]), prior=prior_for(kind="cpu")
+        evidence=make_evidence({k: v[1:] for k, v in parts.items()}, measured[1:]),
+        prior=prior_for(kind="cpu"),
     )
     disturbed = fit_calibration(
-        evidence=make_evidence(parts, np.r_[factor * measured[0], measured[1:]]), prior=prior_for(kind="cpu")
+        evidence=make_evidence(parts, np.r_[factor * measured[0], measured[1:]]),
+        prior=prior_for(kind="cpu"),
     )
-    np.testing.assert_allclose(list(disturbed.step_time.factors.values()), list(alone.step_time.factors.values()), rtol=0.01)
+    np.testing.assert_allclose(
+        list(disturbed.step_time.factors.values()),
+        list(alone.step_time.factors.values()),
+        rtol=0.01,
+    )
 
 
 def test_runs_faster_than_predicted_do_not_make_overheads_negative():
-    """Each 50 ms faster than its compute: only a negative overhead would fit them all, and make short steps end before they
-    begin."""
+    """Each 50 ms faster than its compute: only a negative overhead would fit them all, and make
+    short steps end before they begin.
+    """
     parts = {"compute": np.linspace(0.1, 1.0, 20)}
-    fit = fit_calibration(evidence=make_evidence(parts, parts["compute"] - 0.05), prior=prior_for(kind="cpu")).step_time
+    fit = fit_calibration(
+        evidence=make_evidence(parts, parts["compute"] - 0.05), prior=prior_for(kind="cpu")
+    ).step_time
     assert fit.step_overhead_s >= 0.0 and fit.layer_overhead_s >= 0.0
     short = fit.predict(parts_s={"compute": np.array([0.01])}, layer_passes=np.array([100.0]))
     assert 0.005 < short.median_s[0] < 0.01
@@ -136,7 +158,9 @@ def test_layer_overhead_is_found_where_passes_vary():
     fit = fit_calibration(evidence=evidence, prior=prior_for(kind="cpu")).step_time
     assert fit.layer_overhead_s == pytest.approx(2e-3, rel=0.1)
     calibrated = fit.calibrated_parts(parts_s=parts, layer_passes=passes)
-    np.testing.assert_allclose(total(calibrated), fit.predict(parts_s=parts, layer_passes=passes).median_s, rtol=1e-12)
+    np.testing.assert_allclose(
+        total(calibrated), fit.predict(parts_s=parts, layer_passes=passes).median_s, rtol=1e-12
+    )
 
 
 @given(order=st.permutations(range(10)))
@@ -155,7 +179,9 @@ def test_the_order_of_rows_does_not_matter(order):
 @given(scale=st.floats(0.1, 10.0))
 @settings(max_examples=15, deadline=None)
 def test_parts_scale(scale):
-    """Doubling every prediction and every measurement doubles new predictions: nothing but ratios is learnt (bar overheads)."""
+    """Doubling every prediction and every measurement doubles new predictions: nothing but ratios
+    is learnt (bar overheads).
+    """
     prior = prior_for(kind="gpu")
     parts = make_parts(10, 6)
     measured = total(parts) * 0.8
@@ -171,7 +197,9 @@ def test_one_disturbed_run_does_not_drag_the_rest():
     parts = make_parts(12, 7)
     measured = 1.3 * total(parts)
     measured[4] *= 8.0
-    calibration = fit_calibration(evidence=make_evidence(parts, measured), prior=prior_for(kind="cpu"))
+    calibration = fit_calibration(
+        evidence=make_evidence(parts, measured), prior=prior_for(kind="cpu")
+    )
     unseen = make_parts(6, 8)
     step = calibration.step_time.predict(parts_s=unseen, layer_passes=np.full(6, 100.0))
     np.testing.assert_allclose(step.median_s, 1.3 * total(unseen), rtol=0.10)
@@ -184,7 +212,11 @@ def test_intervals_widen_with_less_evidence_and_cover_the_truth():
     widths, coverage = [], []
     for rows in (0, 2, 5, 40):
         parts = make_parts(rows, 11)
-        measured = 1.4 * total(parts) * np.random.default_rng(12).lognormal(0.0, 0.05, rows) if rows else np.empty(0)
+        measured = (
+            1.4 * total(parts) * np.random.default_rng(12).lognormal(0.0, 0.05, rows)
+            if rows
+            else np.empty(0)
+        )
         evidence = make_evidence(parts, measured) if rows else None
         step = fit_calibration(evidence=evidence, prior=prior_for(kind="cpu")).step_time.predict(
             parts_s=unseen, layer_passes=np.full(200, 100.0)
@@ -213,7 +245,9 @@ def test_what_ran_out_of_memory_is_never_called_fitting(fractions, measured):
         measured_memory=np.where(oom, np.nan, predicted),
         oom=oom,
     )
-    prediction = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).memory.predict(memory_bytes=predicted[oom])
+    prediction = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).memory.predict(
+        memory_bytes=predicted[oom]
+    )
     assert np.all(prediction.median_bytes >= CAPACITY)
     assert np.all(prediction.fit_probability(CAPACITY) <= 0.5)
 
@@ -221,15 +255,22 @@ def test_what_ran_out_of_memory_is_never_called_fitting(fractions, measured):
 def test_memory_factor_and_overhead_are_learnt():
     predicted = np.linspace(10.0, 70.0, 20) * GIB
     evidence = make_evidence(
-        make_parts(20, 1), np.full(20, np.nan), memory=predicted, measured_memory=1.06 * predicted + 0.7 * GIB
+        make_parts(20, 1),
+        np.full(20, np.nan),
+        memory=predicted,
+        measured_memory=1.06 * predicted + 0.7 * GIB,
     )
-    memory = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).memory.predict(memory_bytes=np.array([30.0 * GIB]))
+    memory = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).memory.predict(
+        memory_bytes=np.array([30.0 * GIB])
+    )
     assert memory.median_bytes[0] == pytest.approx(1.06 * 30 * GIB + 0.7 * GIB, rel=0.01)
 
 
 def test_payload_round_trip_and_version():
     parts = make_parts(5, 2)
-    calibration = fit_calibration(evidence=make_evidence(parts, 1.2 * total(parts)), prior=prior_for(kind="cpu"))
+    calibration = fit_calibration(
+        evidence=make_evidence(parts, 1.2 * total(parts)), prior=prior_for(kind="cpu")
+    )
     payload = json.loads(json.dumps(calibration.to_dict()))
     again = type(calibration).from_dict(payload)
     assert again.measurement_ids == ("m0", "m1", "m2", "m3", "m4")
@@ -255,7 +296,10 @@ def test_evidence_columns_must_agree_and_concatenate():
 
 
 def test_what_a_fit_is_said_to_know_of_a_configuration_it_knows_not_from_its_repeats():
-    parts = {"compute": np.repeat([0.5, 1.0, 2.0, 4.0], 3), "tensor_parallel": np.repeat([0.1, 0.4, 0.2, 0.3], 3)}
+    parts = {
+        "compute": np.repeat([0.5, 1.0, 2.0, 4.0], 3),
+        "tensor_parallel": np.repeat([0.1, 0.4, 0.2, 0.3], 3),
+    }
     measured = 1.5 * total(parts)
     odd = measured.copy()
     odd[3:6] *= 1.8
@@ -264,4 +308,6 @@ def test_what_a_fit_is_said_to_know_of_a_configuration_it_knows_not_from_its_rep
     np.testing.assert_allclose(after[3:6], before[3:6], rtol=1e-9)
     assert np.abs(after[3:6] / odd[3:6] - 1.0).min() > 0.3
     alone = {name: seconds[:3] for name, seconds in parts.items()}
-    assert np.isnan(predicted_unseen(make_evidence(alone, measured[:3]), prior=prior_for(kind="cpu"))).all()
+    assert np.isnan(
+        predicted_unseen(make_evidence(alone, measured[:3]), prior=prior_for(kind="cpu"))
+    ).all()

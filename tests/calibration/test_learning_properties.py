@@ -1,4 +1,6 @@
-"""What any calibration of step times must keep to, beside the interval that the cost model states."""
+"""What any calibration of step times must keep to, beside the interval that the cost model
+states.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def runs(count, *, hidden=12.0, seed=0, **given):
         PAIR_LOG_SD: np.full(count, 0.06),
         DEVICE_LOG_SD: np.zeros(count),
     } | {name: np.full(count, value) for name, value in given.items()}
-    return found, {"compute": rng.uniform(1.0, 3.0, count), "data_parallel": rng.uniform(0.1, 0.5, count)}
+    return found, {
+        "compute": rng.uniform(1.0, 3.0, count),
+        "data_parallel": rng.uniform(0.1, 0.5, count),
+    }
 
 
 def evidence(found, parts, ratio):
@@ -47,7 +52,9 @@ def evidence(found, parts, ratio):
 def predicted(taught, found, parts):
     """(median over uncalibrated, ln(high / low)) after learning from `taught`; None: nothing."""
     fit = fit_calibration(evidence=taught, prior=prior_for(kind="gpu")).step_time
-    step = fit.predict(parts_s=parts, layer_passes=np.full(len(parts["compute"]), 10.0), features=found)
+    step = fit.predict(
+        parts_s=parts, layer_passes=np.full(len(parts["compute"]), 10.0), features=found
+    )
     low, high = step.interval()
     return step.median_s / sum(parts.values()), np.log(high / low)
 
@@ -85,14 +92,25 @@ def test_a_model_that_did_not_run_has_no_narrower_interval():
 def test_intervals_widen_with_distance():
     found, parts = runs(12, micro_batch=1.0)
     steps = [0.0, 2.0, 4.0, 8.0, 16.0]
-    asked = {name: np.full(len(steps), values[0]) for name, values in found.items()} | {"micro_batch": 1.0 + np.array(steps)}
-    _, width = predicted(evidence(found, parts, noise(12)), asked, {name: np.full(5, one[0]) for name, one in parts.items()})
+    asked = {name: np.full(len(steps), values[0]) for name, values in found.items()} | {
+        "micro_batch": 1.0 + np.array(steps)
+    }
+    _, width = predicted(
+        evidence(found, parts, noise(12)),
+        asked,
+        {name: np.full(5, one[0]) for name, one in parts.items()},
+    )
     assert np.all(np.diff(width) > 0)
 
 
 def test_models_that_disagree_teach_others_nothing():
-    """Four models off by 15 % in turn: the next one is left where the cost model has it, those that ran are corrected."""
-    pieces = [evidence(*runs(6, hidden=8.0 + 2 * n, seed=n), np.exp(0.15 * (-1) ** n) * noise(6, seed=n)) for n in range(4)]
+    """Four models off by 15 % in turn: the next one is left where the cost model has it, those that
+    ran are corrected.
+    """
+    pieces = [
+        evidence(*runs(6, hidden=8.0 + 2 * n, seed=n), np.exp(0.15 * (-1) ** n) * noise(6, seed=n))
+        for n in range(4)
+    ]
     taught = Evidence.concatenate(pieces)
     unseen, _ = predicted(taught, *runs(10, hidden=17.0, seed=9))
     np.testing.assert_allclose(unseen, 1.0, atol=0.03)
@@ -112,6 +130,13 @@ def test_one_bad_run_of_five_costs_little(slip):
 
 def test_the_order_of_runs_does_not_matter():
     found, parts = runs(12)
-    first, order = evidence(found, parts, noise(12, sd=0.1)), np.random.default_rng(0).permutation(12)
-    for one, other in zip(predicted(first, *runs(5, seed=1)), predicted(first.take(order), *runs(5, seed=1)), strict=True):
+    first, order = (
+        evidence(found, parts, noise(12, sd=0.1)),
+        np.random.default_rng(0).permutation(12),
+    )
+    for one, other in zip(
+        predicted(first, *runs(5, seed=1)),
+        predicted(first.take(order), *runs(5, seed=1)),
+        strict=True,
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-9)

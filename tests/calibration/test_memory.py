@@ -16,15 +16,25 @@ CAPACITY = 80.0 * GIB
 
 
 def needs(found):
-    """An allocator that keeps more the more tensor ranks there are, and much more on long pipelines."""
-    return PREDICTED * (1.0 + 0.05 * found["tensor_parallel"] + 0.15 * (found["pipeline_parallel"] > 1.0))
+    """An allocator that keeps more the more tensor ranks there are, and much more on long
+    pipelines.
+    """
+    return PREDICTED * (
+        1.0 + 0.05 * found["tensor_parallel"] + 0.15 * (found["pipeline_parallel"] > 1.0)
+    )
 
 
 def learnt(rows, *, seed=0, measured=None, out_of_memory=None):
     found = features(rows, seed=seed)
-    truth = needs(found) * np.random.default_rng(7).lognormal(0.0, 0.01, rows) if measured is None else measured
+    truth = (
+        needs(found) * np.random.default_rng(7).lognormal(0.0, 0.01, rows)
+        if measured is None
+        else measured
+    )
     pairs = evidence(found, np.full(rows, np.nan), out_of_memory=out_of_memory)
-    return fit_calibration(evidence=replace(pairs, measured_memory_bytes=truth), prior=prior_for(kind="gpu"))
+    return fit_calibration(
+        evidence=replace(pairs, measured_memory_bytes=truth), prior=prior_for(kind="gpu")
+    )
 
 
 def predict(calibration, found, *, alike=True):
@@ -35,7 +45,12 @@ def predict(calibration, found, *, alike=True):
 def test_kinds_of_configurations_that_need_more_are_learnt():
     unseen = features(60, seed=5)
     calibration = learnt(25)
-    errors = [np.median(np.abs(predict(calibration, unseen, alike=alike).median_bytes / needs(unseen) - 1)) for alike in (1, 0)]
+    errors = [
+        np.median(
+            np.abs(predict(calibration, unseen, alike=alike).median_bytes / needs(unseen) - 1)
+        )
+        for alike in (1, 0)
+    ]
     assert errors[0] < 0.02 < 0.04 < errors[1]
     low, high = predict(calibration, unseen).interval(confidence=0.9)
     assert np.mean((low <= needs(unseen)) & (needs(unseen) <= high)) >= 0.85
@@ -53,7 +68,8 @@ def test_what_ran_out_is_not_called_fitting_others_are():
     found = features(20)
     found["tensor_parallel"][3] = 5.0
     ran_out = np.arange(20) == 3
-    # Predicted to need far less than what fitted elsewhere: no factor on all of them can be the reason.
+    # Predicted to need far less than what fitted elsewhere: no factor on all of them can be the
+    # reason.
     pairs = replace(
         evidence(found, np.full(20, np.nan), out_of_memory=ran_out),
         memory_bytes=np.where(ran_out, 0.8 * CAPACITY, 0.9 * CAPACITY),
@@ -72,5 +88,7 @@ def test_a_stored_payload_predicts_the_same():
     calibration, unseen = learnt(10), features(8, seed=2)
     payload = json.loads(json.dumps(calibration.to_dict()))
     again = predict(Calibration.from_dict(payload), unseen)
-    np.testing.assert_allclose(again.median_bytes, predict(calibration, unseen).median_bytes, rtol=1e-12)
+    np.testing.assert_allclose(
+        again.median_bytes, predict(calibration, unseen).median_bytes, rtol=1e-12
+    )
     np.testing.assert_allclose(again.log_sd, predict(calibration, unseen).log_sd, rtol=1e-9)

@@ -35,7 +35,9 @@ def runs(measured: list[dict[str, float]], *, step_s: float | None = None) -> Ev
         measured_step_s=np.full(rows, total),
         measured_memory_bytes=np.full(rows, np.nan),
         out_of_memory=np.zeros(rows, dtype=bool),
-        measured_parts_s={name: np.array([parts.get(name, np.nan) for parts in measured]) for name in names},
+        measured_parts_s={
+            name: np.array([parts.get(name, np.nan) for parts in measured]) for name in names
+        },
     )
 
 
@@ -47,10 +49,14 @@ def test_without_a_trace_nothing_changes_to_the_bit() -> None:
     assert as_traced(parts, plain.step_time.part_logs) is parts
 
 
-def test_a_part_that_took_twice_as_long_takes_nearly_twice_elsewhere_and_its_group_follows_a_little() -> None:
+def test_a_part_that_took_twice_as_long_takes_nearly_twice_elsewhere_and_its_group_follows_a_little() -> (  # noqa: E501
+    None
+):
     factors = part_factors(part_logs(runs([{"data_parallel": 2.0}]), prior=PRIOR))
     assert 1.8 < factors["data_parallel"] < 2.0
-    assert 1.05 < factors["tensor_parallel"] == factors["expert_parallel"] < 1.2  # links of one machine
+    assert (
+        1.05 < factors["tensor_parallel"] == factors["expert_parallel"] < 1.2
+    )  # links of one machine
     assert 1.0 < factors["compute"] == factors["pipeline_bubble"] < factors["tensor_parallel"]
     assert factors["overhead"] == 1.0
 
@@ -66,7 +72,12 @@ def test_the_posterior_by_hand() -> None:
 
 
 def test_small_parts_and_overheads_teach_nothing() -> None:
-    assert part_logs(runs([{"overhead": 3.0, "pipeline_bubble": 2.0, "optimizer": 1.0}]), prior=PRIOR).size == 0
+    assert (
+        part_logs(
+            runs([{"overhead": 3.0, "pipeline_bubble": 2.0, "optimizer": 1.0}]), prior=PRIOR
+        ).size
+        == 0
+    )
     small = runs([{"tensor_parallel": 1.0}])
     small.parts_s["tensor_parallel"][:] = 0.005
     assert part_logs(small, prior=PRIOR).size == 0
@@ -76,14 +87,20 @@ def test_predictions_take_each_part_with_its_factor_and_a_stored_fit_answers_ali
     slow = PREDICTED | {"data_parallel": 2.0}
     calibration = fit_calibration(evidence=runs([slow], step_s=sum(slow.values())))
     other = {
-        name: np.array([0.1, 5.0]) if name == "data_parallel" else np.full(2, seconds) for name, seconds in PREDICTED.items()
+        name: np.array([0.1, 5.0]) if name == "data_parallel" else np.full(2, seconds)
+        for name, seconds in PREDICTED.items()
     }
     read = Calibration.from_dict(calibration.to_dict())
-    medians = [fit.step_time.predict(parts_s=other, layer_passes=np.ones(2)).median_s for fit in (calibration, read)]
+    medians = [
+        fit.step_time.predict(parts_s=other, layer_passes=np.ones(2)).median_s
+        for fit in (calibration, read)
+    ]
     assert medians[0].tolist() == medians[1].tolist()
     step_alone = fit_calibration(evidence=runs([{}], step_s=sum(slow.values()))).step_time
     alone = step_alone.predict(parts_s=other, layer_passes=np.ones(2)).median_s
-    truth = np.array([sum(PREDICTED.values()) - 1.0 + 2.0 * 0.1, sum(PREDICTED.values()) - 1.0 + 2.0 * 5.0])
+    truth = np.array(
+        [sum(PREDICTED.values()) - 1.0 + 2.0 * 0.1, sum(PREDICTED.values()) - 1.0 + 2.0 * 5.0]
+    )
     assert np.all(np.abs(np.log(medians[0] / truth)) < 0.5 * np.abs(np.log(alone / truth)))
     parts = calibration.step_time.calibrated_parts(parts_s=other, layer_passes=np.ones(2))
     assert parts["data_parallel"] / other["data_parallel"] == pytest.approx(
@@ -95,4 +112,6 @@ def test_predictions_take_each_part_with_its_factor_and_a_stored_fit_answers_ali
 def test_runs_with_and_without_a_trace_stand_together() -> None:
     both = Evidence.concatenate([runs([{}]), runs([{"attention": 1.0}])])
     assert np.isnan(both.measured_parts_s["attention"]).tolist() == [True, False]
-    assert part_factors(part_logs(both, prior=PRIOR)) == part_factors(part_logs(runs([{"attention": 1.0}]), prior=PRIOR))
+    assert part_factors(part_logs(both, prior=PRIOR)) == part_factors(
+        part_logs(runs([{"attention": 1.0}]), prior=PRIOR)
+    )

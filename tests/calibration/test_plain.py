@@ -7,7 +7,9 @@ from hp_tool.calibration.plain import plain_factor
 
 
 def test_runs_that_contradict_each_other_are_told_by_one_factor():
-    """By hand: the fit takes the slow half for stalls and the fast half for the truth, 0.8 below them."""
+    """By hand: the fit takes the slow half for stalls and the fast half for the truth, 0.8 below
+    them.
+    """
     excess = np.array([0.4, -0.4, 0.4, -0.4, 0.4, -0.4]) + 0.1
     fitted = np.full(6, -0.3)
     factor = plain_factor(excess=excess, left_out_correction=fitted, slow=1.0 * (excess > 0.0))
@@ -21,9 +23,18 @@ def test_runs_that_contradict_each_other_are_told_by_one_factor():
     ("excess", "correction", "slow"),
     [
         ([1.6, 0.1, 0.1, 0.1, 0.1], [0.1] * 5, [1, 0, 0, 0, 0]),  # one stall
-        ([2.0, 2.0, 2.0, 0.0, 0.0, 0.0], [0.0] * 6, [1, 1, 1, 0, 0, 0]),  # stalls that a factor tells no better
+        (
+            [2.0, 2.0, 2.0, 0.0, 0.0, 0.0],
+            [0.0] * 6,
+            [1, 1, 1, 0, 0, 0],
+        ),  # stalls that a factor tells no better
         ([0.5, -0.5, 0.5], [-0.5] * 3, [1, 0, 1]),  # too few
     ],
 )
 def test_a_fit_stands_where_a_factor_is_no_better(excess, correction, slow):
-    assert plain_factor(excess=np.array(excess), left_out_correction=np.array(correction), slow=np.array(slow)) is None
+    assert (
+        plain_factor(
+            excess=np.array(excess), left_out_correction=np.array(correction), slow=np.array(slow)
+        )
+        is None
+    )

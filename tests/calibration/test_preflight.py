@@ -11,19 +11,33 @@ from hp_tool.domain.measurement import Operation, OperationTimes
 HOSTS = [f"node{rank // 4}" for rank in range(16)]
 
 
-def timed(*, slow: dict[int, float] | None = None, slow_link: frozenset[int] = frozenset(), seed: int = 0):
-    """Matmuls and all-reduces over 16 ranks with 2 % of noise; a group that holds all of `slow_link` takes twice as long."""
+def timed(
+    *, slow: dict[int, float] | None = None, slow_link: frozenset[int] = frozenset(), seed: int = 0
+):
+    """Matmuls and all-reduces over 16 ranks with 2 % of noise; a group that holds all of
+    `slow_link` takes twice as long.
+    """
     noise = np.random.default_rng(seed)
     rows = []
     for size in (256, 512, 1024, 2048):
         seconds = 1e-12 * size**3 * np.exp(0.02 * noise.standard_normal(16))
         for rank, factor in (slow or {}).items():
             seconds[rank] *= factor
-        rows.append(OperationTimes(operation=Operation(name="matmul", shape=(size,) * 3), seconds_per_rank=tuple(seconds)))
+        rows.append(
+            OperationTimes(
+                operation=Operation(name="matmul", shape=(size,) * 3),
+                seconds_per_rank=tuple(seconds),
+            )
+        )
     for exponent in (16, 20, 24):
         seconds = np.empty(16)
         for group in group_ranks(16, size=2, stride=1):
-            seconds[group] = 1e-9 * 2**exponent * np.exp(0.02 * noise.standard_normal()) * (1 + (slow_link <= set(group)))
+            seconds[group] = (
+                1e-9
+                * 2**exponent
+                * np.exp(0.02 * noise.standard_normal())
+                * (1 + (slow_link <= set(group)))
+            )
         operation = Operation(name="all_reduce", shape=(2**exponent,), group_size=2)
         rows.append(OperationTimes(operation=operation, seconds_per_rank=tuple(seconds)))
     return rows
@@ -59,5 +73,9 @@ def test_a_slow_link_is_named_by_its_ends():
 
 
 def test_two_peers_cannot_outvote_each_other():
-    times = [OperationTimes(operation=Operation(name="matmul", shape=(64, 64, 64)), seconds_per_rank=(1.0, 3.0))]
+    times = [
+        OperationTimes(
+            operation=Operation(name="matmul", shape=(64, 64, 64)), seconds_per_rank=(1.0, 3.0)
+        )
+    ]
     assert find_outliers(times, hosts=["a", "b"]) == ()

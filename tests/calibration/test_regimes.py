@@ -48,7 +48,9 @@ def evidence(found, measured, *, out_of_memory=None):
 def predict(calibration, found, *, with_features=True):
     rows = len(found["tensor_parallel"])
     return calibration.step_time.predict(
-        parts_s={"compute": np.ones(rows)}, layer_passes=np.full(rows, 10.0), features=found if with_features else None
+        parts_s={"compute": np.ones(rows)},
+        layer_passes=np.full(rows, 10.0),
+        features=found if with_features else None,
     )
 
 
@@ -58,10 +60,19 @@ def noise(rows, seed=1):
 
 def test_a_kind_of_configuration_that_runs_slower_is_learnt():
     seen, unseen = features(25), features(60, seed=5)
-    truth = {name: 1.0 + 0.1 * found["tensor_parallel"] for name, found in (("seen", seen), ("unseen", unseen))}
-    calibration = fit_calibration(evidence=evidence(seen, truth["seen"] * noise(25)), prior=prior_for(kind="gpu"))
+    truth = {
+        name: 1.0 + 0.1 * found["tensor_parallel"]
+        for name, found in (("seen", seen), ("unseen", unseen))
+    }
+    calibration = fit_calibration(
+        evidence=evidence(seen, truth["seen"] * noise(25)), prior=prior_for(kind="gpu")
+    )
     error, plain = (
-        np.median(np.abs(predict(calibration, unseen, with_features=known).median_s / truth["unseen"] - 1.0))
+        np.median(
+            np.abs(
+                predict(calibration, unseen, with_features=known).median_s / truth["unseen"] - 1.0
+            )
+        )
         for known in (True, False)
     )
     assert error < 0.03 < 0.06 < plain
@@ -69,13 +80,20 @@ def test_a_kind_of_configuration_that_runs_slower_is_learnt():
 
 def test_stalled_runs_are_told_from_the_others_and_do_not_slow_them_down():
     seen, unseen = features(24), features(60, seed=5)
-    stalls = {name: (found["pipeline_parallel"] == 2.0) for name, found in (("seen", seen), ("unseen", unseen))}
+    stalls = {
+        name: (found["pipeline_parallel"] == 2.0)
+        for name, found in (("seen", seen), ("unseen", unseen))
+    }
     measured = (1.0 + stalls["seen"] * 0.3 * np.exp2(seen["micro_batches"])) * noise(24)
     calibration = fit_calibration(evidence=evidence(seen, measured), prior=prior_for(kind="gpu"))
     step = predict(calibration, unseen)
     stalled = stalls["unseen"]
-    assert step.slow_probability[stalled].mean() > 0.35 > 0.2 > step.slow_probability[~stalled].mean()
-    np.testing.assert_allclose(step.regular_s, 1.0, rtol=0.05)  # of those that stall too, should they not
+    assert (
+        step.slow_probability[stalled].mean() > 0.35 > 0.2 > step.slow_probability[~stalled].mean()
+    )
+    np.testing.assert_allclose(
+        step.regular_s, 1.0, rtol=0.05
+    )  # of those that stall too, should they not
     truth = 1.0 + stalled * 0.3 * np.exp2(unseen["micro_batches"])
     assert step.slow is not None
     assert np.median(step.slow.step_s[stalled] / truth[stalled]) == pytest.approx(1.0, abs=0.1)
@@ -96,7 +114,10 @@ def test_kinds_stall_as_often_as_is_stated_before_any_run_and_a_fit_presumes_non
     assert first[0] == pytest.approx(9 * first[-1]) and first[0] > 0.5
     for stalled, low, high in ((0, 0.05, 0.25), (8, 0.25, 0.45)):
         measured = np.where(np.arange(24) < stalled, 8.0, 1.0) * noise(24)
-        step = predict(fit_calibration(evidence=evidence(known(24), measured), prior=prior_for(kind="gpu")), far)
+        step = predict(
+            fit_calibration(evidence=evidence(known(24), measured), prior=prior_for(kind="gpu")),
+            far,
+        )
         assert low < step.slow_probability[0] <= high
         assert step.slow_probability[0] == pytest.approx(step.slow_probability[-1], rel=1e-3)
 
@@ -104,13 +125,16 @@ def test_kinds_stall_as_often_as_is_stated_before_any_run_and_a_fit_presumes_non
 @pytest.mark.parametrize(("stated", "stalls"), [(0.22, False), (0.4, True)])
 def test_only_scatter_beyond_that_of_regular_runs_is_put_down_to_stalls(stated, stalls):
     known = features(24) | {STEP_LOG_SD: np.full(24, stated)}
-    step = predict(fit_calibration(evidence=evidence(known, noise(24)), prior=prior_for(kind="gpu")), known)
+    step = predict(
+        fit_calibration(evidence=evidence(known, noise(24)), prior=prior_for(kind="gpu")), known
+    )
     assert (step.slow is not None) == stalls
 
 
 def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_than_others():
     candidates = Candidates.from_configs(
-        ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=p, data_parallel_size=4 // p) for p in (1, 4)
+        ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=p, data_parallel_size=4 // p)
+        for p in (1, 4)
     )
 
     def risks(nodes, held_up_beyond):
@@ -120,7 +144,9 @@ def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_t
         case = TrainingCase(
             model=model("llama-3-8b"),
             cluster=machine,
-            workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, framework="nanotron"),
+            workload=TrainingWorkload(
+                sequence_length=4096, global_batch_size=64, framework="nanotron"
+            ),
             profile=replace(profile, framework=framework),
         )
         return residual_features(case=case, candidates=candidates)[STALL_RISK]
@@ -131,12 +157,19 @@ def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_t
 
 
 def test_releases_lie_apart_by_the_years_between_them():
-    machine, alone = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=1)), Candidates.from_configs([ParallelConfig()])
+    machine, alone = (
+        cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=1)),
+        Candidates.from_configs([ParallelConfig()]),
+    )
 
     def year(release):
-        workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, framework_version=release)
+        workload = TrainingWorkload(
+            sequence_length=4096, global_batch_size=64, framework_version=release
+        )
         profile = efficiency(gpu=machine.gpu, framework="megatron-core")
-        case = TrainingCase(model=model("llama-3-8b"), cluster=machine, workload=workload, profile=profile)
+        case = TrainingCase(
+            model=model("llama-3-8b"), cluster=machine, workload=workload, profile=profile
+        )
         return float(residual_features(case=case, candidates=alone)["release"][0])
 
     assert year("25.01") - year("24.07") == pytest.approx(0.5)
@@ -145,7 +178,9 @@ def test_releases_lie_apart_by_the_years_between_them():
 
 def test_a_machine_that_is_slower_throughout_does_not_stall():
     seen = features(12)
-    calibration = fit_calibration(evidence=evidence(seen, 1.7 * noise(12)), prior=prior_for(kind="gpu"))
+    calibration = fit_calibration(
+        evidence=evidence(seen, 1.7 * noise(12)), prior=prior_for(kind="gpu")
+    )
     step = predict(calibration, features(30, seed=3))
     assert step.slow_probability.max() < 0.2
     np.testing.assert_allclose(step.median_s, 1.7, rtol=0.05)
@@ -153,7 +188,9 @@ def test_a_machine_that_is_slower_throughout_does_not_stall():
 
 def test_one_stalled_run_leaves_the_prediction_of_the_others_alone():
     seen = features(1)
-    calibration = fit_calibration(evidence=evidence(seen, np.array([20.0])), prior=prior_for(kind="gpu"))
+    calibration = fit_calibration(
+        evidence=evidence(seen, np.array([20.0])), prior=prior_for(kind="gpu")
+    )
     far = {name: values + 50.0 for name, values in features(5, seed=3).items()}
     np.testing.assert_allclose(predict(calibration, far).regular_s, 1.0, rtol=0.1)
 
@@ -163,11 +200,15 @@ def test_parts_sum_to_the_median_and_a_payload_says_the_same_again():
     measured = (1.0 + (seen["pipeline_parallel"] == 2.0) * 5.0) * noise(15)
     calibration = fit_calibration(evidence=evidence(seen, measured), prior=prior_for(kind="gpu"))
     step = predict(calibration, unseen)
-    parts = calibration.step_time.calibrated_parts(parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), step=step)
+    parts = calibration.step_time.calibrated_parts(
+        parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), step=step
+    )
     np.testing.assert_allclose(sum(parts.values()), step.median_s)
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
     np.testing.assert_allclose(predict(again, unseen).median_s, step.median_s, rtol=1e-9)
-    np.testing.assert_allclose(predict(again, unseen).slow_probability, step.slow_probability, rtol=1e-9)
+    np.testing.assert_allclose(
+        predict(again, unseen).slow_probability, step.slow_probability, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])
@@ -188,8 +229,15 @@ def test_quantiles_rise_and_enclose_both_regimes(probability):
 def test_what_is_carried_over_is_nearest_and_failures_only_of_the_same():
     here = {"devices": np.array([3.0, 3.0]), "tensor_parallel": np.array([0.0, 1.0])}
     elsewhere = evidence(
-        {"devices": np.array([9.0, 4.0, 3.0, 3.0, 6.0]), "tensor_parallel": np.array([0.0, 0.0, 1.0, 3.0, 0.0])},
+        {
+            "devices": np.array([9.0, 4.0, 3.0, 3.0, 6.0]),
+            "tensor_parallel": np.array([0.0, 0.0, 1.0, 3.0, 0.0]),
+        },
         np.array([1.0, 1.0, np.nan, np.nan, 1.0]),
         out_of_memory=np.array([False, False, True, True, False]),
     )
-    assert most_alike(evidence=elsewhere, features=here, limit=2).measurement_ids == ("m1", "m2", "m4")
+    assert most_alike(evidence=elsewhere, features=here, limit=2).measurement_ids == (
+        "m1",
+        "m2",
+        "m4",
+    )

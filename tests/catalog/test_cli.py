@@ -26,7 +26,11 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("models", catalog.names("models")), ("gpus", catalog.names("gpus")), ("clusters", catalog.names("clusters"))],
+    [
+        ("models", catalog.names("models")),
+        ("gpus", catalog.names("gpus")),
+        ("clusters", catalog.names("clusters")),
+    ],
 )
 def test_lists_name_everything(command: str, names: list[str]) -> None:
     listed = [line.split()[0] for line in run(command).splitlines()[1:] if line[:1].strip()]
@@ -42,14 +46,21 @@ def test_one_model_says_where_it_comes_from() -> None:
 
 def test_json_of_one_name_is_valid_input(tmp_path: Path) -> None:
     for name in ("gpt3-175b", "deepseek-v3", "t5-11b"):
-        assert catalog.model_from_mapping(json.loads(run("models", name, "--json"))) == catalog.model(name)
-    assert json.loads(run("gpus", "h100", "--json"))["memory_bytes"] == catalog.gpu("h100-sxm-80gb").memory_bytes
+        assert catalog.model_from_mapping(
+            json.loads(run("models", name, "--json"))
+        ) == catalog.model(name)
+    assert (
+        json.loads(run("gpus", "h100", "--json"))["memory_bytes"]
+        == catalog.gpu("h100-sxm-80gb").memory_bytes
+    )
     assert json.loads(run("clusters", "dgx-h100", "--json"))["gpu"] == "h100-sxm-80gb"
 
 
 def test_a_models_own_file_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
-    path.write_text('{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}')
+    path.write_text(
+        '{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}'
+    )
     assert "512" in run("models", str(path))
 
 

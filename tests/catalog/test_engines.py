@@ -1,4 +1,6 @@
-"""Engine profiles: they load, stay physical, and the nearest version answers for one that nobody measured."""
+"""Engine profiles: they load, stay physical, and the nearest version answers for one that nobody
+measured.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ def test_every_shipped_profile_is_physical_and_says_what_it_was_fitted_on() -> N
 
 
 def test_versions_order_as_their_makers_count() -> None:
-    ordered = ["0.5.1.post1", "0.5.6.post2", "0.5.8.post1", "0.12.0", "1.0.0rc3", "1.0", "1.2.0rc6.post1", "1.10.0"]
+    ordered = [
+        "0.5.1.post1",
+        "0.5.6.post2",
+        "0.5.8.post1",
+        "0.12.0",
+        "1.0.0rc3",
+        "1.0",
+        "1.2.0rc6.post1",
+        "1.10.0",
+    ]
     assert sorted({*ordered}, key=version_key) == ordered
 
 
@@ -37,8 +48,12 @@ def test_an_engine_without_a_profile_is_refused_by_name() -> None:
         engine_efficiency(engine="tgi", version=None)
 
 
-@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.24.0"), ("sglang", "0.5.16"), ("trtllm", "1.3")])
-def test_a_profile_of_kernels_alone_is_for_who_names_its_release_or_a_later_one(engine: str, version: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "version"), [("vllm", "0.24.0"), ("sglang", "0.5.16"), ("trtllm", "1.3")]
+)
+def test_a_profile_of_kernels_alone_is_for_who_names_its_release_or_a_later_one(
+    engine: str, version: str
+) -> None:
     own = engine_efficiency(engine=engine, version=version, silicon="h100")
     assert own.kernels_alone and own.version == version and not own.fitted_models
     later = engine_efficiency(engine=engine, version=f"{version}9", silicon="h100")
@@ -47,4 +62,6 @@ def test_a_profile_of_kernels_alone_is_for_who_names_its_release_or_a_later_one(
         assert not engine_efficiency(engine=engine, version=None, silicon=silicon).kernels_alone
     measured = engine_efficiency(engine=engine, version=None, silicon="h100")
     assert own.tpot_log_sd > measured.tpot_log_sd
-    assert not engine_efficiency(engine=engine, version=measured.version, silicon="b200").kernels_alone
+    assert not engine_efficiency(
+        engine=engine, version=measured.version, silicon="b200"
+    ).kernels_alone

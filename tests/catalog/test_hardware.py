@@ -73,7 +73,8 @@ def test_a_device_is_plausible_and_sourced(name: str) -> None:
         assert rates == {"bf16": 1835e12, "fp8": 1835e12}
         return
     assert rates["fp16"] > rates["fp32"]
-    # Each halving of the operands' width doubles the dense rate; Blackwell Ultra and GeForce have more of nvfp4.
+    # Each halving of the operands' width doubles the dense rate; Blackwell Ultra and GeForce have
+    # more of nvfp4.
     for narrow, wide, most in (("fp8", "bf16", 2.0), ("mxfp8", "bf16", 2.0), ("nvfp4", "fp8", 4.0)):
         if narrow in rates:
             assert 1.98 <= rates[narrow] / rates[wide] <= 1.02 * most
@@ -86,7 +87,9 @@ def test_a_device_is_plausible_and_sourced(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), ADDED.items())
-def test_what_people_own_is_found_by_its_common_name(name: str, expected: tuple[str, float, float]) -> None:
+def test_what_people_own_is_found_by_its_common_name(
+    name: str, expected: tuple[str, float, float]
+) -> None:
     common, bf16, memory = expected
     gpu = catalog.gpu(common)
     assert gpu.name == name
@@ -98,7 +101,11 @@ def test_what_people_own_is_found_by_its_common_name(name: str, expected: tuple[
 
 
 def test_geforce_and_rented_gpus_without_peer_access() -> None:
-    assert {name for name in GPUS if not catalog.gpu(name).peer_to_peer} == {"a10g-24gb", "rtx-4090-24gb", "rtx-5090-32gb"}
+    assert {name for name in GPUS if not catalog.gpu(name).peer_to_peer} == {
+        "a10g-24gb",
+        "rtx-4090-24gb",
+        "rtx-5090-32gb",
+    }
 
 
 def test_a_search_on_a_predict_only_device_is_refused() -> None:
@@ -106,14 +113,25 @@ def test_a_search_on_a_predict_only_device_is_refused() -> None:
     trained = TrainingWorkload(sequence_length=2048, global_batch_size=64)
     cluster = ClusterQuery(gpu="mi300x", num_gpus=8)
     training = Query(kind="training", model="llama-3-8b", cluster=cluster, training=trained)
-    for query in (training, Query(kind="inference", model="llama-3-8b", cluster=cluster, inference=served)):
-        with pytest.raises(UnsupportedError, match="predict-only; use `hp-tool recommend`") as caught:
+    for query in (
+        training,
+        Query(kind="inference", model="llama-3-8b", cluster=cluster, inference=served),
+    ):
+        with pytest.raises(
+            UnsupportedError, match="predict-only; use `hp-tool recommend`"
+        ) as caught:
             resolve_search(query)
         assert caught.value.field == "cluster.gpu"
 
 
 def test_precisions_follow_the_hardware() -> None:
-    for name, lacking in {"mi300x": "mxfp8", "mi355x": "nvfp4", "4090": "mxfp8", "gaudi3": "fp16", "a10g": "fp8"}.items():
+    for name, lacking in {
+        "mi300x": "mxfp8",
+        "mi355x": "nvfp4",
+        "4090": "mxfp8",
+        "gaudi3": "fp16",
+        "a10g": "fp8",
+    }.items():
         assert lacking not in catalog.gpu(name).peak_flops_per_second
     assert "bf16" not in catalog.gpu("v100-sxm-32gb").peak_flops_per_second
     assert "fp8" not in catalog.gpu("a100-sxm-80gb").peak_flops_per_second
@@ -129,7 +147,9 @@ def test_each_node_type_makes_a_cluster(name: str) -> None:
     assert cluster.name == name
     assert cluster.gpu == catalog.gpu(node.gpu)
     assert cluster.num_gpus == (node.num_gpus or node.gpus_per_node)
-    assert cluster.inter_node_bandwidth_bytes_per_second == node.inter_node_bandwidth_bytes_per_second
+    assert (
+        cluster.inter_node_bandwidth_bytes_per_second == node.inter_node_bandwidth_bytes_per_second
+    )
 
 
 def test_gpu_and_count_take_the_usual_server() -> None:
@@ -142,7 +162,9 @@ def test_gpu_and_count_take_the_usual_server() -> None:
 
 @pytest.mark.parametrize("gpus_per_node", [None, 8])
 def test_less_than_a_server_is_one_node(gpus_per_node: int | None) -> None:
-    cluster = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=4, gpus_per_node=gpus_per_node))
+    cluster = catalog.cluster(
+        ClusterQuery(gpu="h100-sxm-80gb", num_gpus=4, gpus_per_node=gpus_per_node)
+    )
     assert (cluster.num_nodes, cluster.gpus_per_node, cluster.nvlink_domain_size) == (1, 4, 4)
 
 
@@ -173,14 +195,19 @@ def test_an_nvlink_domain_spans_hosts() -> None:
 
 def test_one_own_gpu_is_a_mapping() -> None:
     gpu = catalog.gpu("h100-sxm-80gb")
-    assert catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=8)) == catalog.cluster(ClusterQuery(gpu=gpu.name, num_gpus=8))
+    assert catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=8)) == catalog.cluster(
+        ClusterQuery(gpu=gpu.name, num_gpus=8)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"memory_bytes": 0}, "cluster.gpu.memory_bytes"),
-        ({"nvlink_bandwidth_bytes_per_second": -1.0}, "cluster.gpu.nvlink_bandwidth_bytes_per_second"),
+        (
+            {"nvlink_bandwidth_bytes_per_second": -1.0},
+            "cluster.gpu.nvlink_bandwidth_bytes_per_second",
+        ),
         ({"peak_flops_per_second": {"bf16": 0.0}}, "cluster.gpu.peak_flops_per_second.bf16"),
         ({"peak_flops_per_second": {}}, "cluster.gpu.peak_flops_per_second"),
         ({"power_w": float("nan")}, "cluster.gpu.power_w"),
@@ -196,14 +223,38 @@ def test_an_impossible_datasheet_is_refused(change: dict[str, Any], field: str) 
 @pytest.mark.parametrize(
     ("query", "field", "message"),
     [
-        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=12), "cluster.num_gpus", "12 is not a multiple .* 8; take 8 or 16"),
-        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=0), "cluster.num_gpus", "from 1 to 1,048,576, got 0"),
-        (ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8, gpus_per_node=-8), "cluster.gpus_per_node", "got -8"),
+        (
+            ClusterQuery(gpu="a100-sxm-80gb", num_gpus=12),
+            "cluster.num_gpus",
+            "12 is not a multiple .* 8; take 8 or 16",
+        ),
+        (
+            ClusterQuery(gpu="a100-sxm-80gb", num_gpus=0),
+            "cluster.num_gpus",
+            "from 1 to 1,048,576, got 0",
+        ),
+        (
+            ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8, gpus_per_node=-8),
+            "cluster.gpus_per_node",
+            "got -8",
+        ),
         (ClusterQuery(gpu="a100-sxm-80gb"), "cluster.num_gpus", "must be given"),
         (ClusterQuery(num_gpus=8), "cluster.gpu", "gpu or node_type must be given"),
-        (ClusterQuery(gpu="a100-sxm-80gb", node_type="dgx-h100"), "cluster.gpu", "is not what dgx-h100 has"),
-        (ClusterQuery(node_type="dgx-h100", num_gpus=32, nvlink_domain_size=12), "cluster.nvlink_domain_size", "take 8"),
-        (ClusterQuery(gpu="cpu", num_gpus=2, price_per_gpu_hour=-1.0), "cluster.price_per_gpu_hour", "from 0 to"),
+        (
+            ClusterQuery(gpu="a100-sxm-80gb", node_type="dgx-h100"),
+            "cluster.gpu",
+            "is not what dgx-h100 has",
+        ),
+        (
+            ClusterQuery(node_type="dgx-h100", num_gpus=32, nvlink_domain_size=12),
+            "cluster.nvlink_domain_size",
+            "take 8",
+        ),
+        (
+            ClusterQuery(gpu="cpu", num_gpus=2, price_per_gpu_hour=-1.0),
+            "cluster.price_per_gpu_hour",
+            "from 0 to",
+        ),
     ],
 )
 def test_errors_name_field_value_and_mend(query: ClusterQuery, field: str, message: str) -> None:
@@ -213,13 +264,20 @@ def test_errors_name_field_value_and_mend(query: ClusterQuery, field: str, messa
 
 
 def test_two_kinds_are_resolved_each_on_its_own() -> None:
-    stages = (StageGpus(gpu="a100-sxm-80gb", num_gpus=24), StageGpus(gpu="h100-sxm-80gb", num_gpus=8))
-    found = catalog.cluster(ClusterQuery(stages=stages, nodes_per_leaf=2, network_oversubscription=2.0))
+    stages = (
+        StageGpus(gpu="a100-sxm-80gb", num_gpus=24),
+        StageGpus(gpu="h100-sxm-80gb", num_gpus=8),
+    )
+    found = catalog.cluster(
+        ClusterQuery(stages=stages, nodes_per_leaf=2, network_oversubscription=2.0)
+    )
     assert [(kind.gpu.name, kind.num_gpus, kind.num_nodes) for kind in found.kinds] == [
         ("a100-sxm-80gb", 24, 3),
         ("h100-sxm-80gb", 8, 1),
     ]
-    assert all((kind.nodes_per_leaf, kind.network_oversubscription) == (2, 2.0) for kind in found.kinds)
+    assert all(
+        (kind.nodes_per_leaf, kind.network_oversubscription) == (2, 2.0) for kind in found.kinds
+    )
     assert found.num_gpus == 32
     assert found.inter_node_bandwidth_bytes_per_second == 25e9
     a100, h100 = (kind.gpu for kind in found.kinds)
@@ -248,5 +306,9 @@ def test_unknown_names_suggest_the_nearest() -> None:
 def test_names_and_aliases_are_unique() -> None:
     kinds: tuple[catalog.Kind, ...] = ("gpus", "clusters")
     for kind in kinds:
-        names = [name.casefold() for entry in library.entries(kind) for name in (entry.name, *entry.aliases)]
+        names = [
+            name.casefold()
+            for entry in library.entries(kind)
+            for name in (entry.name, *entry.aliases)
+        ]
         assert len(names) == len(set(names))

@@ -1,4 +1,6 @@
-"""config.json files of released models give the shapes of the catalogue, architecture by architecture."""
+"""config.json files of released models give the shapes of the catalogue, architecture by
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +242,11 @@ def shape(model: ModelSpec) -> dict[str, object]:
         "architecture": model.architecture,
         "layers": (model.num_hidden_layers, model.num_decoder_layers or model.num_hidden_layers),
         "width": model.hidden_size,
-        "heads": (model.num_attention_heads, model.kv_heads, model.kv_lora_rank is None and model.head_size),
+        "heads": (
+            model.num_attention_heads,
+            model.kv_heads,
+            model.kv_lora_rank is None and model.head_size,
+        ),
         "mlp": (model.ffn_size, model.gated_mlp, model.has_mlp_bias),
         "embedding": (model.tie_word_embeddings, model.positions),
         "norm": model.normalization,
@@ -251,7 +257,12 @@ def shape(model: ModelSpec) -> dict[str, object]:
             model.v_head_dim,
             model.qk_rope_head_dim,
         ),
-        "experts": (model.num_experts, model.num_experts_per_tok, model.num_shared_experts, model.first_k_dense_replace),
+        "experts": (
+            model.num_experts,
+            model.num_experts_per_tok,
+            model.num_shared_experts,
+            model.first_k_dense_replace,
+        ),
         "expert": model.num_experts and (model.moe_intermediate_size or model.ffn_size),
         "next_tokens": model.num_nextn_predict_layers,
     }
@@ -263,7 +274,9 @@ def test_a_released_config_reads_as_the_catalogue_has_it(name: str) -> None:
     read = catalog.model_from_mapping(config)
     assert shape(read) == shape(catalog.model(name))
     assert read.vocab_size == config["vocab_size"]
-    if name != "mpt-7b":  # in the catalogue as llm-foundry trained it: another vocabulary, norms with biases
+    if (
+        name != "mpt-7b"
+    ):  # in the catalogue as llm-foundry trained it: another vocabulary, norms with biases
         assert total_parameters(read) == total_parameters(catalog.model(name))
     assert (read.sliding_window_layers or 0) == (catalog.model(name).sliding_window_layers or 0)
 
@@ -280,11 +293,27 @@ def test_architectures_stand_in_for_a_missing_model_type() -> None:
 
 
 def test_defaults_of_the_configuration_classes() -> None:
-    small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 512}
+    small = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+    }
     gemma = catalog.model_from_mapping({"model_type": "gemma2", **small})
-    assert (gemma.tie_word_embeddings, gemma.head_size, gemma.gated_mlp, gemma.normalization) == (True, 256, True, "rmsnorm")
+    assert (gemma.tie_word_embeddings, gemma.head_size, gemma.gated_mlp, gemma.normalization) == (
+        True,
+        256,
+        True,
+        "rmsnorm",
+    )
     opt = catalog.model_from_mapping({"model_type": "opt", "ffn_dim": 96, **small})
-    assert (opt.tie_word_embeddings, opt.positions, opt.has_attention_bias, opt.ffn_size) == (True, "learned", True, 96)
+    assert (opt.tie_word_embeddings, opt.positions, opt.has_attention_bias, opt.ffn_size) == (
+        True,
+        "learned",
+        True,
+        96,
+    )
     phi = catalog.model_from_mapping({"model_type": "phi3", **small})
     assert (phi.tie_word_embeddings, phi.gated_mlp, phi.positions) == (False, True, "rotary")
     old_falcon = catalog.model_from_mapping({"model_type": "falcon", "multi_query": True, **small})
@@ -294,11 +323,18 @@ def test_defaults_of_the_configuration_classes() -> None:
 WRAPPED: dict[str, Any] = {
     "model_type": "gemma3",
     "text_config": {
-        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
         "sliding_window": 1024,
     },
-    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27},
-}  # fmt: skip
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "num_hidden_layers": 27,
+    },
+}
 
 
 def test_a_wrapper_is_its_language_model_and_estimates_say_what_is_left_out() -> None:
@@ -306,27 +342,43 @@ def test_a_wrapper_is_its_language_model_and_estimates_say_what_is_left_out() ->
     assert total_parameters(model) == 3_880_263_168  # the language model of Gemma 3 4B
     assert model.name == "gemma3"
     assert (model.num_attention_heads, model.kv_heads, model.sliding_window_layers) == (8, 4, 29)
-    assert model.left_out == ("vision_config (siglip_vision_model, 27 layers of 1152), all else of gemma3 but its text_config")
+    assert model.left_out == (
+        "vision_config (siglip_vision_model, 27 layers of 1152), all else of gemma3 but its "
+        "text_config"
+    )
     answer = hp_tool.estimate(
-        model=WRAPPED, gpu="h100-sxm-80gb", num_gpus=8, sequence_length=2048, global_batch_size=8,
+        model=WRAPPED,
+        gpu="h100-sxm-80gb",
+        num_gpus=8,
+        sequence_length=2048,
+        global_batch_size=8,
         parallel={"data_parallel_size": 8},
-    )  # fmt: skip
+    )
     simplified = answer.estimate.provenance["simplified"]
     assert isinstance(simplified, list) and f"left out: {model.left_out}" in simplified
     assert "towers: about 0.43B weights count where served, untimed" in simplified
 
 
 def test_a_wrapped_model_that_cannot_be_read_is_refused_by_its_own_type() -> None:
-    with pytest.raises(UnsupportedError, match="'mllama_text_model' cannot be read: layers of cross-attention"):
-        catalog.model_from_mapping({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}})
+    with pytest.raises(
+        UnsupportedError, match="'mllama_text_model' cannot be read: layers of cross-attention"
+    ):
+        catalog.model_from_mapping(
+            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}}
+        )
     with pytest.raises(UnsupportedError, match="no text_config to read"):
         catalog.model_from_mapping({"model_type": "llava"})
-    with pytest.raises(UnsupportedError, match="hidden_size_per_layer_input 256: inputs of their own"):
+    with pytest.raises(
+        UnsupportedError, match="hidden_size_per_layer_input 256: inputs of their own"
+    ):
         inner = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 256}
         catalog.model_from_mapping({"model_type": "gemma4", "text_config": inner})
 
 
-@pytest.mark.parametrize(("unknown", "near"), [("llama3", "llama"), ("qwen4", "qwen3"), ("qwen3_vl_next", "qwen3_vl_text")])
+@pytest.mark.parametrize(
+    ("unknown", "near"),
+    [("llama3", "llama"), ("qwen4", "qwen3"), ("qwen3_vl_next", "qwen3_vl_text")],
+)
 def test_an_unknown_type_names_the_nearest(unknown: str, near: str) -> None:
     with pytest.raises(UnsupportedError, match=f"did you mean .*'{near}'"):
         catalog.model_from_mapping({"model_type": unknown})
@@ -340,12 +392,18 @@ def test_what_is_printed_with_a_model_is_checked_where_it_is_given() -> None:
         "num_active_parameters": 3.35,
     }
     assert catalog.model_from_mapping(dataclasses.asdict(spec) | counts) == spec
-    fewer = catalog.model_from_mapping(dataclasses.asdict(spec) | counts | {"num_hidden_layers": 24})
-    assert catalog.parameter_counts(fewer)["num_parameters"] < counts["num_parameters"], "counted anew"
+    fewer = catalog.model_from_mapping(
+        dataclasses.asdict(spec) | counts | {"num_hidden_layers": 24}
+    )
+    assert catalog.parameter_counts(fewer)["num_parameters"] < counts["num_parameters"], (
+        "counted anew"
+    )
 
 
 def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match=r"'mambo' cannot be read.*known: arcee, .*youtu") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"'mambo' cannot be read.*known: arcee, .*youtu"
+    ) as caught:
         catalog.model_from_mapping({"model_type": "mambo", "hidden_size": 64})
     assert caught.value.field == "model.model_type"
 
@@ -353,11 +411,17 @@ def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "field"),
     [
-        ("qwen3-30b-a3b", {"decoder_sparse_step": 2, "use_sliding_window": True}, "model.use_sliding_window"),
+        (
+            "qwen3-30b-a3b",
+            {"decoder_sparse_step": 2, "use_sliding_window": True},
+            "model.use_sliding_window",
+        ),
         ("deepseek-v3", {"moe_layer_freq": 2}, "model.moe_layer_freq"),
     ],
 )
-def test_layouts_that_cannot_be_held_are_refused(name: str, change: dict[str, Any], field: str) -> None:
+def test_layouts_that_cannot_be_held_are_refused(
+    name: str, change: dict[str, Any], field: str
+) -> None:
     with pytest.raises(UnsupportedError) as caught:
         catalog.model_from_mapping(RELEASED[name] | change)
     assert caught.value.field == field

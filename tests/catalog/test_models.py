@@ -1,4 +1,6 @@
-"""Every model of the catalogue: it loads, says where it comes from, and has its published number of parameters."""
+"""Every model of the catalogue: it loads, says where it comes from, and has its published number of
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def attention_weights(model: ModelSpec) -> float:
 
 
 def published_count(model: ModelSpec) -> float:
-    """Weights of all matrices and embeddings; biases and norms are below the tolerance of every model here."""
+    """Weights of all matrices and embeddings; biases and norms are below the tolerance of every
+    model here.
+    """
     h, layers = model.hidden_size, model.num_hidden_layers
     matrices = 3 if model.gated_mlp else 2
     dense = matrices * h * model.ffn_size
@@ -64,7 +68,9 @@ def test_each_model_has_its_published_size_and_a_source(entry: catalog.Entry) ->
     assert entry.source
     if entry.parameters is not None:
         count = published_count(model) if model.is_uniform else total_parameters(model)
-        assert count == pytest.approx(entry.parameters, rel=PRINTED_TO_TWO_DIGITS.get(entry.name, 0.02))
+        assert count == pytest.approx(
+            entry.parameters, rel=PRINTED_TO_TWO_DIGITS.get(entry.name, 0.02)
+        )
 
 
 def test_most_models_carry_a_published_size() -> None:
@@ -78,7 +84,11 @@ def test_stable_names_exist(name: str) -> None:
 
 
 def test_names_and_aliases_are_unique() -> None:
-    names = [name.casefold() for entry in library.entries("models") for name in (entry.name, *entry.aliases)]
+    names = [
+        name.casefold()
+        for entry in library.entries("models")
+        for name in (entry.name, *entry.aliases)
+    ]
     assert len(names) == len(set(names))
 
 
@@ -114,14 +124,24 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         ({"num_hidden_layers": "2"}, "model.num_hidden_layers", "'2' is not a whole number"),
         ({"gated_mlp": 1}, "model.gated_mlp", "not true or false"),
         ({"normalization": "batchnorm"}, "model.normalization", "one of layernorm, rmsnorm"),
-        ({"num_attention_heads": 3}, "model.num_attention_heads", "64 is not a multiple of num_attention_heads 3"),
+        (
+            {"num_attention_heads": 3},
+            "model.num_attention_heads",
+            "64 is not a multiple of num_attention_heads 3",
+        ),
         ({"num_key_value_heads": 3}, "model.num_key_value_heads", "3 does not divide"),
         ({"vocab_size": 0}, "model.vocab_size", "from 1 to 67,108,864, got 0"),
         ({"num_experts": 8}, "model.num_experts_per_tok", "give both"),
-        ({"num_experts": 8, "num_experts_per_tok": 9}, "model.num_experts_per_tok", "9 is more than num_experts 8"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 9},
+            "model.num_experts_per_tok",
+            "9 is more than num_experts 8",
+        ),
     ],
 )
-def test_a_wrong_mapping_names_field_value_and_mend(change: dict[str, object], field: str, message: str) -> None:
+def test_a_wrong_mapping_names_field_value_and_mend(
+    change: dict[str, object], field: str, message: str
+) -> None:
     shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
     assert catalog.model_from_mapping(shape).hidden_size == 64
     with pytest.raises(InputError, match=message) as caught:
@@ -131,7 +151,9 @@ def test_a_wrong_mapping_names_field_value_and_mend(change: dict[str, object], f
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(InputError, match="vocab_size must be given"):
-        catalog.model_from_mapping({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4})
+        catalog.model_from_mapping(
+            {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+        )
 
 
 def test_a_name_near_to_nothing_says_where_to_look() -> None:

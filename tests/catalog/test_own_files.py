@@ -55,7 +55,8 @@ def test_a_gpu_and_a_cluster_of_it(own: Path) -> None:
     (own / "clusters" / "lab.yaml").write_text(
         "entries:\n"
         "  lab:\n"
-        "    {gpu: mine, gpus_per_node: 4, num_gpus: 16, inter_node_bandwidth_bytes_per_second: 1.25e9, fabric: Ethernet}\n"
+        "    {gpu: mine, gpus_per_node: 4, num_gpus: 16, inter_node_bandwidth_bytes_per_second: "
+        "1.25e9, fabric: Ethernet}\n"
     )
     cluster = catalog.cluster("lab")
     assert (cluster.num_nodes, cluster.gpu.name, cluster.gpu.source) == (4, "mine", "my bench")
@@ -85,7 +86,10 @@ def test_several_folders_first_wins(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("num_hidden_layers: 2\nhiden_size: 64\n", "bad.yaml: bad: unknown key 'hiden_size'; did you mean 'hidden_size'"),
+        (
+            "num_hidden_layers: 2\nhiden_size: 64\n",
+            "bad.yaml: bad: unknown key 'hiden_size'; did you mean 'hidden_size'",
+        ),
         ("[1, 2]\n", "bad.yaml must hold a mapping"),
         ("a: [1\n", "bad.yaml is not valid YAML"),
         ("entries: {bad: 3}\n", "bad.yaml: entry 'bad' must be a mapping"),
@@ -126,8 +130,12 @@ def test_one_look_up_parses_one_file() -> None:
     assert library._entries.cache_info().currsize == 1
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HP_CATALOG_DIR", os.pathsep.join((str(tmp_path), str(tmp_path / "gone"))))
     with pytest.raises(NotFoundError, match=r"HP_CATALOG_DIR names .*/gone, which is no folder"):
         library.entry("models", "house-model")
-    assert [(check.name, check.status) for check in diagnostics.catalogue()] == [("catalogue", "warning")]
+    assert [(check.name, check.status) for check in diagnostics.catalogue()] == [
+        ("catalogue", "warning")
+    ]

@@ -1,6 +1,8 @@
-"""Parameter counts of models read from config.json are those that transformers builds, class by class, to the parameter.
+"""Parameter counts of models read from config.json are those that transformers builds, class by
+class, to the parameter.
 
-Each configuration class writes its config.json as save_pretrained does; the model is built on the meta device, without memory.
+Each configuration class writes its config.json as save_pretrained does; the model is built on the
+meta device, without memory.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tests.catalog.published import PUBLISHED
 from tests.catalog.test_huggingface import RELEASED
 from tests.conftest import skip_or_fail
 
-# Sizes that tell every part of a layer apart: no two of them are the same, and heads are wider than hidden / heads.
+# Sizes that tell every part of a layer apart: no two of them are the same, and heads are wider than
+# hidden / heads.
 SMALL = {
     "num_hidden_layers": 3,
     "hidden_size": 96,
@@ -31,53 +34,128 @@ SMALL = {
     "max_position_embeddings": 72,
     "pad_token_id": 1,
 }
-LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
+LATENT = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 ROUTED = {
-    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 56,
-    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 6,
-}  # fmt: skip
+    **LATENT,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 56,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_key_value_heads": 6,
+}
 LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 SIDES = {
-    "encoder_layers": 2, "decoder_layers": 3, "d_model": 96, "encoder_attention_heads": 6, "decoder_attention_heads": 6,
-    "encoder_ffn_dim": 160, "decoder_ffn_dim": 160, "vocab_size": 1000, "max_position_embeddings": 72, "pad_token_id": 1,
-    "decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2,
-}  # fmt: skip
-T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 96, "num_heads": 6, "d_kv": 24, "d_ff": 160}
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "d_model": 96,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 160,
+    "decoder_ffn_dim": 160,
+    "vocab_size": 1000,
+    "max_position_embeddings": 72,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+T5 = {
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "d_model": 96,
+    "num_heads": 6,
+    "d_kv": 24,
+    "d_ff": 160,
+}
 DBRX = {
-    "d_model": 96, "n_heads": 6, "n_layers": 3, "max_seq_len": 72, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+    "d_model": 96,
+    "n_heads": 6,
+    "n_layers": 3,
+    "max_seq_len": 72,
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 160, "moe_num_experts": 8, "moe_top_k": 2, "hidden_size": 96},
-}  # fmt: skip
+}
 DELTA = {
-    "num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
     "linear_value_head_dim": 14,
-}  # fmt: skip
+}
 SHARED = {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104}
 STATE = {
-    "num_hidden_layers": 4, "mamba_n_heads": 8, "mamba_d_head": 24, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_d_conv": 3,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 24,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 3,
+}
 ALONE = {"state_size": 12, "conv_kernel": 3}
 INDEXER = {"index_head_dim": 28, "index_n_heads": 5, "index_topk": 16}
 NEMOTRON = {
-    "layers_block_type": ["mamba", "moe", "attention", "mlp"], "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 20,
-    "ssm_state_size": 12, "n_groups": 2, "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 56,
-    "moe_shared_expert_intermediate_size": 104, "num_experts_per_tok": 2,
-}  # fmt: skip
-GEMMA4 = {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
-GEMMA4 |= {"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]}
+    "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 20,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 56,
+    "moe_shared_expert_intermediate_size": 104,
+    "num_experts_per_tok": 2,
+}
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4 |= {
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+}
 KIMI = {
-    **LATENT, "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 2, "moe_intermediate_size": 56,
-    "num_hidden_layers": 4, "num_key_value_heads": 6, "linear_attn_config": {
-        "full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 10, "num_heads": 5, "short_conv_kernel_size": 3,
+    **LATENT,
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 56,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 6,
+    "linear_attn_config": {
+        "full_attn_layers": [4],
+        "kda_layers": [1, 2, 3],
+        "head_dim": 10,
+        "num_heads": 5,
+        "short_conv_kernel_size": 3,
     },
-}  # fmt: skip
+}
 M3 = {
-    **LOCAL, "head_dim": 32, "dense_intermediate_size": 200, "shared_intermediate_size": 104, "moe_layer_freq": [0, 1, 1],
+    **LOCAL,
+    "head_dim": 32,
+    "dense_intermediate_size": 200,
+    "shared_intermediate_size": 104,
+    "moe_layer_freq": [0, 1, 1],
     "sparse_attention_config": {
-        "sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 3, "sparse_index_dim": 28, "sparse_topk_blocks": 2,
+        "sparse_attention_freq": [0, 1, 1],
+        "sparse_num_index_heads": 3,
+        "sparse_index_dim": 28,
+        "sparse_topk_blocks": 2,
         "sparse_block_size": 8,
     },
-}  # fmt: skip
+}
 MIMO = {
     "num_key_value_heads": 3,
     "head_dim": 32,
@@ -86,11 +164,20 @@ MIMO = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 56,
 }
-MAVERICK = {**LOCAL, "head_dim": 16, "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 200}
+MAVERICK = {
+    **LOCAL,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 200,
+}
 
 DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32, "tie_word_embeddings": True}),
+    (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 32, "tie_word_embeddings": True},
+    ),
     ("mistral", {"head_dim": 32}),
     ("ministral", {"head_dim": 32}),
     ("ministral3", {"head_dim": 32}),
@@ -143,14 +230,30 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {}),
     ("bloom", {}),
     ("opt", {"ffn_dim": 160, "word_embed_proj_dim": 96}),
-    ("opt", {"ffn_dim": 160, "word_embed_proj_dim": 96, "enable_bias": False, "do_layer_norm_before": False}),
+    (
+        "opt",
+        {
+            "ffn_dim": 160,
+            "word_embed_proj_dim": 96,
+            "enable_bias": False,
+            "do_layer_norm_before": False,
+        },
+    ),
     ("mpt", {"d_model": 96, "n_heads": 6, "n_layers": 3, "max_seq_len": 72}),
     ("falcon", {}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     ("falcon", {"parallel_attn": False, "multi_query": False, "alibi": True, "num_kv_heads": 6}),
     ("mixtral", LOCAL),
     ("minimax_m2", {**LOCAL, "head_dim": 32}),
-    ("qwen2_moe", {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104, "mlp_only_layers": [0]}),
+    (
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 56,
+            "shared_expert_intermediate_size": 104,
+            "mlp_only_layers": [0],
+        },
+    ),
     ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
     ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "decoder_sparse_step": 2}),
     ("qwen2_moe", {**SHARED, "num_hidden_layers": 4, "mlp_only_layers": [0, 2]}),
@@ -159,9 +262,18 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", ROUTED),
     ("dots1", {**ROUTED, "head_dim": 32}),
     ("glm4_moe", {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True}),
-    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 2}),
-    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_interval": 2}),
-    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 1}),
+    (
+        "ernie4_5_moe",
+        {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 2},
+    ),
+    (
+        "ernie4_5_moe",
+        {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_interval": 2},
+    ),
+    (
+        "ernie4_5_moe",
+        {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 1},
+    ),
     ("olmoe", EXPERTS),
     ("flex_olmo", EXPERTS),
     ("phimoe", {**LOCAL, "lm_head_bias": True, "attention_bias": True}),
@@ -174,37 +286,110 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("glm_moe_dsa", {**ROUTED, **INDEXER}),
     ("glm_moe_dsa", {**ROUTED, **INDEXER, "indexer_types": ["full", "shared", "shared"]}),
     ("qwen3_next", {**DELTA, **SHARED, "head_dim": 32}),
-    ("qwen3_next", {**DELTA, **SHARED, "head_dim": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    (
+        "qwen3_next",
+        {**DELTA, **SHARED, "head_dim": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2},
+    ),
     ("qwen3_5_text", {**DELTA, "head_dim": 32}),
-    ("qwen3_5_text", {**DELTA, "layer_types": ["full_attention"] + 3 * ["linear_attention"], "tie_word_embeddings": True}),
+    (
+        "qwen3_5_text",
+        {
+            **DELTA,
+            "layer_types": ["full_attention"] + 3 * ["linear_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
     ("qwen3_5_moe_text", {**DELTA, **SHARED, "head_dim": 32}),
     ("nemotron_h", NEMOTRON),
-    ("nemotron_h", {**NEMOTRON, "moe_latent_size": 48, "use_conv_bias": False, "attention_bias": True}),
-    ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"], "mlp_bias": True}),
+    (
+        "nemotron_h",
+        {**NEMOTRON, "moe_latent_size": 48, "use_conv_bias": False, "attention_bias": True},
+    ),
+    (
+        "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"], "mlp_bias": True},
+    ),
     ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1}),
     ("gemma4_unified_text", {**GEMMA4, "num_global_key_value_heads": 1}),
     ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
-    ("gemma4_text", {**GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 56}),
+    (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 56,
+        },
+    ),
     ("kimi_linear", KIMI),
-    ("kimi_linear", {**KIMI, "q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    (
+        "kimi_linear",
+        {**KIMI, "q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ),
     ("minimax_m3_vl_text", M3),
     ("mimo_v2_flash", MIMO),
-    ("mimo_v2_flash", {**MIMO, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    (
+        "mimo_v2_flash",
+        {**MIMO, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     ("llama4_text", MAVERICK),
     ("mamba", ALONE),
     ("mamba", {**ALONE, "expand": 3, "use_conv_bias": False, "time_step_rank": 7}),
     ("falcon_mamba", ALONE),
     ("mamba2", {**ALONE, "num_heads": 8, "head_dim": 24, "n_groups": 2}),
     ("bamba", {**STATE, "attn_layer_indices": [1]}),
-    ("bamba", {**STATE, "attn_layer_indices": [3], "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}),
-    ("jamba", {**EXPERTS, "num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 12}),
-    ("jamba", {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 7}),
-    ("granitemoehybrid", {**STATE, **LOCAL, "layer_types": 2 * ["mamba"] + ["attention", "mamba"],
-                          "shared_intermediate_size": 104}),
-    ("granitemoehybrid", {**STATE, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 104,
-                          "layer_types": ["attention"] + 3 * ["mamba"]}),
+    (
+        "bamba",
+        {
+            **STATE,
+            "attn_layer_indices": [3],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_conv_bias": False,
+        },
+    ),
+    (
+        "jamba",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 12,
+        },
+    ),
+    (
+        "jamba",
+        {
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_dt_rank": 7,
+        },
+    ),
+    (
+        "granitemoehybrid",
+        {
+            **STATE,
+            **LOCAL,
+            "layer_types": 2 * ["mamba"] + ["attention", "mamba"],
+            "shared_intermediate_size": 104,
+        },
+    ),
+    (
+        "granitemoehybrid",
+        {
+            **STATE,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 104,
+            "layer_types": ["attention"] + 3 * ["mamba"],
+        },
+    ),
     ("olmo_hybrid", DELTA),
-]  # fmt: skip
+]
 ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("bert", {"architectures": ["BertForMaskedLM"]}),
     ("roberta", {}),
@@ -219,7 +404,10 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("xlm-roberta-xl", {"type_vocab_size": 3}),
     ("nomic_bert", {"head_dim": 16}),
     ("eurobert", {"head_dim": 16}),
-    ("modernbert", {"num_hidden_layers": 4, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+    (
+        "modernbert",
+        {"num_hidden_layers": 4, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+    ),
 ]
 TWO_SIDED: list[tuple[str, dict[str, Any]]] = [
     ("t5", T5),
@@ -266,8 +454,12 @@ def configured(library: Any, model_type: str, changes: dict[str, Any]) -> Any:
     return library.AutoConfig.for_model(model_type, **(sizes | changes))
 
 
-@pytest.mark.parametrize(("head", "model_type", "changes"), CASES, ids=[f"{case[1]}-{n}" for n, case in enumerate(CASES)])
-def test_counts_are_those_of_transformers(transformers: Any, head: str, model_type: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("head", "model_type", "changes"), CASES, ids=[f"{case[1]}-{n}" for n, case in enumerate(CASES)]
+)
+def test_counts_are_those_of_transformers(
+    transformers: Any, head: str, model_type: str, changes: dict[str, Any]
+) -> None:
     config = configured(transformers, model_type, changes)
     built = getattr(transformers, head).from_config(config)
     read = catalog.model_from_mapping(config.to_diff_dict())
@@ -275,13 +467,21 @@ def test_counts_are_those_of_transformers(transformers: Any, head: str, model_ty
     assert read.num_hidden_layers in (2, 3, 4) and read.hidden_size == 96
 
 
-@pytest.mark.parametrize("name", sorted({*RELEASED, *PUBLISHED} - {"t5-v1.1-xxl"}))  # which transformers 5 ties
+@pytest.mark.parametrize(
+    "name", sorted({*RELEASED, *PUBLISHED} - {"t5-v1.1-xxl"})
+)  # which transformers 5 ties
 def test_counts_of_released_models(transformers: Any, name: str) -> None:
     config = RELEASED[name] if name in RELEASED else PUBLISHED[name][0]
     model_type = config["model_type"]
-    ours = {key: value for key, value in config.items() if key not in ("model_type", "architectures", "torch_dtype")}
+    ours = {
+        key: value
+        for key, value in config.items()
+        if key not in ("model_type", "architectures", "torch_dtype")
+    }
     head = "AutoModelForPreTraining" if model_type == "bert" else HEADS[model_type]
-    built = getattr(transformers, head).from_config(transformers.AutoConfig.for_model(model_type, **ours))
+    built = getattr(transformers, head).from_config(
+        transformers.AutoConfig.for_model(model_type, **ours)
+    )
     read = catalog.model_from_mapping(config)
     assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
 
@@ -304,7 +504,9 @@ def test_counts_of_a_model_whose_class_has_no_output_layer(transformers: Any) ->
     built = transformers.AutoModel.from_config(config)
     read = catalog.model_from_mapping(config.to_diff_dict())
     head = SMALL["vocab_size"] * SMALL["hidden_size"]
-    assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters()) + head
+    assert (
+        total_parameters(read) == sum(parameter.numel() for parameter in built.parameters()) + head
+    )
 
 
 def test_every_type_that_is_read_is_counted() -> None:
@@ -340,7 +542,10 @@ INNER = {
     "gemma3": ("gemma3_text", {"head_dim": 32}),
     "glm4v": ("glm4v_text", {}),
     "glm4v_moe": ("glm4v_moe_text", {**ROUTED, "head_dim": 32, "attention_bias": True}),
-    "llama4": ("llama4_text", {**LOCAL, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size": 160}),
+    "llama4": (
+        "llama4_text",
+        {**LOCAL, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size": 160},
+    ),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "head_dim": 32}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **SHARED, "head_dim": 32}),
     "minimax_m3_vl": ("minimax_m3_vl_text", M3),
@@ -366,7 +571,9 @@ INNER = {
 def test_counts_of_a_wrapped_language_model(transformers: Any, model_type: str) -> None:
     inner_type, changes = INNER[model_type]
     library = transformers
-    whole = library.AutoConfig.for_model(model_type, text_config={"model_type": inner_type, **SMALL, **changes})
+    whole = library.AutoConfig.for_model(
+        model_type, text_config={"model_type": inner_type, **SMALL, **changes}
+    )
     built = library.AutoModelForImageTextToText.from_config(whole)
     text = built.model.language_model if hasattr(built, "model") else built.language_model.model
     expected = sum(parameter.numel() for parameter in text.parameters())

@@ -33,13 +33,22 @@ def items(text: str, format: sources.Format, **base: Any) -> list[Any]:
 def test_a_yaml_stream_is_answered_document_by_document(entry_point: Run, tmp_path: Path) -> None:
     documents = [f"id: a\n{BASE}", "# a comment alone", "kind: [training", f"id: z # last\n{BASE}"]
     (tmp_path / "queries.yaml").write_text("\n---\n".join(documents))
-    answers = [json.loads(line) for line in entry_point("batch", "queries.yaml").stdout.splitlines()]
-    assert [(answer["id"], answer["status"]) for answer in answers] == [("a", "ok"), (None, "error"), ("z", "ok")]
+    answers = [
+        json.loads(line) for line in entry_point("batch", "queries.yaml").stdout.splitlines()
+    ]
+    assert [(answer["id"], answer["status"]) for answer in answers] == [
+        ("a", "ok"),
+        (None, "error"),
+        ("z", "ok"),
+    ]
     assert answers[1]["error"]["code"] == "syntax"
 
 
 def test_separators_of_yaml() -> None:
-    assert items("--- {a: 1}\n...\n---\na: |\n  ---\n---x: 2\n", "yaml") == [{"a": 1}, {"a": "---\n", "---x": 2}]
+    assert items("--- {a: 1}\n...\n---\na: |\n  ---\n---x: 2\n", "yaml") == [
+        {"a": 1},
+        {"a": "---\n", "---x": 2},
+    ]
 
 
 def test_documents_that_are_too_long_stay_alone() -> None:
@@ -49,7 +58,10 @@ def test_documents_that_are_too_long_stay_alone() -> None:
 
 def test_a_grid_is_every_combination_of_a_row(entry_point: Run, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
-    grid = 'id,tp,mbs,parallel.recompute\nfirst,"2,4,8","1,2",\n,8,4,"{granularity: full, method: block, num_layers: 4}"\n'
+    grid = (
+        'id,tp,mbs,parallel.recompute\nfirst,"2,4,8","1,2",\n,8,4,"{granularity: full, method: '
+        'block, num_layers: 4}"\n'
+    )
     (tmp_path / "grid.csv").write_text(grid)
     result = entry_point("batch", "grid.csv", "--base=base.yaml")
     answers = [json.loads(line) for line in result.stdout.splitlines()]
@@ -57,14 +69,24 @@ def test_a_grid_is_every_combination_of_a_row(entry_point: Run, tmp_path: Path) 
     assert [answer["id"] for answer in answers] == [*ids, "2"]
     assert [answer["status"] for answer in answers] == ["ok"] * 7
     chosen = [answer["estimate"]["parallel"] for answer in answers]
-    assert [(one["tensor_parallel_size"], one["micro_batch_size"]) for one in chosen[:2]] == [(2, 1), (2, 2)]
+    assert [(one["tensor_parallel_size"], one["micro_batch_size"]) for one in chosen[:2]] == [
+        (2, 1),
+        (2, 2),
+    ]
     assert chosen[0]["recompute"] == "selective"  # an empty cell leaves the base's
-    assert (chosen[-1]["recompute"]["granularity"], chosen[-1]["recompute"]["num_layers"]) == ("full", 4)
+    assert (chosen[-1]["recompute"]["granularity"], chosen[-1]["recompute"]["num_layers"]) == (
+        "full",
+        4,
+    )
 
 
 def test_brackets_hold_one_value_together() -> None:
     assert items('tp,pp\n"[1, 2]",4\n', "csv") == [
-        {"parallel": {"tensor_parallel_size": [1, 2], "pipeline_parallel_size": 4}, "kind": "training", "id": "1"}
+        {
+            "parallel": {"tensor_parallel_size": [1, 2], "pipeline_parallel_size": 4},
+            "kind": "training",
+            "id": "1",
+        }
     ]
 
 
@@ -76,7 +98,8 @@ def test_a_bad_row_harms_only_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "near"), [("tpp", "did you mean tp"), ("tp,parallel.tensor_parallel_size", "more than one")]
+    ("header", "near"),
+    [("tpp", "did you mean tp"), ("tp,parallel.tensor_parallel_size", "more than one")],
 )
 def test_a_bad_header_ends_the_batch(entry_point: Run, header: str, near: str) -> None:
     result = entry_point("batch", "-", "--format=csv", stdin=f"{header}\n1,1\n")
@@ -86,14 +109,23 @@ def test_a_bad_header_ends_the_batch(entry_point: Run, header: str, near: str) -
 
 def test_a_byte_order_mark_and_serving_columns() -> None:
     (query,) = items("\ufeffmodel,inference.concurrency\nqwen3-32b,64\n", "csv")
-    assert query == {"model": "qwen3-32b", "inference": {"concurrency": 64}, "kind": "inference", "id": "1"}
+    assert query == {
+        "model": "qwen3-32b",
+        "inference": {"concurrency": 64},
+        "kind": "inference",
+        "id": "1",
+    }
 
 
 def test_a_base_is_for_grids(entry_point: Run) -> None:
     assert entry_point("batch", "-", "--base=base.yaml", stdin="{}\n").returncode == 2
 
 
-@given(st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True), min_size=1, max_size=4
+    )
+)
 def test_grids_multiply(axes: list[list[int]]) -> None:
     names = ["tp", "pp", "cp", "mbs"][: len(axes)]
     cells = ",".join('"' + ",".join(map(str, axis)) + '"' for axis in axes)
@@ -101,7 +133,11 @@ def test_grids_multiply(axes: list[list[int]]) -> None:
     size = 1
     for axis in axes:
         size *= len(axis)
-    assert len({json.dumps(query["parallel"]) for query in found}) == len({query["id"] for query in found}) == size
+    assert (
+        len({json.dumps(query["parallel"]) for query in found})
+        == len({query["id"] for query in found})
+        == size
+    )
 
 
 def test_what_was_read_before_reading_failed_is_answered(entry_point: Run, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: 
     assert 0 < output.read_bytes().count(b"\n") < len(ids)
     with output.open("ab") as stream:  # wherever the kill fell, this is the worst place
         stream.write(b'{"id": "half')
-    killed_in_the_middle((*COMMAND, *arguments, "--resume", "--jobs=2"), folder=tmp_path, output=output)
+    killed_in_the_middle(
+        (*COMMAND, *arguments, "--resume", "--jobs=2"), folder=tmp_path, output=output
+    )
     done = hp_tool(*arguments, "--resume", "--jobs=2")
     assert done.returncode == 0
     assert answered(output) == ids
@@ -67,7 +69,9 @@ def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: 
 def test_several_processes_answer_in_order_like_one(tmp_path: Path, hp_tool: Run) -> None:
     write(tmp_path / "queries.jsonl", 300)
     with (tmp_path / "queries.jsonl").open("a") as stream:
-        stream.write("no json [\n" + "x" * 1_100_000 + "\n" + json.dumps(QUERY | {"id": "last"}) + "\n")
+        stream.write(
+            "no json [\n" + "x" * 1_100_000 + "\n" + json.dumps(QUERY | {"id": "last"}) + "\n"
+        )
     one, two = (hp_tool("batch", "queries.jsonl", f"--jobs={jobs}") for jobs in (1, 2))
     assert one.stdout == two.stdout
     assert one.stderr == two.stderr == "303 answered, 2 of them with status error\n"
@@ -105,7 +109,13 @@ def test_whole_lines_are_kept_whatever_their_length(tmp_path: Path, size: int) -
     assert path.read_bytes() == first + b"\n" + second + b"\n"
 
 
-DAMAGES = (b"\0" * 80, b'{"status": "ok", "id": "q1{"status": "ok"}', b"", b"[1]", b'{"status": "maybe"}')
+DAMAGES = (
+    b"\0" * 80,
+    b'{"status": "ok", "id": "q1{"status": "ok"}',
+    b"",
+    b"[1]",
+    b'{"status": "maybe"}',
+)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -118,7 +128,11 @@ def test_a_damaged_line_is_named(tmp_path: Path, entry_point: Run, damage: bytes
     output.write_bytes(b"\n".join((lines[0], damage, lines[2], b"")))
     before = output.read_bytes()
     refused = entry_point(*command, "--resume")
-    assert refused.returncode == 2 and "line 2 of the output is no answer" in refused.stderr and "head -n 1" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "line 2 of the output is no answer" in refused.stderr
+        and "head -n 1" in refused.stderr
+    )
     assert output.read_bytes() == before
 
 
@@ -126,7 +140,9 @@ def test_a_terminal_sees_how_far_it_is(tmp_path: Path) -> None:
     write(tmp_path / "queries.jsonl", 300)
     terminal, end = pty.openpty()
     command = (*COMMAND, "batch", "queries.jsonl", "--output=answers.jsonl", "--no-calibration")
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=end, env=os.environ | {"TERM": "xterm"})
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=end, env=os.environ | {"TERM": "xterm"}
+    )
     os.close(end)
     shown = b""
     with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
@@ -141,12 +157,16 @@ def test_a_summary_counts_and_names_the_best(tmp_path: Path, entry_point: Run) -
     slow = QUERY | {"id": "slow", "parallel": {**QUERY["parallel"], "recompute": "full"}}  # type: ignore[dict-item]
     illegal = QUERY | {"id": "illegal", "parallel": {"tensor_parallel_size": 3}}
     lines = [slow, QUERY | {"id": "fast"}, illegal, {"id": "bad"}]
-    result = entry_point("batch", "-", "--summary", stdin="".join(json.dumps(line) + "\n" for line in lines))
+    result = entry_point(
+        "batch", "-", "--summary", stdin="".join(json.dumps(line) + "\n" for line in lines)
+    )
     words = " ".join(result.stderr.replace("│", " ").split())
     assert "answered 4 feasible 2 infeasible 1 heads_not_divisible 1" in words
     assert "errors 1 missing_field 1" in words
     assert "line 2 (fast)" in words
     assert len(result.stdout.splitlines()) == 4
     free = {name: value for name, value in QUERY.items() if name != "parallel"}
-    told = entry_point("batch", "-", "--summary", "--task=recommend", stdin=json.dumps(free) + "\n").stderr
+    told = entry_point(
+        "batch", "-", "--summary", "--task=recommend", stdin=json.dumps(free) + "\n"
+    ).stderr
     assert "feasible" in told

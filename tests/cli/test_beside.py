@@ -17,7 +17,8 @@ def test_what_a_script_names_is_found_below_its_folder_alone(tmp_path: Path) -> 
     (folder / "binary.json").write_bytes(b"\xff\xfe\0")
     script = folder / "train.sh"
     text = (
-        'source "${HERE}/models.env"; . ../outside.sh; run --config_file configs/$ACCELERATOR.yaml --deepspeed linked.json\n'
+        'source "${HERE}/models.env"; . ../outside.sh; run --config_file configs/$ACCELERATOR.yaml '
+        "--deepspeed linked.json\n"
         "bash $NAME.sh binary.json absent.json train.sh\n"
     )
     script.write_text(text)

@@ -26,7 +26,9 @@ STATE = DatabaseState(revision="0002", needed_revision="0002", clock_offset_s=0.
 
 
 def examined(url: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    done = CliRunner().invoke(build(), ["doctor", "--json", "--database-url", url], catch_exceptions=False)
+    done = CliRunner().invoke(
+        build(), ["doctor", "--json", "--database-url", url], catch_exceptions=False
+    )
     answer = json.loads(done.stdout)
     assert answer["ok"] is (done.exit_code == 0)
     return done.exit_code, {check["name"]: check for check in answer["checks"]}
@@ -77,7 +79,9 @@ def test_a_folder_without_room_or_rights(tmp_path: Path, monkeypatch: pytest.Mon
     assert doctor.folder_check("f", tmp_path / "a" / "b", holds="fine").detail == "fine"
     monkeypatch.setattr(doctor, "LITTLE_DISK_BYTES", 2**80)
     assert doctor.folder_check("f", tmp_path, holds="fine").status == "warning"
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anything, so rights are played
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # root may write anything, so rights are played
     assert doctor.folder_check("f", tmp_path, holds="fine").status == "failed"
 
 
@@ -85,7 +89,9 @@ def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_gpu_names", lambda: ["NVIDIA H200"] * 8)
     for version, status in (("2.13.0+cpu", "failed"), ("2.13.0+cu130", "ok")):
         packages = [SimpleNamespace(version=version)]
-        monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name, packages=packages: packages)
+        monkeypatch.setattr(
+            importlib.metadata, "distributions", lambda *, name, packages=packages: packages
+        )
         gpu = next(check for check in doctor.profiler() if check.name == "gpu")
         assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
     monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name: [])
@@ -98,7 +104,10 @@ def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.Mon
     for tool in doctor.SLURM_TOOLS[:2]:
         program(tmp_path / tool, "exit 0")
     assert "scontrol, scancel missing" in doctor.slurm().detail
-    for answer, status in (("Slurmctld(primary) at head is UP", "ok"), ("Slurmctld(primary) at head is DOWN", "warning")):
+    for answer, status in (
+        ("Slurmctld(primary) at head is UP", "ok"),
+        ("Slurmctld(primary) at head is DOWN", "warning"),
+    ):
         for tool in doctor.SLURM_TOOLS:
             program(tmp_path / tool, f"echo '{answer}'")
         assert (doctor.slurm().status, doctor.slurm().detail) == (status, answer)
@@ -107,7 +116,13 @@ def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.Mon
 def test_clusters_that_are_named_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "catalogue" / "clusters"
     folder.mkdir(parents=True)
-    node = {"gpu": "cpu", "gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "x", "num_gpus": 2}
+    node = {
+        "gpu": "cpu",
+        "gpus_per_node": 2,
+        "inter_node_bandwidth_bytes_per_second": 1e9,
+        "fabric": "x",
+        "num_gpus": 2,
+    }
     kubernetes = {"image": "r.example/hp:1", "kubectl": str(tmp_path / "kubectl")}
     runs = {
         "here": {"launcher": "local"},

@@ -1,4 +1,6 @@
-"""A search on this host's processor times it first, once, and its predictions are then this processor's."""
+"""A search on this host's processor times it first, once, and its predictions are then this
+processor's.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Host(LocalLauncher):
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The precisions in which a stand-in times the host; it finds matmuls at a tenth of the peak."""
+    """The precisions in which a stand-in times the host; it finds matmuls at a tenth of the
+    peak.
+    """
     seen: list[str] = []
 
     def benchmark(*, cluster: ClusterSpec, launcher: Any, precisions: tuple[str, ...]) -> Any:
@@ -52,7 +56,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     library.clear_cache()
 
 
-def test_the_host_is_timed_once_in_the_precision_of_the_search(timed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_host_is_timed_once_in_the_precision_of_the_search(
+    timed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     query = schema.parse_query(QUICKSTART)
     before = resolve_training(query).profile.gpu.matmul["bf16"].peak_fraction
     tune._measure_host(query)
@@ -63,10 +69,17 @@ def test_the_host_is_timed_once_in_the_precision_of_the_search(timed: list[str],
     assert printed.out == "" and "delete it to measure again" in printed.err
 
 
-@pytest.mark.parametrize("changes", [{"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"gpu": "cpu", "num_gpus": 4}])
+@pytest.mark.parametrize(
+    "changes", [{"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"gpu": "cpu", "num_gpus": 4}]
+)
 def test_other_hardware_is_not_timed(timed: list[str], changes: dict[str, Any]) -> None:
     query = schema.parse_query(QUICKSTART)
-    tune._measure_host(replace(query, cluster=schema.parse_query(schema.query_mapping(query) | {"cluster": changes}).cluster))
+    tune._measure_host(
+        replace(
+            query,
+            cluster=schema.parse_query(schema.query_mapping(query) | {"cluster": changes}).cluster,
+        )
+    )
     assert timed == []
 
 

@@ -19,8 +19,10 @@ torchrun --nproc-per-node $GPUS_PER_NODE --nnodes 4 pretrain_gpt.py ${MODEL[@]} 
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 128 \\
     --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer \\
     --attention-dropout 0 --hidden-dropout 0
-"""
-LOG = "".join(f" iteration {i}/ 100 | elapsed time per iteration (ms): {5200 + i}.0 |\n" for i in range(1, 9))
+"""  # noqa: E501
+LOG = "".join(
+    f" iteration {i}/ 100 | elapsed time per iteration (ms): {5200 + i}.0 |\n" for i in range(1, 9)
+)
 
 
 @pytest.fixture
@@ -38,11 +40,16 @@ def test_is_what_i_run_any_good(script: Path, tmp_path: Path) -> None:
     answer = json.loads(ran.stdout)
     assert answer["query"]["cluster"]["num_gpus"] == 32
     assert answer["logged"]["step_s"] == pytest.approx(5.2055)
-    assert answer["gain_fraction"] > 0.2  # full recomputation, unsharded norms, exposed reductions on an 8B model
+    assert (
+        answer["gain_fraction"] > 0.2
+    )  # full recomputation, unsharded norms, exposed reductions on an 8B model
     low, high = answer["gain_interval"]
     assert low < answer["gain_fraction"] < high
     assert answer["switched_on"] == ["data_parallel"]
-    ours, best = answer["estimate"]["time"]["step_s"], answer["better"]["estimate"]["time"]["step_s"]
+    ours, best = (
+        answer["estimate"]["time"]["step_s"],
+        answer["better"]["estimate"]["time"]["step_s"],
+    )
     assert sum(answer["parts_gained_s"].values()) == pytest.approx(ours - best)
     talk = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
     assert "in the log" in talk
@@ -56,8 +63,13 @@ def test_the_query_of_a_command_is_valid_input(script: Path, tmp_path: Path) -> 
     path = tmp_path / "query.yaml"
     path.write_text(ran.stdout)
     assert hp_tool("estimate", str(path)).returncode == 0
-    search = yaml.safe_load(hp_tool("import", str(script), "--gpu", "h100-sxm-80gb", "--search").stdout)
-    assert search["search"]["baseline"] == yaml.safe_load(ran.stdout)["parallel"] and "parallel" not in search
+    search = yaml.safe_load(
+        hp_tool("import", str(script), "--gpu", "h100-sxm-80gb", "--search").stdout
+    )
+    assert (
+        search["search"]["baseline"] == yaml.safe_load(ran.stdout)["parallel"]
+        and "parallel" not in search
+    )
 
 
 def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:
@@ -67,8 +79,21 @@ def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:
 
 
 def test_a_recommendation_is_exported_and_read_back(tmp_path: Path) -> None:
-    flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "32", "--sequence-length", "8192",
-             "--global-batch-size", "128", "--top", "3", "--json")  # fmt: skip
+    flags = (
+        "--model",
+        "llama-3-8b",
+        "--gpu",
+        "h100-sxm-80gb",
+        "--num-gpus",
+        "32",
+        "--sequence-length",
+        "8192",
+        "--global-batch-size",
+        "128",
+        "--top",
+        "3",
+        "--json",
+    )
     ranked = hp_tool("recommend", *flags)
     exported = hp_tool("export", "-", "--format", "megatron-lm", "--rank", "2", stdin=ranked.stdout)
     assert exported.returncode == 0, exported.stderr

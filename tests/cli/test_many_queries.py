@@ -19,16 +19,28 @@ BAD = {"id": "bad", "kind": "training", "modell": "gpt-22b"}
 
 
 def lines(*queries: object) -> str:
-    return "".join((query if isinstance(query, str) else json.dumps(query)) + "\n" for query in queries)
+    return "".join(
+        (query if isinstance(query, str) else json.dumps(query)) + "\n" for query in queries
+    )
 
 
 def test_answers_come_in_order_and_bad_lines_stay_alone(hp_tool: Run) -> None:
     huge = '{"id": "' + "x" * 1_500_000 + '"}'
-    source = lines(QUERY | {"id": "a"}, "not json [", BAD, "", huge, "[" * 5000, "[1, 2]", QUERY | {"id": "z"})
+    source = lines(
+        QUERY | {"id": "a"}, "not json [", BAD, "", huge, "[" * 5000, "[1, 2]", QUERY | {"id": "z"}
+    )
     result = hp_tool("batch", "-", stdin=source)
     assert result.returncode == 0
     answers = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [answer["status"] for answer in answers] == ["ok", "error", "error", "error", "error", "error", "ok"]
+    assert [answer["status"] for answer in answers] == [
+        "ok",
+        "error",
+        "error",
+        "error",
+        "error",
+        "error",
+        "ok",
+    ]
     assert [answer["id"] for answer in answers] == ["a", None, "bad", None, None, None, "z"]
     assert answers[0]["estimate"] == answers[-1]["estimate"]
     assert answers[2]["error"]["code"] == "unknown_key"
@@ -44,17 +56,23 @@ def test_an_infeasible_line_is_no_error(entry_point: Run) -> None:
     assert (answer["status"], answer["estimate"]["feasible"]) == ("ok", False)
 
 
-def test_a_batch_line_is_answered_like_a_single_query_without_repeating_it(entry_point: Run, tmp_path: Path) -> None:
+def test_a_batch_line_is_answered_like_a_single_query_without_repeating_it(
+    entry_point: Run, tmp_path: Path
+) -> None:
     (tmp_path / "one.json").write_text(json.dumps(QUERY))
     one = json.loads(entry_point("estimate", "one.json", "--json").stdout)
-    one["estimate"] |= dict.fromkeys(("narrowest", "with_recipe"))  # what stands beside a single answer
+    one["estimate"] |= dict.fromkeys(
+        ("narrowest", "with_recipe")
+    )  # what stands beside a single answer
     assert json.loads(entry_point("batch", "-", stdin=lines(QUERY)).stdout) == one | {"query": None}
 
 
 def test_recommend_writes_to_a_file(entry_point: Run, tmp_path: Path) -> None:
     free = {name: value for name, value in QUERY.items() if name != "parallel"}
     (tmp_path / "queries.jsonl").write_text(lines(free, free))
-    result = entry_point("batch", "queries.jsonl", "--output=answers.jsonl", "--task=recommend", "--top=2")
+    result = entry_point(
+        "batch", "queries.jsonl", "--output=answers.jsonl", "--task=recommend", "--top=2"
+    )
     assert (result.returncode, result.stdout) == (0, "")
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [len(answer["recommendations"]) for answer in answers] == [2, 2]
@@ -66,8 +84,13 @@ def test_files_that_cannot_be_opened_are_bad_input(entry_point: Run, tmp_path: P
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "missing.jsonl" in missing.stderr
     (tmp_path / "queries.jsonl").write_text(lines(QUERY))
-    assert entry_point("batch", "queries.jsonl", "--output=no/such/folder/out.jsonl").returncode == 2
+    assert (
+        entry_point("batch", "queries.jsonl", "--output=no/such/folder/out.jsonl").returncode == 2
+    )
 
 
 def test_a_last_line_without_newline_counts(entry_point: Run) -> None:
-    assert len(entry_point("batch", "-", stdin=lines(QUERY) + json.dumps(QUERY)).stdout.splitlines()) == 2
+    assert (
+        len(entry_point("batch", "-", stdin=lines(QUERY) + json.dumps(QUERY)).stdout.splitlines())
+        == 2
+    )

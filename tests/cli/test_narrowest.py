@@ -1,4 +1,6 @@
-"""What an answer leaves unsaid and widens its interval: `narrowest` of estimates, in JSON and in words."""
+"""What an answer leaves unsaid and widens its interval: `narrowest` of estimates, in JSON and in
+words.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
-MIXTURE = ("--model=mixtral-8x7b", "--gpu=h100-sxm-80gb", "--num-gpus=64", "--sequence-length=4096", "--global-batch-size=512")
+MIXTURE = (
+    "--model=mixtral-8x7b",
+    "--gpu=h100-sxm-80gb",
+    "--num-gpus=64",
+    "--sequence-length=4096",
+    "--global-batch-size=512",
+)
 PIPELINE = "--set=parallel.pipeline_parallel_size=8"
 LEAST = 1.1
 
@@ -35,10 +43,18 @@ def width(interval: Sequence[float]) -> float:
         (*MIXTURE, "--set=parallel.expert_parallel_size=8"),
         (*MIXTURE, PIPELINE, "--gpu=a100-sxm-80gb"),
         (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
-        (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b", "--set=training.cuda_graphs=false"),
+        (
+            *MIXTURE,
+            PIPELINE,
+            "--gpu=b200-sxm-180gb",
+            "--model=qwen3-30b-a3b",
+            "--set=training.cuda_graphs=false",
+        ),
     ],
 )
-def test_writing_what_is_named_gives_the_interval_that_is_promised(entry_point: Run, query: tuple[str, ...]) -> None:
+def test_writing_what_is_named_gives_the_interval_that_is_promised(
+    entry_point: Run, query: tuple[str, ...]
+) -> None:
     estimate = estimated(entry_point, *query)
     narrowest = estimate["narrowest"]
     assert narrowest["set"].keys() == {"training.framework_version"}
@@ -58,21 +74,37 @@ def test_writing_what_is_named_gives_the_interval_that_is_promised(entry_point: 
     ],
     ids=["said", "another framework", "illegal"],
 )
-def test_nothing_is_named_where_nothing_unsaid_widens(entry_point: Run, query: tuple[str, ...]) -> None:
+def test_nothing_is_named_where_nothing_unsaid_widens(
+    entry_point: Run, query: tuple[str, ...]
+) -> None:
     assert estimated(entry_point, *query)["narrowest"] is None
 
 
 def test_people_are_told(entry_point: Run) -> None:
-    release = estimated(entry_point, *MIXTURE, PIPELINE)["narrowest"]["set"]["training.framework_version"]
+    release = estimated(entry_point, *MIXTURE, PIPELINE)["narrowest"]["set"][
+        "training.framework_version"
+    ]
     shown = " ".join(entry_point("estimate", *MIXTURE, PIPELINE).stdout.split())
-    assert f"name the release (training.framework_version: {release}), and the interval is " in shown
+    assert (
+        f"name the release (training.framework_version: {release}), and the interval is " in shown
+    )
 
 
 def test_rows_of_a_ranking_name_it_too(entry_point: Run) -> None:
-    first = json.loads(entry_point("recommend", *MIXTURE, "--top=2", "--json").stdout)["recommendations"][0]
+    first = json.loads(entry_point("recommend", *MIXTURE, "--top=2", "--json").stdout)[
+        "recommendations"
+    ][0]
     narrowest = first["estimate"]["narrowest"]
-    chosen = first["set"] | {f"parallel.{name}": value for name, value in first["parallel"].items() if value is not None}
+    chosen = first["set"] | {
+        f"parallel.{name}": value for name, value in first["parallel"].items() if value is not None
+    }
     values = {path: json.dumps(value) for path, value in chosen.items()}
     row = [f"--set={path}={value}" for path, value in values.items()]
-    assert estimated(entry_point, *MIXTURE, *row, *flags(narrowest["set"]))["intervals"]["step_s"] == narrowest["step_s"]
-    assert "name the release (training.framework_version" in entry_point("recommend", *MIXTURE, "--top=2").stdout
+    assert (
+        estimated(entry_point, *MIXTURE, *row, *flags(narrowest["set"]))["intervals"]["step_s"]
+        == narrowest["step_s"]
+    )
+    assert (
+        "name the release (training.framework_version"
+        in entry_point("recommend", *MIXTURE, "--top=2").stdout
+    )

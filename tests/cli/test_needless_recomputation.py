@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
-DENSE = ("--gpu=h100-sxm-80gb", "--num-gpus=64", "--sequence-length=8192", "--global-batch-size=512")
+DENSE = (
+    "--gpu=h100-sxm-80gb",
+    "--num-gpus=64",
+    "--sequence-length=8192",
+    "--global-batch-size=512",
+)
 NAMED = '{"granularity":"selective","modules":["core_attn","layernorm"]}'
 
 
@@ -24,7 +29,8 @@ def estimated(run: Run, *arguments: str) -> dict[str, Any]:
         (("--model=llama-3-8b",), "selective", True),
         (("--model=llama-3-70b", "--set=parallel.tensor_parallel_size=8"), "selective", True),
         (("--model=mixtral-8x7b", "--set=parallel.expert_parallel_size=8"), "selective", True),
-        # Norms of queries and keys keep their projection anyway: a core that runs again keeps no copy of the values.
+        # Norms of queries and keys keep their projection anyway: a core that runs again keeps no
+        # copy of the values.
         (("--model=qwen3-30b-a3b", "--set=parallel.expert_parallel_size=8"), "selective", False),
         (("--model=llama-3-8b",), NAMED, False),
         (("--model=llama-3-8b",), "full", False),
@@ -42,8 +48,14 @@ def test_an_answer_says_when_selective_recomputation_keeps_no_less_than_none(
     none = estimated(entry_point, *arguments, "--set=parallel.recompute=none")
     kept = [each["memory"]["activations_bytes"] for each in (selective, none)]
     assert (kept[0] >= kept[1]) is needless
-    assert ("recompute" in selective["provenance"]) is needless and "recompute" not in none["provenance"]
+    assert ("recompute" in selective["provenance"]) is needless and "recompute" not in none[
+        "provenance"
+    ]
     if needless:
         assert selective["time"]["step_s"] > none["time"]["step_s"]
-        words = " ".join(entry_point("estimate", *arguments, f"--set=parallel.recompute={recompute}").stdout.split())
+        words = " ".join(
+            entry_point(
+                "estimate", *arguments, f"--set=parallel.recompute={recompute}"
+            ).stdout.split()
+        )
         assert selective["provenance"]["recompute"] in words and "choose recompute none" in words

@@ -14,21 +14,34 @@ from hp_tool.errors import StoreError
 
 Run = Callable[..., Any]
 FLAGS = (
-    "--model=gpt3-175b", "--gpu=a100-sxm-80gb", "--num-gpus=64", "--sequence-length=2048", "--global-batch-size=64",
-    "--precision=bf16", "--total-tokens=300e9",
-)  # fmt: skip
+    "--model=gpt3-175b",
+    "--gpu=a100-sxm-80gb",
+    "--num-gpus=64",
+    "--sequence-length=2048",
+    "--global-batch-size=64",
+    "--precision=bf16",
+    "--total-tokens=300e9",
+)
 ONE = (
-    "--set=parallel.tensor_parallel_size=8", "--set=parallel.pipeline_parallel_size=8", "--set=parallel.micro_batch_size=1",
+    "--set=parallel.tensor_parallel_size=8",
+    "--set=parallel.pipeline_parallel_size=8",
+    "--set=parallel.micro_batch_size=1",
     "--set=parallel.recompute=selective",
-)  # fmt: skip
+)
 
 
-def test_estimate_answers_file_flags_and_standard_input_alike(hp_tool: Run, query_file: Path) -> None:
+def test_estimate_answers_file_flags_and_standard_input_alike(
+    hp_tool: Run, query_file: Path
+) -> None:
     from_file = hp_tool("estimate", str(query_file), "--json")
     assert (from_file.returncode, from_file.stderr) == (0, "")
     answer = json.loads(from_file.stdout)
     assert answer.keys() == {"id", "status", "estimate", "calibrated_estimate", "query"}
-    assert (answer["id"], answer["status"], answer["estimate"]["feasible"]) == ("row-17", "ok", True)
+    assert (answer["id"], answer["status"], answer["estimate"]["feasible"]) == (
+        "row-17",
+        "ok",
+        True,
+    )
 
     from_stdin = hp_tool("estimate", "-", "--json", stdin=query_file.read_text())
     assert json.loads(from_stdin.stdout) == answer
@@ -38,7 +51,9 @@ def test_estimate_answers_file_flags_and_standard_input_alike(hp_tool: Run, quer
 
 def test_set_lays_a_value_over_the_file(entry_point: Run, query_file: Path) -> None:
     plain = json.loads(entry_point("estimate", str(query_file), "--json").stdout)["estimate"]
-    more = entry_point("estimate", str(query_file), "--set=parallel.recompute=full", "--num-gpus=128", "--json")
+    more = entry_point(
+        "estimate", str(query_file), "--set=parallel.recompute=full", "--num-gpus=128", "--json"
+    )
     changed = json.loads(more.stdout)["estimate"]
     assert changed["parallel"] == plain["parallel"] | {"recompute": "full", "data_parallel_size": 2}
     assert changed["memory"]["activations_bytes"] < plain["memory"]["activations_bytes"]
@@ -46,7 +61,14 @@ def test_set_lays_a_value_over_the_file(entry_point: Run, query_file: Path) -> N
 
 def test_estimate_shows_people_parts_and_totals(entry_point: Run, query_file: Path) -> None:
     shown = entry_point("estimate", str(query_file)).stdout
-    for text in ("TP 8 x PP 8 x DP 1 = 64 devices", "optimizer", "GiB", "pipeline bubble", "MFU", "GPU-hours"):
+    for text in (
+        "TP 8 x PP 8 x DP 1 = 64 devices",
+        "optimizer",
+        "GiB",
+        "pipeline bubble",
+        "MFU",
+        "GPU-hours",
+    ):
         assert text in shown
 
 
@@ -58,7 +80,9 @@ def test_estimate_shows_people_parts_and_totals(entry_point: Run, query_file: Pa
         ("training.sequence_length=131072", "memory"),
     ],
 )
-def test_what_cannot_be_exits_3_and_says_why(entry_point: Run, query_file: Path, setting: str, code: str) -> None:
+def test_what_cannot_be_exits_3_and_says_why(
+    entry_point: Run, query_file: Path, setting: str, code: str
+) -> None:
     result = entry_point("estimate", str(query_file), f"--set={setting}", "--json")
     assert result.returncode == 3
     estimate = json.loads(result.stdout)["estimate"]
@@ -85,7 +109,10 @@ def test_people_are_told_what_mends_it(entry_point: Run, query_file: Path) -> No
         (("--set=parallel.zero_stage=[",), "--set"),
         (("--set=kind.of=1",), "not a mapping"),
         (("--total-tokens=nan",), "training.total_tokens: expected a finite number, got NaN"),
-        (("--set=parallel.micro_batch_size=[1, .inf]",), "parallel.micro_batch_size.1: expected a valid integer, got Infinity"),
+        (
+            ("--set=parallel.micro_batch_size=[1, .inf]",),
+            "parallel.micro_batch_size.1: expected a valid integer, got Infinity",
+        ),
         ((f"--model={'a' * 5000}",), f"'{'a' * 200}'"),
         (("--set=training.task=lora",), "training.lora"),
         (("--no-such-flag",), "--no-such-flag"),
@@ -117,7 +144,9 @@ def test_whoever_asks_for_json_gets_bad_input_as_json_too(
     assert answer["error"]["code"] and answer["error"]["message"] in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("estimate",), ("estimate", "missing.yaml"), ("estimate", "."), ("recommend",)])
+@pytest.mark.parametrize(
+    "arguments", [("estimate",), ("estimate", "missing.yaml"), ("estimate", "."), ("recommend",)]
+)
 def test_no_query_is_bad_input(entry_point: Run, arguments: tuple[str, ...]) -> None:
     result = entry_point(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
@@ -140,14 +169,25 @@ def test_recommend_ranks_what_fits(entry_point: Run) -> None:
 
 
 def test_a_recommended_configuration_is_valid_input(entry_point: Run, tmp_path: Path) -> None:
-    first = json.loads(entry_point("recommend", *FLAGS, "--top=1", "--json").stdout)["recommendations"][0]
+    first = json.loads(entry_point("recommend", *FLAGS, "--top=1", "--json").stdout)[
+        "recommendations"
+    ][0]
     (tmp_path / "again.json").write_text(
-        json.dumps({
-            "kind": "training", "model": "gpt3-175b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
-            "training": {"sequence_length": 2048, "global_batch_size": 64, "precision": "bf16", "total_tokens": 300e9},
-            "parallel": first["parallel"],
-        })
-    )  # fmt: skip
+        json.dumps(
+            {
+                "kind": "training",
+                "model": "gpt3-175b",
+                "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+                "training": {
+                    "sequence_length": 2048,
+                    "global_batch_size": 64,
+                    "precision": "bf16",
+                    "total_tokens": 300e9,
+                },
+                "parallel": first["parallel"],
+            }
+        )
+    )
     again = json.loads(entry_point("estimate", "again.json", "--json").stdout)
     assert again["estimate"]["time"] == first["estimate"]["time"]
 
@@ -166,26 +206,57 @@ def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(answers, "estimate_answer", broken)
     result = entry_point("estimate", *FLAGS)
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", "hp-tool: the database does not answer\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        1,
+        "",
+        "hp-tool: the database does not answer\n",
+    )
 
 
 def test_help_and_version_name_everything(entry_point: Run) -> None:
     assert entry_point("--version").stdout.strip().count(".") == 2
     shown = entry_point("--help").stdout
-    for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "recipes", "db", "serve", "worker"):
+    for command in (
+        "estimate",
+        "recommend",
+        "tune",
+        "batch",
+        "models",
+        "gpus",
+        "clusters",
+        "recipes",
+        "db",
+        "serve",
+        "worker",
+    ):
         assert command in shown
 
 
 def test_a_config_json_is_shown_with_its_parameters(entry_point: Run, tmp_path: Path) -> None:
     config = {
-        "model_type": "qwen2_moe", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 60,
-        "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4, "vocab_size": 151936, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": "qwen2_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    shown = {" ".join(line.split()) for line in entry_point("models", str(path)).stdout.splitlines()}
-    assert {"parameters 14,315,784,192", "active parameters 2,689,173,504", "shared_expert_gate True"} <= shown
+    shown = {
+        " ".join(line.split()) for line in entry_point("models", str(path)).stdout.splitlines()
+    }
+    assert {
+        "parameters 14,315,784,192",
+        "active parameters 2,689,173,504",
+        "shared_expert_gate True",
+    } <= shown
     path.write_text(json.dumps({"model_type": "rwkv", "hidden_size": 64}))
     refused = entry_point("models", str(path))
     assert refused.returncode == 2
@@ -198,12 +269,29 @@ def test_recipes_are_listed_shown_and_asked_for(entry_point: Run) -> None:
     assert shown.returncode == 0 and "training.gradient_precision: bf16" in shown.stdout
     assert "modules: [mla_up_proj]" in shown.stdout, "brackets are text, not markup"
     rules = json.loads(entry_point("recipes", "megatron-bridge-26.06", "--json").stdout)["rules"]
-    assert {"gradient_precision": "bf16", "cross_entropy": "in_place"} in [rule["training"] for rule in rules]
+    assert {"gradient_precision": "bf16", "cross_entropy": "in_place"} in [
+        rule["training"] for rule in rules
+    ]
     unknown = entry_point("recipes", "megatron-bridge-26.6")
     assert unknown.returncode == 2 and "did you mean 'megatron-bridge-26.06'" in unknown.stderr
-    flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--sequence-length", "4096")
+    flags = (
+        "--model",
+        "llama-3-8b",
+        "--gpu",
+        "h100-sxm-80gb",
+        "--num-gpus",
+        "8",
+        "--sequence-length",
+        "4096",
+    )
     asked = entry_point(
-        "recommend", *flags, "--global-batch-size", "64", "--set", "training.recipe=megatron-bridge-26.06", "--json"
+        "recommend",
+        *flags,
+        "--global-batch-size",
+        "64",
+        "--set",
+        "training.recipe=megatron-bridge-26.06",
+        "--json",
     )
     best = json.loads(asked.stdout)["recommendations"][0]["estimate"]
     assert best["provenance"]["assumed"]["training.gradient_precision"] == "bf16"

@@ -1,4 +1,6 @@
-"""Commands and Python functions take a path where the service takes a name alone; what is stored holds no path."""
+"""Commands and Python functions take a path where the service takes a name alone; what is stored
+holds no path.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ QUERY: dict[str, Any] = {
 }
 COMMAND = """torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 4 --hidden-size 128 --num-attention-heads 4 \\
   --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -40,7 +42,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "query.json").write_text(json.dumps(QUERY | {"training": lengths}))
     (tmp_path / "plain.json").write_text(json.dumps(QUERY))
     (tmp_path / "train.sh").write_text(COMMAND)
-    report = {"query": QUERY, "parallel": {"micro_batch_size": 1}, "measurement": {"status": "ok", "step_s": 0.5}}
+    report = {
+        "query": QUERY,
+        "parallel": {"micro_batch_size": 1},
+        "measurement": {"status": "ok", "step_s": 0.5},
+    }
     (tmp_path / "reports.jsonl").write_text(json.dumps(report))
     return tmp_path
 
@@ -53,8 +59,27 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("batch", "query.json", "--format", "yaml"),
         ("batch", "query.json", "--format", "yaml", "--jobs", "2"),
         ("export", "plain.json", "--format", "megatron-lm"),
-        ("import", "train.sh", "--gpu", "cpu", "--model", "mine.json", "--set", "training.sequence_lengths=lengths.txt"),
-        ("size", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--tokens", "1e9", "--model", "mine.json"),
+        (
+            "import",
+            "train.sh",
+            "--gpu",
+            "cpu",
+            "--model",
+            "mine.json",
+            "--set",
+            "training.sequence_lengths=lengths.txt",
+        ),
+        (
+            "size",
+            "--gpu",
+            "h100-sxm-80gb",
+            "--num-gpus",
+            "8",
+            "--tokens",
+            "1e9",
+            "--model",
+            "mine.json",
+        ),
         ("models", "mine.json"),
         ("calibrate", "--measurements", "reports.jsonl"),
     ],
@@ -69,13 +94,17 @@ def test_a_command_takes_paths(entry_point: Run, files: Path, arguments: tuple[s
 def test_python_takes_paths(files: Path) -> None:
     assert python.recommend(files / "query.json").recommendations
     assert python.recommend(python.make_query(QUERY)).recommendations
-    assert python.size(gpu="h100-sxm-80gb", num_gpus=8, tokens=1e9, model="mine.json").sizing.feasible
+    assert python.size(
+        gpu="h100-sxm-80gb", num_gpus=8, tokens=1e9, model="mine.json"
+    ).sizing.feasible
 
 
 def test_a_search_keeps_what_its_file_said(files: Path) -> None:
     store = open_store(f"sqlite:///{files / 'hp.sqlite3'}")
     try:
-        search = tune(query=schema.parse_own_query(QUERY), store=store, launcher=CpuEngine(num_gpus=2)).search.id
+        search = tune(
+            query=schema.parse_own_query(QUERY), store=store, launcher=CpuEngine(num_gpus=2)
+        ).search.id
         (files / "mine.json").unlink()
         kept = store.get_search(search_id=search).query["model"]
         assert (kept["name"], kept["vocab_size"]) == ("mine", 1024)
@@ -83,6 +112,9 @@ def test_a_search_keeps_what_its_file_said(files: Path) -> None:
         asked = QUERY | {"model": MODEL | {"name": "mine"}, "training": lengths}
         with pytest.raises(InputError) as caught:  # before anything is stored
             tune(query=schema.parse_own_query(asked), store=store, launcher=CpuEngine(num_gpus=2))
-        assert (caught.value.field, store.list_searches(limit=9).items[0].id) == ("training.sequence_lengths", search)
+        assert (caught.value.field, store.list_searches(limit=9).items[0].id) == (
+            "training.sequence_lengths",
+            search,
+        )
     finally:
         store.close()

@@ -23,14 +23,21 @@ LOADS: dict[str, dict[str, Any]] = {
     "trace with lengths beside it": LENGTHS | {"trace": COLUMNS | ARRIVALS},
     "lengths alone": {"trace": COLUMNS, "concurrency": 64},
     "drawn lengths": {
-        "trace": {"input_tokens": {"median": 4000.0, "sigma": 0.5}, "output_tokens": {"median": 200.0, "sigma": 0.3}},
+        "trace": {
+            "input_tokens": {"median": 4000.0, "sigma": 0.5},
+            "output_tokens": {"median": 200.0, "sigma": 0.3},
+        },
         "concurrency": 64,
     },
 }
 
 
 def estimates(entry_point: Run, loads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    query = {"kind": "inference", "model": "llama-3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4}}
+    query = {
+        "kind": "inference",
+        "model": "llama-3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
+    }
     lines = [query | {"inference": load, "parallel": {"tensor_parallel_size": 1}} for load in loads]
     answers = entry_point("batch", "-", stdin="\n".join(map(json.dumps, lines))).stdout.splitlines()
     return [json.loads(line)["estimate"] for line in answers]
@@ -41,10 +48,13 @@ def test_prompts_are_answered_sooner_and_no_fewer(entry_point: Run, load: dict[s
     rates = (0.0, 0.4, 0.8)
     cached = estimates(entry_point, [load | {"prefix_cache_hit_rate": rate} for rate in rates])
     ttft, tpot, throughput = (
-        [each[name] for each in cached] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
+        [each[name] for each in cached]
+        for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     )
     assert ttft[0] > 1.2 * ttft[1] and ttft[1] > 1.2 * ttft[2]
-    assert tpot[0] > tpot[1] > tpot[2]  # passes that decode share the device with fewer prompt tokens
+    assert (
+        tpot[0] > tpot[1] > tpot[2]
+    )  # passes that decode share the device with fewer prompt tokens
     assert throughput[0] <= throughput[1] <= throughput[2]
 
 

@@ -1,4 +1,6 @@
-"""`hp-tool db prune` and what tells of it: ended searches and the folders of their runs go by age and number, nothing else."""
+"""`hp-tool db prune` and what tells of it: ended searches and the folders of their runs go by age
+and number, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Kept:
     run: Run
 
     def hp_tool(self, *arguments: str, **environment: str) -> Ended:
-        with mock.patch.dict(os.environ, {"HP_DATABASE_URL": self.url, "HP_RUNS_DIR": str(self.runs), **environment}):
+        with mock.patch.dict(
+            os.environ, {"HP_DATABASE_URL": self.url, "HP_RUNS_DIR": str(self.runs), **environment}
+        ):
             return self.run(*arguments)
 
     def prune(self, *arguments: str, **environment: str) -> dict[str, int]:
@@ -52,19 +56,34 @@ class Kept:
         lease = claimed(self.store)
         run = intended(self.store, lease)
         if ended:
-            run = self.store.finish_run(lease=lease, run_id=run.id, measurement=self.measured(), gpu_seconds=1.0)
-            self.store.finish_search(lease=lease, state=SearchState.SUCCEEDED, result={"search": {}})
+            run = self.store.finish_run(
+                lease=lease, run_id=run.id, measurement=self.measured(), gpu_seconds=1.0
+            )
+            self.store.finish_search(
+                lease=lease, state=SearchState.SUCCEEDED, result={"search": {}}
+            )
         optuna.create_study(storage=study_storage(self.url), study_name=run.search_id)
         self.folder(run.job_name)
         self.age(run, days=days)
         return run
 
     def age(self, run: RunRecord, *, days: float) -> None:
-        ago = {"sqlite": f"datetime('now', '-{days} days')", "postgresql": f"now() - interval '{days} days'"}
+        ago = {
+            "sqlite": f"datetime('now', '-{days} days')",
+            "postgresql": f"now() - interval '{days} days'",
+        }
         with opened(self.url) as engine, engine.begin() as connection:
-            for table, key, value in (("hp_searches", "id", run.search_id), ("hp_runs", "id", run.id)):
-                changed = f"UPDATE {table} SET created_at = {ago[engine.dialect.name]}, finished_at = CASE WHEN finished_at "
-                changed += f"IS NULL THEN NULL ELSE {ago[engine.dialect.name]} END WHERE {key} = :value"
+            for table, key, value in (
+                ("hp_searches", "id", run.search_id),
+                ("hp_runs", "id", run.id),
+            ):
+                changed = (
+                    f"UPDATE {table} SET created_at = {ago[engine.dialect.name]}, "
+                    "finished_at = CASE WHEN finished_at "
+                )
+                changed += (
+                    f"IS NULL THEN NULL ELSE {ago[engine.dialect.name]} END WHERE {key} = :value"
+                )
                 connection.execute(sa.text(changed), {"value": value})
 
     def folder(self, name: str) -> Path:
@@ -82,13 +101,25 @@ class Kept:
 
 
 @pytest.fixture
-def kept(store_url: str, tmp_path: Path, new_measurement: NewMeasurementFactory, entry_point: Run) -> Iterator[Kept]:
+def kept(
+    store_url: str, tmp_path: Path, new_measurement: NewMeasurementFactory, entry_point: Run
+) -> Iterator[Kept]:
     with closing(open_store(store_url)) as store:
-        yield Kept(url=store_url, runs=tmp_path / "runs", store=store, measured=new_measurement, run=entry_point)
+        yield Kept(
+            url=store_url,
+            runs=tmp_path / "runs",
+            store=store,
+            measured=new_measurement,
+            run=entry_point,
+        )
 
 
 def test_searches_go_by_age_with_their_folders_and_studies(kept: Kept) -> None:
-    old, young, running = kept.search(days=40), kept.search(days=10), kept.search(days=40, ended=False)
+    old, young, running = (
+        kept.search(days=40),
+        kept.search(days=10),
+        kept.search(days=40, ended=False),
+    )
     foreign = kept.folder("hp-of-another-database-r0-t1")
     dry = kept.prune("--searches-older-than", "30", "--dry-run")
     assert (dry["searches"], dry["folders"], dry["folder_bytes"]) == (1, 1, 2000)
@@ -96,10 +127,15 @@ def test_searches_go_by_age_with_their_folders_and_studies(kept: Kept) -> None:
     assert kept.prune("--searches-older-than", "30") == dry
     assert kept.searches() == {young.search_id, running.search_id}
     assert kept.folders() == {young.job_name, running.job_name, foreign.name}
-    assert set(optuna.get_all_study_names(study_storage(kept.url))) >= {young.search_id, running.search_id}
+    assert set(optuna.get_all_study_names(study_storage(kept.url))) >= {
+        young.search_id,
+        running.search_id,
+    }
     assert old.search_id not in optuna.get_all_study_names(study_storage(kept.url))
     assert len(kept.store.measurements().items) == 2  # what was measured stays
-    assert kept.hp_tool("db", "prune", "--searches-older-than", "30").stdout.startswith("deleted 0 searches")
+    assert kept.hp_tool("db", "prune", "--searches-older-than", "30").stdout.startswith(
+        "deleted 0 searches"
+    )
 
 
 def test_searches_go_by_number_and_yesterdays_stay(kept: Kept) -> None:
@@ -136,7 +172,9 @@ def test_what_lives_or_lies_elsewhere_is_not_followed(kept: Kept, tmp_path: Path
 def test_measurements_go_only_on_request(kept: Kept) -> None:
     run = kept.search(days=40)
     with opened(kept.url) as engine, engine.begin() as connection:
-        connection.execute(sa.text("UPDATE hp_measurements SET created_at = (SELECT created_at FROM hp_runs)"))
+        connection.execute(
+            sa.text("UPDATE hp_measurements SET created_at = (SELECT created_at FROM hp_runs)")
+        )
     everything = ("--older-than", "30", "--searches-older-than", "30", "--folders-older-than", "30")
     assert kept.prune(*everything)["searches"] == 1
     assert [each.search_id for each in kept.store.measurements().items] == [None]
@@ -146,11 +184,17 @@ def test_measurements_go_only_on_request(kept: Kept) -> None:
 
 
 def test_silent_watched_jobs_go_only_on_request(kept: Kept) -> None:
-    old, new = (kept.store.create_watch(name=name, query=None, expected=None).id for name in ("old", "new"))
+    old, new = (
+        kept.store.create_watch(name=name, query=None, expected=None).id for name in ("old", "new")
+    )
     with opened(kept.url) as engine, engine.begin() as connection:
-        aged = sa.text("UPDATE hp_watches SET updated_at = datetime(updated_at, '-40 days') WHERE id = :id")
+        aged = sa.text(
+            "UPDATE hp_watches SET updated_at = datetime(updated_at, '-40 days') WHERE id = :id"
+        )
         if engine.dialect.name == "postgresql":
-            aged = sa.text("UPDATE hp_watches SET updated_at = updated_at - interval '40 days' WHERE id = :id")
+            aged = sa.text(
+                "UPDATE hp_watches SET updated_at = updated_at - interval '40 days' WHERE id = :id"
+            )
         connection.execute(aged, {"id": old})
     assert "watches" not in kept.prune("--older-than", "30")
     assert kept.prune("--watches-older-than", "50")["watches"] == 0
@@ -162,7 +206,9 @@ def test_settings_stand_for_flags_and_one_is_needed(kept: Kept) -> None:
     kept.search(days=40)
     refused = kept.hp_tool("db", "prune")
     assert refused.returncode == 2
-    assert "--searches-older-than" in refused.stderr and "HP_RETENTION_SEARCH_DAYS" in refused.stderr
+    assert (
+        "--searches-older-than" in refused.stderr and "HP_RETENTION_SEARCH_DAYS" in refused.stderr
+    )
     assert kept.prune(HP_RETENTION_SEARCH_DAYS="50")["searches"] == 0
     assert kept.prune(HP_RETENTION_SEARCHES="0")["searches"] == 1
     assert kept.hp_tool("db", "prune", "--searches-older-than", "0.5").returncode == 2
@@ -170,11 +216,18 @@ def test_settings_stand_for_flags_and_one_is_needed(kept: Kept) -> None:
 
 def test_doctor_counts_what_is_kept(kept: Kept) -> None:
     kept.search(days=40)
-    checks = {each["name"]: each for each in json.loads(kept.hp_tool("doctor", "--json").stdout)["checks"]}
+    checks = {
+        each["name"]: each for each in json.loads(kept.hp_tool("doctor", "--json").stdout)["checks"]
+    }
     assert "1 ended search, the oldest 40 days" in checks["retention"]["detail"]
-    assert "1 run folder" in checks["retention"]["detail"] and "db prune" in checks["retention"]["detail"]
+    assert (
+        "1 run folder" in checks["retention"]["detail"]
+        and "db prune" in checks["retention"]["detail"]
+    )
     checks = {
         each["name"]: each
-        for each in json.loads(kept.hp_tool("doctor", "--json", HP_RETENTION_SEARCH_DAYS="90").stdout)["checks"]
+        for each in json.loads(
+            kept.hp_tool("doctor", "--json", HP_RETENTION_SEARCH_DAYS="90").stdout
+        )["checks"]
     }
     assert "searches for 90 days" in checks["retention"]["detail"]

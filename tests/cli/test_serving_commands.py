@@ -20,7 +20,9 @@ def run(*arguments: str, query: str) -> Ended:
     return hp_tool(*arguments, stdin=query)
 
 
-@pytest.mark.parametrize(("task", "shown"), [("estimate", "output tokens/s/GPU"), ("recommend", "TTFT")])
+@pytest.mark.parametrize(
+    ("task", "shown"), [("estimate", "output tokens/s/GPU"), ("recommend", "TTFT")]
+)
 def test_people_get_tables_and_programs_json(task: str, shown: str) -> None:
     table = run(task, "-", query=QUERY)
     assert table.returncode == 0 and shown in table.stdout
@@ -30,7 +32,11 @@ def test_people_get_tables_and_programs_json(task: str, shown: str) -> None:
 
 def test_a_missed_target_exits_3() -> None:
     found = run("estimate", "-", query=QUERY + "targets: {tpot_s: 0.0001}\n")
-    assert found.returncode == 3 and "target_missed" in found.stdout and "How to fix it" in found.stdout
+    assert (
+        found.returncode == 3
+        and "target_missed" in found.stdout
+        and "How to fix it" in found.stdout
+    )
     assert run("recommend", "-", query=QUERY + "targets: {tpot_s: 0.0001}\n").returncode == 3
 
 
@@ -44,26 +50,37 @@ kind: inference
 model: deepseek-v3
 cluster: {gpu: h800-sxm-80gb, num_gpus: 144}
 inference: {input_length: 4096, output_length: 512, concurrency: 4096, precision: fp8, engine: sglang}
-"""
+"""  # noqa: E501
 
 
 def test_experts_over_nodes_say_their_second_copies() -> None:
-    sizes = ("tensor_parallel_size=1", "expert_parallel_size=144", "attention_data_parallel_size=144")
+    sizes = (
+        "tensor_parallel_size=1",
+        "expert_parallel_size=144",
+        "attention_data_parallel_size=144",
+    )
     flags = [word for size in sizes for word in ("--set", f"parallel.{size}")]
     table = run("estimate", "-", *flags, query=EXPERTS)
     assert table.returncode == 0 and "EP 144, 32 redundant experts" in table.stdout
     found = json.loads(run("estimate", "-", "--json", *flags, query=EXPERTS).stdout)["estimate"]
     assert found["parallel"]["redundant_experts"] == 32 and found["expert_imbalance"] > 1.0
     uneven = run("estimate", "-", *flags, "--set", "parallel.redundant_experts=31", query=EXPERTS)
-    assert uneven.returncode == 3 and "leave redundant_experts out" in " ".join(uneven.stdout.split())
+    assert uneven.returncode == 3 and "leave redundant_experts out" in " ".join(
+        uneven.stdout.split()
+    )
 
 
 def test_pools_of_experts_are_sized_and_shown() -> None:
-    sizes = "{decode_expert_parallel_size: 64, decode_attention_data_parallel_size: 64, prefill_tensor_parallel_size: 1}"
+    sizes = (
+        "{decode_expert_parallel_size: 64, decode_attention_data_parallel_size: 64, "
+        "prefill_tensor_parallel_size: 1}"
+    )
     flags = ("--set", f"inference.disaggregated={sizes}")
     shown = run("recommend", "-", *flags, query=EXPERTS).stdout.partition("separate pools")[2]
     assert "EP 64" in shown and "attention" in shown
-    rows = json.loads(run("recommend", "-", "--json", *flags, query=EXPERTS).stdout)["disaggregated"]
+    rows = json.loads(run("recommend", "-", "--json", *flags, query=EXPERTS).stdout)[
+        "disaggregated"
+    ]
     assert {row["decode"]["expert_parallel_size"] for row in rows} == {64}
     assert all(row["prefill"]["tensor_parallel_size"] == 1 for row in rows)
 
@@ -74,5 +91,8 @@ def test_an_offline_load_needs_no_concurrency() -> None:
     table = run("estimate", "-", query=offline)
     found = json.loads(run("estimate", "-", "--json", query=offline).stdout)["estimate"]
     closed = json.loads(run("estimate", "-", "--json", query=QUERY).stdout)["estimate"]
-    assert table.returncode == 0 and found["output_tokens_per_second_per_gpu"] > closed["output_tokens_per_second_per_gpu"]
+    assert (
+        table.returncode == 0
+        and found["output_tokens_per_second_per_gpu"] > closed["output_tokens_per_second_per_gpu"]
+    )
     assert run("estimate", "-", "--set", "inference.concurrency=8", query=offline).returncode == 2

@@ -26,7 +26,9 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
     environment["XDG_DATA_HOME"] = str(folder / "data")
     asked = ("bash", "-c", command, "bash", *COMMAND)
-    return subprocess.run(asked, capture_output=True, text=True, timeout=60, cwd=folder, env=environment, check=False)
+    return subprocess.run(
+        asked, capture_output=True, text=True, timeout=60, cwd=folder, env=environment, check=False
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
@@ -38,7 +40,10 @@ def test_a_full_disk_is_said_and_no_fault_of_the_queries(tmp_path: Path) -> None
 
 def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
     ended = shell('"$@" estimate - <&-', tmp_path)
-    assert (ended.returncode, ended.stderr) == (2, "hp-tool: standard input is closed; name a file instead of -\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "hp-tool: standard input is closed; name a file instead of -\n",
+    )
 
 
 def test_a_database_without_a_place_is_named(tmp_path: Path) -> None:
@@ -48,7 +53,10 @@ def test_a_database_without_a_place_is_named(tmp_path: Path) -> None:
     assert "HP_DATABASE_URL" in ended.stderr and ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", ["estimate query.json --nope", "estimat query.json", "recommend query.json --top many"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["estimate query.json --nope", "estimat query.json", "recommend query.json --top many"],
+)
 def test_a_wrong_command_line_is_said_in_json_too(arguments: str, tmp_path: Path) -> None:
     ended = shell(f'"$@" {arguments} --json', tmp_path)
     answer = json.loads(ended.stdout)
@@ -62,7 +70,9 @@ def test_whoever_reads_may_leave(tmp_path: Path) -> None:
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
-    ended = shell('"$@" estimate --model "$(printf "a\\033[31m\\u202eb")" --gpu h100-sxm-80gb', tmp_path)
+    ended = shell(
+        '"$@" estimate --model "$(printf "a\\033[31m\\u202eb")" --gpu h100-sxm-80gb', tmp_path
+    )
     assert ended.returncode == 2 and "\x1b" not in ended.stderr and "\u202e" not in ended.stderr
     (tmp_path / "train.sh").write_text("torchrun pretrain_gpt.py --x\x1b[31my 1 \x1b]0;title\x07\n")
     ended = shell('"$@" import train.sh', tmp_path)

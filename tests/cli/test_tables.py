@@ -22,10 +22,15 @@ def heads(*configs: ParallelConfig) -> list[str]:
 
 
 def test_context_and_expert_columns_stand_only_where_they_are_used() -> None:
-    plain, experts = ParallelConfig(data_parallel_size=8), ParallelConfig(data_parallel_size=8, expert_parallel_size=4)
+    plain, experts = (
+        ParallelConfig(data_parallel_size=8),
+        ParallelConfig(data_parallel_size=8, expert_parallel_size=4),
+    )
     assert not {"VPP", "CP", "EP", "ETP"} & set(heads(plain))
     assert "EP" in heads(plain, experts) and not {"CP", "ETP"} & set(heads(plain, experts))
-    (column,) = [column for column in configuration_columns([plain, experts]) if column.head == "EP"]
+    (column,) = [
+        column for column in configuration_columns([plain, experts]) if column.head == "EP"
+    ]
     assert column.cells == ("1", "4")
 
 
@@ -55,34 +60,55 @@ def test_every_screen_has_what_an_answer_is_trusted_by(width: int) -> None:
     assert "MFU" in text.partition("$ recommend")[0]
 
 
-def test_a_pipe_gets_every_column_and_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_every_column_and_whole_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     tables.print_recommendations(shown.recommendations())
     text = capsys.readouterr().out
     assert "left out" not in text
     head = next(line for line in text.splitlines() if line.startswith("rank"))
-    assert {"TP", "SP", "ZeRO", "step", "interval", "tokens", "MFU", "memory", "days"} <= set(head.split())
-    assert any(line.startswith("rejected: ") and line.endswith("memory 3,550") for line in text.splitlines())
+    assert {"TP", "SP", "ZeRO", "step", "interval", "tokens", "MFU", "memory", "days"} <= set(
+        head.split()
+    )
+    assert any(
+        line.startswith("rejected: ") and line.endswith("memory 3,550")
+        for line in text.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
-    ("variables", "coloured"), [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)]
+    ("variables", "coloured"),
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
 )
 def test_no_color_means_none(variables: dict[str, str], coloured: bool) -> None:
     code = "from hp_tool.cli.layout import make_console; make_console().print('[red]memory[/red]')"
-    printed = subprocess.run([sys.executable, "-c", code], env={**variables}, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env={**variables}, capture_output=True, text=True, check=True
+    ).stdout
     assert ("\x1b[31m" in printed) is coloured
 
 
-def test_full_attention_shares_of_peak_stand_beside_the_causal_half(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_attention_shares_of_peak_stand_beside_the_causal_half(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tables.print_estimate(shown.estimate(19.43))
     text = " ".join(capsys.readouterr().out.split())
-    assert "MFU 54.6%, HFU 62.3% with attention counted in full; MFU 43.2%, HFU 47.3% with its causal half" in text
+    assert (
+        "MFU 54.6%, HFU 62.3% with attention counted in full; MFU 43.2%, HFU 47.3% with its causal "
+        "half" in text
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0123, "12.3 ms"), (19.43, "19.43 s"), (711.84, "711.8 s"), (6_840.0, "6,840 s"), (11_520.0, "3.2 h")],
+    [
+        (0.0123, "12.3 ms"),
+        (19.43, "19.43 s"),
+        (711.84, "711.8 s"),
+        (6_840.0, "6,840 s"),
+        (11_520.0, "3.2 h"),
+    ],
 )
 def test_step_times_are_told_apart_in_seconds(seconds: float, words: str) -> None:
     assert duration(seconds) == words
@@ -98,7 +124,10 @@ def test_a_column_has_one_unit() -> None:
     "columns",
     [
         [Column(head="a", cells=("1", "22"))],
-        [Column(head="step", unit="s", cells=("1", "模型")), Column(head="why", cells=("two\nlines", ""), left=True)],
+        [
+            Column(head="step", unit="s", cells=("1", "模型")),
+            Column(head="why", cells=("two\nlines", ""), left=True),
+        ],
         [Column(head="a", cells=()), Column(head="bb", cells=()), Column(head="", cells=())],
     ],
 )

@@ -1,4 +1,6 @@
-"""`hp-tool` on a SQLite file of an older version: it is kept beside, and left alone under a live worker; and the way back."""
+"""`hp-tool` on a SQLite file of an older version: it is kept beside, and left alone under a live
+worker; and the way back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ OLD = "0011"
 
 def hp_tool(path: Path, *arguments: str) -> Ended:
     """`hp-tool` on the database file, without a terminal."""
-    return command_line.hp_tool(*arguments, HP_DATABASE_URL=f"sqlite:///{path}", HP_RUNS_DIR=str(path.parent / "runs"))
+    return command_line.hp_tool(
+        *arguments, HP_DATABASE_URL=f"sqlite:///{path}", HP_RUNS_DIR=str(path.parent / "runs")
+    )
 
 
 def ask(path: Path, query: str, *values: object) -> list[tuple[object, ...]]:
@@ -56,7 +60,12 @@ def add_worker(path: Path, *, seen_at: datetime) -> None:
     ask(
         path,
         "INSERT INTO hp_workers (holder, offers, started_at, seen_at) VALUES (?, ?, ?, ?)",
-        *("worker-of-old", "[]", seen_at.isoformat(" "), seen_at.isoformat(" ", timespec="microseconds")),
+        *(
+            "worker-of-old",
+            "[]",
+            seen_at.isoformat(" "),
+            seen_at.isoformat(" ", timespec="microseconds"),
+        ),
     )
 
 
@@ -99,7 +108,10 @@ def test_a_worker_that_fell_silent_is_not_waited_for(old: Path) -> None:
 
 def test_a_search_that_runs_in_a_terminal_counts_as_a_worker(old: Path) -> None:
     until = datetime.now(UTC).replace(tzinfo=None) + timedelta(minutes=5)
-    changed = "UPDATE hp_searches SET state = 'running', lease_holder = 'tune-at-desk', lease_expires_at = ?"
+    changed = (
+        "UPDATE hp_searches SET state = 'running', lease_holder = 'tune-at-desk', "
+        "lease_expires_at = ?"
+    )
     ask(old, changed, until.isoformat(" ", timespec="microseconds"))
     done = hp_tool(old, "measurements")
     assert done.returncode != 0 and "tune-at-desk" in done.stderr
@@ -119,7 +131,9 @@ def test_the_way_back_is_taken_where_nothing_is_lost(old: Path) -> None:
 def test_a_migration_that_cannot_be_undone_without_loss_is_named(old: Path) -> None:
     assert hp_tool(old, "db", "upgrade").returncode == 0
     with closing(open_store(f"sqlite:///{old}")) as store:
-        store.save_calibration(cluster_key="c", framework="f", owner="ada", payload={}, num_measurements=1)
+        store.save_calibration(
+            cluster_key="c", framework="f", owner="ada", payload={}, num_measurements=1
+        )
     done = hp_tool(old, "db", "downgrade", OLD)
     assert done.returncode == 2
     assert "0012" in done.stderr and "calibration" in done.stderr

@@ -1,6 +1,8 @@
-"""What a release promises to keep (docs/versions.md): commands with their options, and the keys of answers, are kept as files.
+"""What a release promises to keep (docs/versions.md): commands with their options, and the keys of
+answers, are kept as files.
 
-`python -m tests.contract.test_contract` writes them anew, for a release that may take something away.
+`python -m tests.contract.test_contract` writes them anew, for a release that may take something
+away.
 """
 
 from __future__ import annotations
@@ -45,17 +47,23 @@ def answers() -> dict[str, object]:
     replies = {
         "estimate": hp_tool.estimate(TRAINING | layout),
         "estimate that does not fit": hp_tool.estimate(TRAINING | {"model": "gpt3-175b"} | layout),
-        "estimate of serving": hp_tool.estimate(SERVING | {"parallel": {"tensor_parallel_size": 2}}),
+        "estimate of serving": hp_tool.estimate(
+            SERVING | {"parallel": {"tensor_parallel_size": 2}}
+        ),
         "recommend": hp_tool.recommend(TRAINING, top=2, pareto="memory"),
         "recommend serving": hp_tool.recommend(SERVING, top=2),
         "size": hp_tool.size(gpu="h100-sxm-80gb", num_gpus=64, days=30.0),
         "export": hp_tool.export(TRAINING | layout, format="megatron-lm"),
     }
-    return {name: schema.to_dict(reply) for name, reply in replies.items()} | {"error": refused.value.as_dict()}
+    return {name: schema.to_dict(reply) for name, reply in replies.items()} | {
+        "error": refused.value.as_dict()
+    }
 
 
 def keys(value: object, path: str = "") -> Iterator[str]:
-    """Yield the path of every key; elements of lists stand for each other. What `query` holds is the caller's."""
+    """Yield the path of every key; elements of lists stand for each other. What `query` holds is
+    the caller's.
+    """
     if isinstance(value, dict) and path != "query":
         for name, each in value.items():
             below = f"{path}.{name}".removeprefix(".")
@@ -73,7 +81,12 @@ def options(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[s
     if not hasattr(node, "commands"):
         yield (
             " ".join(path),
-            sorted(flag for each in node.params for flag in (*each.opts, *each.secondary_opts) if flag[0] == "-"),
+            sorted(
+                flag
+                for each in node.params
+                for flag in (*each.opts, *each.secondary_opts)
+                if flag[0] == "-"
+            ),
         )
 
 
@@ -90,7 +103,9 @@ def test_nothing_that_was_promised_is_gone(file: str) -> None:
     kept: dict[str, list[str]] = json.loads((HERE / file).read_text())
     has = today()[file]
     gone = {
-        name: lost for name, wanted in kept.items() if (lost := sorted({*wanted} - {*has.get(name, ())})) or name not in has
+        name: lost
+        for name, wanted in kept.items()
+        if (lost := sorted({*wanted} - {*has.get(name, ())})) or name not in has
     }
     assert not gone, "kept until a release may take it away (docs/versions.md)"
 

@@ -19,34 +19,53 @@ from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute,
 from hp_tool.domain.workload import TrainingWorkload
 
 NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
-RECOMPUTE = ("none", "selective", "full", Recompute(granularity="full", method="block", num_layers=1))
+RECOMPUTE = (
+    "none",
+    "selective",
+    "full",
+    Recompute(granularity="full", method="block", num_layers=1),
+)
 COLUMNS = ("step_s", "memory_total_bytes", "layer_activations_bytes", "worst_stage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(TrainingCase):
     def costs(self, configs: list[ParallelConfig] | Candidates) -> TrainingCosts:
-        candidates = configs if isinstance(configs, Candidates) else Candidates.from_configs(configs)
+        candidates = (
+            configs if isinstance(configs, Candidates) else Candidates.from_configs(configs)
+        )
         assert not np.any(legality(case=self, candidates=candidates))
         return training_costs(case=self, candidates=candidates)
 
 
 def case_of(
-    *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec = NODE, strategy: Strategy = DEFAULT_STRATEGY
+    *,
+    model: ModelSpec,
+    workload: TrainingWorkload,
+    cluster: ClusterSpec = NODE,
+    strategy: Strategy = DEFAULT_STRATEGY,
 ) -> TrainingCase:
     """A case with the catalogue's constants, for what does not depend on them."""
     profile = efficiency(gpu=cluster.gpu, framework=workload.framework)
-    return TrainingCase(model=model, cluster=cluster, workload=workload, profile=profile, strategy=strategy)
+    return TrainingCase(
+        model=model, cluster=cluster, workload=workload, profile=profile, strategy=strategy
+    )
 
 
 def columns(costs: TrainingCosts) -> dict[str, np.ndarray]:
     """Every array of a result by name."""
     named = {name: getattr(costs, name) for name in COLUMNS}
-    return named | {f"memory.{k}": v for k, v in costs.memory_parts.items()} | {f"time.{k}": v for k, v in costs.parts.items()}
+    return (
+        named
+        | {f"memory.{k}": v for k, v in costs.memory_parts.items()}
+        | {f"time.{k}": v for k, v in costs.parts.items()}
+    )
 
 
 def rows(candidates: Candidates) -> list[tuple[int, ...]]:
-    return list(zip(*(getattr(candidates, f.name).tolist() for f in fields(candidates)), strict=True))
+    return list(
+        zip(*(getattr(candidates, f.name).tolist() for f in fields(candidates)), strict=True)
+    )
 
 
 @st.composite
@@ -78,20 +97,27 @@ workload_options = st.fixed_dictionaries(
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, replicas: int | None = None, gpu: str | None = None) -> tuple[Problem, ParallelConfig]:
+def problems(
+    draw: st.DrawFn, *, replicas: int | None = None, gpu: str | None = None
+) -> tuple[Problem, ParallelConfig]:
     """A problem and one legal configuration of it; `replicas` fixes the data-parallel size."""
     t, p = draw(st.sampled_from((1, 2, 4, 8))), draw(st.sampled_from((1, 2, 4)))
     v = draw(st.sampled_from((1, 2, 3))) if p > 1 else 1
     d, b = replicas or draw(st.sampled_from((1, 2, 8))), draw(st.sampled_from((1, 2, 4)))
     m = p * draw(st.integers(1, 6))
     machine = cluster(
-        ClusterQuery(gpu=gpu or draw(st.sampled_from(("v100", "a100-sxm-80gb", "h100-sxm-80gb"))), num_gpus=t * p * d)
+        ClusterQuery(
+            gpu=gpu or draw(st.sampled_from(("v100", "a100-sxm-80gb", "h100-sxm-80gb"))),
+            num_gpus=t * p * d,
+        )
     )
     options = draw(workload_options)
     if machine.gpu.name.startswith("v100"):
         options["precision"] = "fp16"
     workload = TrainingWorkload(
-        sequence_length=draw(st.sampled_from((512, 2048, 4096))), global_batch_size=d * b * m, **options
+        sequence_length=draw(st.sampled_from((512, 2048, 4096))),
+        global_batch_size=d * b * m,
+        **options,
     )
     config = ParallelConfig(
         tensor_parallel_size=t,

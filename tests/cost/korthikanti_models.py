@@ -18,7 +18,9 @@ SEQUENCE = 2048
 
 @dataclass(frozen=True)
 class Published:
-    """One column of table 3, and what table 5 measured: MFU and HFU in percent with SP and selective recomputation."""
+    """One column of table 3, and what table 5 measured: MFU and HFU in percent with SP and
+    selective recomputation.
+    """
 
     name: str
     heads: int
@@ -51,9 +53,16 @@ MODELS = (
 
 
 def published_estimate(
-    model: Published, *, tensor: int = 8, pipeline: int = 1, batch: int | None = None, **parallel: Any
+    model: Published,
+    *,
+    tensor: int = 8,
+    pipeline: int = 1,
+    batch: int | None = None,
+    **parallel: Any,
 ) -> Estimate:
-    """An estimate in the paper's software: 16-bit floats, unfused attention, dropout, states replicated."""
+    """An estimate in the paper's software: 16-bit floats, unfused attention, dropout, states
+    replicated.
+    """
     query = Query(
         kind="training",
         model=model.name,

@@ -1,8 +1,10 @@
-"""Bytes that Megatron Core's transformer layers keep for their backward pass: a program, because it patches torch.
+"""Bytes that Megatron Core's transformer layers keep for their backward pass: a program, because it
+patches torch.
 
-Nothing is computed: under fake tensors and a fake process group one rank of a model of any size runs its forward pass,
-and the storages that autograd keeps alive are counted. For each line of standard input, a case as JSON, it prints a list of
-one number: bytes a layer, parameters and the layer's own input left out, its output (the next one's input) counted.
+Nothing is computed: under fake tensors and a fake process group one rank of a model of any size
+runs its forward pass, and the storages that autograd keeps alive are counted. For each line of
+standard input, a case as JSON, it prints a list of one number: bytes a layer, parameters and the
+layer's own input left out, its output (the next one's input) counted.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from torch.utils._pytree import tree_iter
 from hp_tool.profiler import cpu_shim
 
 cpu_shim.install()
-# A GPU's dropout keeps a mask of one byte an element; the CPU's keeps a scaled one in the tensor's own precision.
-functional.dropout = lambda x, p=0.5, training=True, inplace=False: torch.native_dropout(x, p, True)[0] if p and training else x
+# A GPU's dropout keeps a mask of one byte an element; the CPU's keeps a scaled one in the tensor's
+# own precision.
+functional.dropout = lambda x, p=0.5, training=True, inplace=False: (
+    torch.native_dropout(x, p, True)[0] if p and training else x
+)
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
@@ -48,17 +53,21 @@ from tests.cost.megatron_mixers import MambaLayers, delta_mixer  # noqa: E402
 LAYERS = 2
 # Latent attention asks every layer whether it is Transformer Engine's.
 multi_latent_attention.TELinear = type("TELinear", (), {})
-# Random states are real tensors, which fake ones cannot be compared with; nothing random is drawn here.
+# Random states are real tensors, which fake ones cannot be compared with; nothing random is drawn
+# here.
 random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
 random._get_all_rng_states = lambda: ()
 # Checkpoints that discard their outputs ask Transformer Engine about fp8, which is off here.
-random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
+random.FP8GlobalStateManager = SimpleNamespace(
+    is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None
+)
 moe_utils.te_general_gemm = None  # where Transformer Engine is missing, so is the name
 random.activation_recompute_forward = lambda **_: contextlib.nullcontext()
 
 
 class FusedAttention(MegatronModule):
-    """What a flash-attention kernel keeps: its inputs, its output and the scores' log-sum-exp in fp32.
+    """What a flash-attention kernel keeps: its inputs, its output and the scores' log-sum-exp in
+    fp32.
 
     Values whose strides are not the keys' are copied first (Transformer Engine, get_qkv_layout).
     """
@@ -67,7 +76,9 @@ class FusedAttention(MegatronModule):
         super().__init__(config=config)
 
     def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
-        return _Flash.apply(query, key, value if value.stride() == key.stride() else value.contiguous())
+        return _Flash.apply(
+            query, key, value if value.stride() == key.stride() else value.contiguous()
+        )
 
 
 class _Flash(torch.autograd.Function):
@@ -75,12 +86,16 @@ class _Flash(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
         sequence, batch, heads, _ = query.shape
         context = query.new_empty(sequence, batch, heads * value.shape[-1])
-        ctx.save_for_backward(query, key, value, context, query.new_empty(batch, heads, sequence, dtype=torch.float32))
+        ctx.save_for_backward(
+            query, key, value, context, query.new_empty(batch, heads, sequence, dtype=torch.float32)
+        )
         return context
 
 
 class FusedNorm(torch.nn.Module):
-    """What a fused norm keeps: its input, and the statistics of each token in fp32 (mean too for layernorm)."""
+    """What a fused norm keeps: its input, and the statistics of each token in fp32 (mean too for
+    layernorm).
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
         super().__init__()
@@ -103,7 +118,9 @@ class EvenExperts(SequentialMLP):
     """Experts that all get as many tokens: how many is data, which fake tensors do not have."""
 
     def forward(self, tokens: torch.Tensor, counts: Any, probs: torch.Tensor) -> Any:
-        even = SimpleNamespace(tolist=lambda: [len(tokens) // self.num_local_experts] * self.num_local_experts)
+        even = SimpleNamespace(
+            tolist=lambda: [len(tokens) // self.num_local_experts] * self.num_local_experts
+        )
         return super().forward(tokens, even, probs)
 
 
@@ -114,7 +131,9 @@ class Storages(TorchDispatchMode):
         super().__init__()
         self.seen: dict[int, StorageWeakRef] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
@@ -123,30 +142,55 @@ class Storages(TorchDispatchMode):
         return result
 
     def alive_bytes(self, *, without: set[int]) -> int:
-        """Of all but the given storages; views of the weights are among those seen. A discarded output has no bytes left."""
+        """Of all but the given storages; views of the weights are among those seen. A discarded
+        output has no bytes left.
+        """
         gc.collect()
-        alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self.seen.items() if key not in without)
+        alive = (
+            torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            for key, ref in self.seen.items()
+            if key not in without
+        )
         return sum(storage.nbytes() for storage in alive if storage is not None)
 
 
 def kept_bytes(case: dict[str, Any]) -> float:
     """Bytes a layer of one case."""
-    t, sharded, ep = case["tensor_parallel_size"], case["sequence_parallel"], case.get("expert_parallel_size", 1)
+    t, sharded, ep = (
+        case["tensor_parallel_size"],
+        case["sequence_parallel"],
+        case.get("expert_parallel_size", 1),
+    )
     etp = case.get("expert_tensor_parallel_size", 1)
     distributed.init_process_group("fake", rank=0, world_size=max(t, etp) * ep, store=FakeStore())
     parallel_state.initialize_model_parallel(
-        t, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp, create_gloo_process_groups=False
+        t,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
+        create_gloo_process_groups=False,
     )
     random.model_parallel_cuda_manual_seed(0)
     latent = case.get("latent", False)
     config = (MLATransformerConfig if latent else TransformerConfig)(
-        num_layers=LAYERS, perform_initialization=False, tensor_model_parallel_size=t, sequence_parallel=sharded, bf16=True,
-        expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
-        params_dtype=torch.bfloat16, attention_softmax_in_fp32=False, masked_softmax_fusion=False,
-        bias_activation_fusion=True, bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False,
-        activation_func=functional.silu if case["config"].get("gated_linear_unit") else functional.gelu,
+        num_layers=LAYERS,
+        perform_initialization=False,
+        tensor_model_parallel_size=t,
+        sequence_parallel=sharded,
+        bf16=True,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
+        params_dtype=torch.bfloat16,
+        attention_softmax_in_fp32=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        activation_func=functional.silu
+        if case["config"].get("gated_linear_unit")
+        else functional.gelu,
         **case["config"],
-    )  # fmt: skip
+    )
     encoder_length = case.get("encoder_length")
     if encoder_length:
         layer = decoder_model_with_local_spec()
@@ -180,15 +224,23 @@ def kept_bytes(case: dict[str, Any]) -> float:
         if mixer == "mamba2":
             block: torch.nn.Module = MambaLayers(config, FusedNorm, LAYERS)
         else:
-            block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=[layer] * LAYERS), post_layer_norm=False)
+            block = TransformerBlock(
+                config,
+                TransformerBlockSubmodules(layer_specs=[layer] * LAYERS),
+                post_layer_norm=False,
+            )
         rows = sequence // t if sharded else sequence
-        hidden = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        hidden = torch.empty(
+            rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True
+        )
         mask = torch.empty(1, 1, sequence, sequence, dtype=torch.bool)
         angles = torch.empty(sequence, 1, 1, config.kv_channels) if case["rotary"] else None
         read: dict[str, Any] = {}
         if encoder_length:
             rows = encoder_length // t if sharded else encoder_length
-            read["context"] = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+            read["context"] = torch.empty(
+                rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True
+            )
             read["context_mask"] = torch.empty(1, 1, sequence, encoder_length, dtype=torch.bool)
         storages = Storages()
         with storages:

@@ -1,9 +1,9 @@
-"""Megatron Core's recurrent mixers with kernels that keep what their sources keep, and compute nothing: part of the program
-`megatron_layers`.
+"""Megatron Core's recurrent mixers with kernels that keep what their sources keep, and compute
+nothing: part of the program `megatron_layers`.
 
-Sources: mamba_ssm 2.3 (ops/triton/ssd_combined.py, layernorm_gated.py), fla 0.6 (ops/gated_delta_rule/chunk.py,
-modules/norm/l2norm.py), causal_conv1d (its input). The gated norm of a delta rule is compiled in Megatron Core: one kernel,
-which keeps its inputs.
+Sources: mamba_ssm 2.3 (ops/triton/ssd_combined.py, layernorm_gated.py), fla 0.6
+(ops/gated_delta_rule/chunk.py, modules/norm/l2norm.py), causal_conv1d (its input). The gated norm
+of a delta rule is compiled in Megatron Core: one kernel, which keeps its inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-with patch.dict(sys.modules, {"triton": MagicMock(), "triton.language": MagicMock()}):  # of inference alone, and no CPU has it
+with patch.dict(
+    sys.modules, {"triton": MagicMock(), "triton.language": MagicMock()}
+):  # of inference alone, and no CPU has it
     from megatron.core.ssm import gated_delta_net, mamba_mixer
     from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
@@ -33,11 +35,15 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shape: Any, extra: Any, *inputs: Any) -> torch.Tensor:
-        ctx.save_for_backward(*inputs, *(inputs[0].new_empty(size, dtype=dtype) for size, dtype in extra))
+        ctx.save_for_backward(
+            *inputs, *(inputs[0].new_empty(size, dtype=dtype) for size, dtype in extra)
+        )
         return inputs[0].new_empty(shape)
 
 
-def _scan(zxbcdt: Any, weight: Any, bias: Any, dt_bias: Any, a: Any, *, headdim: int, **more: Any) -> torch.Tensor:
+def _scan(
+    zxbcdt: Any, weight: Any, bias: Any, dt_bias: Any, a: Any, *, headdim: int, **more: Any
+) -> torch.Tensor:
     shape = (*zxbcdt.shape[:2], len(dt_bias) * headdim)
     return _Kept.apply(shape, [(shape, zxbcdt.dtype)], zxbcdt, weight, bias, dt_bias, a, more["D"])
 
@@ -45,7 +51,10 @@ def _scan(zxbcdt: Any, weight: Any, bias: Any, dt_bias: Any, a: Any, *, headdim:
 class _GatedNorm(torch.nn.Module):
     def __init__(self, width: int, *, group_size: int, **_: Any) -> None:
         super().__init__()
-        self.weight, self.groups = torch.nn.Parameter(torch.empty(width, dtype=torch.bfloat16)), width // group_size
+        self.weight, self.groups = (
+            torch.nn.Parameter(torch.empty(width, dtype=torch.bfloat16)),
+            width // group_size,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Kept.apply(x.shape, [((*x.shape[:-1], self.groups), torch.float32)], x, self.weight)
@@ -86,12 +95,20 @@ class MambaLayers(torch.nn.Module):
     def __init__(self, config: TransformerConfig, norm: type[torch.nn.Module], count: int) -> None:
         super().__init__()
         mixer = ModuleSpec(
-            MambaMixer, submodules=MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
+            MambaMixer,
+            submodules=MambaMixerSubmodules(
+                in_proj=ColumnParallelLinear, out_proj=RowParallelLinear
+            ),
         )
         submodules = MambaLayerSubmodules(norm=norm, mixer=mixer, mamba_bda=get_bias_dropout_add)
         groups = ProcessGroupCollection.use_mpu_process_groups()
         self.layers = torch.nn.ModuleList(
-            build_module(ModuleSpec(MambaLayer, submodules=submodules), config, layer_number=place + 1, pg_collection=groups)
+            build_module(
+                ModuleSpec(MambaLayer, submodules=submodules),
+                config,
+                layer_number=place + 1,
+                pg_collection=groups,
+            )
             for place in range(count)
         )
 
@@ -103,5 +120,7 @@ class MambaLayers(torch.nn.Module):
 
 def delta_mixer(norm: type[torch.nn.Module]) -> ModuleSpec:
     """A gated delta rule in place of a layer's attention."""
-    submodules = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear)
+    submodules = GatedDeltaNetSubmodules(
+        in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear
+    )
     return ModuleSpec(GatedDeltaNet, submodules=submodules)

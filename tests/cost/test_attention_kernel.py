@@ -1,4 +1,6 @@
-"""Named attention kernels: published ratios, a framework's own, and intervals beyond the lengths that were timed."""
+"""Named attention kernels: published ratios, a framework's own, and intervals beyond the lengths
+that were timed.
+"""
 
 import pytest
 
@@ -26,9 +28,12 @@ def answer(
         attention_kernel=kernel,  # type: ignore[arg-type]
     )
     query = Query(
-        kind="training", model=model, cluster=ClusterQuery(gpu=gpu, num_gpus=8), training=workload,
+        kind="training",
+        model=model,
+        cluster=ClusterQuery(gpu=gpu, num_gpus=8),
+        training=workload,
         parallel=ParallelQuery(micro_batch_size=1, recompute="full"),
-    )  # fmt: skip
+    )
     return resolve_configuration(query).estimate(with_fixes=False)
 
 
@@ -57,7 +62,9 @@ def test_kernels_on_h100_stand_in_their_published_ratios() -> None:
     ],
 )
 def test_left_open_it_is_the_frameworks_own(framework: str, gpu: str, own: str) -> None:
-    left_open, named, auto = (attention_s(name, framework=framework, gpu=gpu) for name in (None, own, "auto"))
+    left_open, named, auto = (
+        attention_s(name, framework=framework, gpu=gpu) for name in (None, own, "auto")
+    )
     assert left_open == named == auto
     assert answer(None, framework=framework, gpu=gpu).provenance["attention_kernel"] == own
 
@@ -75,7 +82,10 @@ def test_a_kernel_without_figures_is_refused_by_name() -> None:
 
 def test_lengths_that_no_kernel_was_timed_on_widen_the_interval() -> None:
     known, beyond = answer(None, tokens=16_384), answer(None, tokens=32_768)
-    assert beyond.provenance["unchecked"] == ["training.sequence_length"] and "unchecked" not in known.provenance
+    assert (
+        beyond.provenance["unchecked"] == ["training.sequence_length"]
+        and "unchecked" not in known.provenance
+    )
 
     def width(estimate: Estimate) -> float:
         assert estimate.intervals is not None

@@ -1,4 +1,6 @@
-"""Stages of unlike layers that take equally long: against every split, and against whole pipelines."""
+"""Stages of unlike layers that take equally long: against every split, and against whole
+pipelines.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.cost.cases import case_of
 WORKLOAD = TrainingWorkload(sequence_length=4096, global_batch_size=64)
 CLUSTER = ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)
 WIDE_LAST = replace(
-    model("llama-3-8b"), blocks=(Block(count=24, intermediate_size=4096), Block(count=8, intermediate_size=28672))
+    model("llama-3-8b"),
+    blocks=(Block(count=24, intermediate_size=4096), Block(count=8, intermediate_size=28672)),
 )
 """A quarter of its layers, behind the others, takes nearly half of the time."""
 
@@ -43,7 +46,9 @@ def test_no_split_has_a_faster_slowest_part(ends_alone: bool) -> None:
         seconds = rng.uniform(0.1, 3.0, size=11)
         every = [cut for cut in itertools.product(range(1, 11), repeat=parts) if sum(cut) == 11]
         every = [cut for cut in every if not ends_alone or len(set(cut[1:-1])) < 2]
-        best = min((max(each), sum(s * s for s in each)) for each in (sums(seconds, cut) for cut in every))
+        best = min(
+            (max(each), sum(s * s for s in each)) for each in (sums(seconds, cut) for cut in every)
+        )
         sizes = balanced_chunks(seconds, stages=parts, chunks=1, ends_alone=ends_alone)
         assert sizes is not None
         chosen = sums(seconds, tuple(sizes))
@@ -55,32 +60,54 @@ def test_more_chunks_than_layers_have_no_split() -> None:
     assert balanced_chunks(np.ones(8), stages=2, chunks=2, ends_alone=True) is None
 
 
-@pytest.mark.parametrize("spec", [WIDE_LAST, replace(model("nemotron-3-nano-30b-a3b"), num_nextn_predict_layers=1)])
+@pytest.mark.parametrize(
+    "spec", [WIDE_LAST, replace(model("nemotron-3-nano-30b-a3b"), num_nextn_predict_layers=1)]
+)
 def test_layers_take_together_what_a_pipeline_of_one_stage_does(spec: ModelSpec) -> None:
-    case = case_of(model=spec, workload=WORKLOAD, cluster=training.problem.catalogue_cluster(CLUSTER))
+    case = case_of(
+        model=spec, workload=WORKLOAD, cluster=training.problem.catalogue_cluster(CLUSTER)
+    )
     rows = Candidates.from_configs([ParallelConfig(data_parallel_size=8)])
     whole = training_costs(case=case, candidates=rows)
-    expected = sum(float(whole.parts[name][0]) for name in STAGE_PARTS) / (WORKLOAD.global_batch_size / 8)
+    expected = sum(float(whole.parts[name][0]) for name in STAGE_PARTS) / (
+        WORKLOAD.global_batch_size / 8
+    )
     assert layer_seconds(case, rows)[0].sum() == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_pipeline_is_its_slowest_stage_and_one_pass_of_the_others() -> None:
     """Two stages of two chunks: 3 + 2 and 1 + 2 seconds; 4 micro-batches."""
     seconds = np.array([3.0, 1.0, 2.0, 1.0, 1.0])
-    assert pipeline_seconds(seconds, [1, 1, 1, 2], stages=2, micro_batches=4.0) == pytest.approx(4 * 5.0 + 3.0 / 2)
+    assert pipeline_seconds(seconds, [1, 1, 1, 2], stages=2, micro_batches=4.0) == pytest.approx(
+        4 * 5.0 + 3.0 / 2
+    )
 
 
 def test_a_ranking_splits_unlike_layers_where_equal_stages_are_slower() -> None:
-    """What it answers is what the query with its layout says, and faster than equal stages in the same configuration."""
+    """What it answers is what the query with its layout says, and faster than equal stages in the
+    same configuration.
+    """
     parallel = ParallelQuery(
-        tensor_parallel_size=2, pipeline_parallel_size=4, virtual_pipeline_parallel_size=1, micro_batch_size=1,
-        recompute="none", zero_stage=1, context_parallel_size=1,
-    )  # fmt: skip
-    query = Query(kind="training", model=WIDE_LAST, cluster=CLUSTER, training=WORKLOAD, parallel=parallel)
+        tensor_parallel_size=2,
+        pipeline_parallel_size=4,
+        virtual_pipeline_parallel_size=1,
+        micro_batch_size=1,
+        recompute="none",
+        zero_stage=1,
+        context_parallel_size=1,
+    )
+    query = Query(
+        kind="training", model=WIDE_LAST, cluster=CLUSTER, training=WORKLOAD, parallel=parallel
+    )
     best = training.recommend(query=query, top=1).recommendations[0]
     assert best.parallel.pipeline_layout is not None
-    own = {name: getattr(best.parallel, name) for name in ("sequence_parallel", "pipeline_layout", "data_parallel_shard_size")}
-    knobs: dict[str, Any] = {path.removeprefix("training."): value for path, value in best.set.items()}
+    own = {
+        name: getattr(best.parallel, name)
+        for name in ("sequence_parallel", "pipeline_layout", "data_parallel_shard_size")
+    }
+    knobs: dict[str, Any] = {
+        path.removeprefix("training."): value for path, value in best.set.items()
+    }
     again = replace(query, parallel=replace(parallel, **own), training=replace(WORKLOAD, **knobs))
     equal = replace(again, parallel=replace(again.parallel, pipeline_layout=None))
     laid_out, even = (training.estimate(query=each, with_fixes=False) for each in (again, equal))

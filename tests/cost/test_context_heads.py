@@ -18,9 +18,12 @@ REASON = "context_heads_not_divisible"
 def asked(**parallel: Any) -> Query:
     """llama-3-8b: 32 query heads, 8 key/value heads."""
     return Query(
-        kind="training", model="llama-3-8b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64),
-        training=TrainingWorkload(sequence_length=65536, global_batch_size=64), parallel=ParallelQuery(**parallel),
-    )  # fmt: skip
+        kind="training",
+        model="llama-3-8b",
+        cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64),
+        training=TrainingWorkload(sequence_length=65536, global_batch_size=64),
+        parallel=ParallelQuery(**parallel),
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,16 @@ def asked(**parallel: Any) -> Query:
         (2, 8, "a2a+p2p", None, True),
     ],
 )
-def test_heads_of_a_rank_must_divide(t: int, c: int, kind: Any, levels: tuple[int, int] | None, legal: bool) -> None:
+def test_heads_of_a_rank_must_divide(
+    t: int, c: int, kind: Any, levels: tuple[int, int] | None, legal: bool
+) -> None:
     query = asked(
-        tensor_parallel_size=t, context_parallel_size=c, context_parallel_communication=kind,
-        hierarchical_context_parallel_sizes=levels, micro_batch_size=1,
-    )  # fmt: skip
+        tensor_parallel_size=t,
+        context_parallel_size=c,
+        context_parallel_communication=kind,
+        hierarchical_context_parallel_sizes=levels,
+        micro_batch_size=1,
+    )
     found = estimate(query=query, with_fixes=False)
     assert (REASON in {reason.code for reason in found.reasons}) is not legal
     if not legal:
@@ -51,7 +59,9 @@ def test_heads_of_a_rank_must_divide(t: int, c: int, kind: Any, levels: tuple[in
 
 
 def test_a_search_turns_them_away() -> None:
-    result = recommend(query=asked(context_parallel_communication="a2a", context_parallel_size=(2, 8, 16)), top=20)
+    result = recommend(
+        query=asked(context_parallel_communication="a2a", context_parallel_size=(2, 8, 16)), top=20
+    )
     assert result.rejections[REASON] > 0
     assert all(
         max(8 // row.parallel.tensor_parallel_size, 1) % row.parallel.context_parallel_size == 0

@@ -36,7 +36,9 @@ def counted_share(parts: int, *, experts: int, chosen: int, groups: int, kept: i
     for some in itertools.combinations(range(groups), kept):
         eligible = [group * per_group + one for group in some for one in range(per_group)]
         picks = list(itertools.combinations(eligible, chosen))
-        hits += sum(any(expert < experts // parts for expert in pick) for pick in picks) / len(picks)
+        hits += sum(any(expert < experts // parts for expert in pick) for pick in picks) / len(
+            picks
+        )
         total += 1.0
     return hits / total
 
@@ -52,19 +54,35 @@ def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> 
 
 
 def test_copies_by_hand() -> None:
-    """128 experts over two nodes of 8: a token's 8 experts are in both nodes but once in 320 times."""
+    """128 experts over two nodes of 8: a token's 8 experts are in both nodes but once in 320
+    times.
+    """
     group = neighbours(16, cluster=NODES)
     near, away = travelling_copies(
-        case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="alltoall"
+        case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES),
+        group=group,
+        dispatcher="alltoall",
     )
     assert (near, away) == (8 * 7 / 16, 8 * 8 / 16)
-    near, away = travelling_copies(case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex")
+    near, away = travelling_copies(
+        case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex"
+    )
     assert away == pytest.approx(1 - 0.0031, abs=1e-4)
     assert near == pytest.approx(2 * 7 * (1 - np.prod([(120 - i) / (128 - i) for i in range(8)])))
 
 
-def routed(generator: np.random.Generator, *, tokens: int, experts: int, chosen: int, groups: int, kept: int) -> Any:
-    """The experts of each token as DeepSeek-V3 picks them, the best of the best groups, by even scores; (tokens, chosen)."""
+def routed(
+    generator: np.random.Generator,
+    *,
+    tokens: int,
+    experts: int,
+    chosen: int,
+    groups: int,
+    kept: int,
+) -> Any:
+    """The experts of each token as DeepSeek-V3 picks them, the best of the best groups, by even
+    scores; (tokens, chosen).
+    """
     scores = generator.random((tokens, groups, experts // groups))
     best_groups = np.argsort(generator.random((tokens, groups)), axis=1)[:, :kept]
     allowed = np.zeros((tokens, groups, 1), dtype=bool)
@@ -74,15 +92,31 @@ def routed(generator: np.random.Generator, *, tokens: int, experts: int, chosen:
 
 @pytest.mark.parametrize(
     ("experts", "chosen", "groups", "kept", "size"),
-    [(256, 8, 8, 4, 64), (256, 8, 8, 4, 16), (128, 8, 1, 1, 16), (128, 4, 1, 1, 64), (512, 10, 1, 1, 32), (64, 6, 1, 1, 8)],
+    [
+        (256, 8, 8, 4, 64),
+        (256, 8, 8, 4, 16),
+        (128, 8, 1, 1, 16),
+        (128, 4, 1, 1, 64),
+        (512, 10, 1, 1, 32),
+        (64, 6, 1, 1, 8),
+    ],
 )
 @pytest.mark.parametrize("dispatcher", ["alltoall", "flex"])
-def test_copies_of_simulated_tokens(experts: int, chosen: int, groups: int, kept: int, size: int, dispatcher: Any) -> None:
-    """Tokens routed one by one: what leaves the first rank, by link; from a forwarded copy the node's other ranks get theirs
-    over NVLink.
+def test_copies_of_simulated_tokens(
+    experts: int, chosen: int, groups: int, kept: int, size: int, dispatcher: Any
+) -> None:
+    """Tokens routed one by one: what leaves the first rank, by link; from a forwarded copy the
+    node's other ranks get theirs over NVLink.
     """
     tokens, domain = 4000, 8
-    picks = routed(np.random.default_rng(7), tokens=tokens, experts=experts, chosen=chosen, groups=groups, kept=kept)
+    picks = routed(
+        np.random.default_rng(7),
+        tokens=tokens,
+        experts=experts,
+        chosen=chosen,
+        groups=groups,
+        kept=kept,
+    )
     ranks = picks // (experts // size)
     near = away = 0
     for one in ranks.tolist():
@@ -94,7 +128,9 @@ def test_copies_of_simulated_tokens(experts: int, chosen: int, groups: int, kept
         away += len(nodes - {0})
         # In each node the copy arrives at the rank with the sender's place, the node's first.
         near += sum(rank % domain != 0 for rank in set(one))
-    shape = replace(QWEN, num_experts=experts, num_experts_per_tok=chosen, n_group=groups, topk_group=kept)
+    shape = replace(
+        QWEN, num_experts=experts, num_experts_per_tok=chosen, n_group=groups, topk_group=kept
+    )
     said = travelling_copies(
         case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
         group=neighbours(size, cluster=NODES),
@@ -109,13 +145,19 @@ def test_what_travels_in_8_bits_goes_there_and_not_back() -> None:
     profile = case_of(model=QWEN, workload=WORKLOAD, cluster=NODES).profile
     quick = replace(profile.framework.network, latency_s=0.0)
     free = replace(
-        profile, framework=replace(profile.framework, network=quick),
+        profile,
+        framework=replace(profile.framework, network=quick),
         gpu=replace(profile.gpu, all_to_all=replace(profile.gpu.all_to_all, latency_s=0.0)),
-    )  # fmt: skip
+    )
     still = replace(NODES, inter_node_latency_s=0.0)
     wide, narrow = (
         training_costs(
-            case=replace(case_of(model=QWEN, workload=replace(WORKLOAD, dispatch_precision=kind), cluster=still), profile=free),
+            case=replace(
+                case_of(
+                    model=QWEN, workload=replace(WORKLOAD, dispatch_precision=kind), cluster=still
+                ),
+                profile=free,
+            ),
             candidates=Candidates.alone(config),
         ).parts["expert_parallel"]
         for kind in ("bf16", "fp8")
@@ -127,15 +169,22 @@ def test_an_all_gather_sends_every_token_to_every_rank() -> None:
     config = ParallelConfig(expert_parallel_size=8, data_parallel_size=64)
     found = {
         kind: training_costs(
-            case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES, strategy=Strategy(moe_token_dispatcher_type=kind)),
+            case=case_of(
+                model=QWEN,
+                workload=WORKLOAD,
+                cluster=NODES,
+                strategy=Strategy(moe_token_dispatcher_type=kind),
+            ),
             candidates=Candidates.alone(config),
         ).parts["expert_parallel"]
         for kind in ("alltoall", "allgather")
-    }  # fmt: skip
+    }
     group = neighbours(8, cluster=NODES)
     case = case_of(model=QWEN, workload=WORKLOAD, cluster=NODES)
     each = group_ring(machine=case, group=group).seconds(4096 * 2048 * 2.0 * 7)
-    assert found["allgather"] == pytest.approx(8 * 48 * 4 * each), "8 micro-batches, 48 layers, two exchanges a pass"
+    assert found["allgather"] == pytest.approx(8 * 48 * 4 * each), (
+        "8 micro-batches, 48 layers, two exchanges a pass"
+    )
     assert found["allgather"] != found["alltoall"]
 
 
@@ -146,11 +195,17 @@ def test_an_all_gather_sends_every_token_to_every_rank() -> None:
     groups=st.sampled_from((None, 1, 4, 8)),
     stride=st.sampled_from((1, 2, 8)),
 )
-def test_flex_never_sends_more_between_nodes(chosen: int, size: int, groups: int | None, stride: int) -> None:
+def test_flex_never_sends_more_between_nodes(
+    chosen: int, size: int, groups: int | None, stride: int
+) -> None:
     shape = replace(QWEN, num_experts_per_tok=chosen, n_group=groups, topk_group=groups)
     group = neighbours(size, stride=stride, cluster=NODES)
     plain, flex = (
-        travelling_copies(case=case_of(model=shape, workload=WORKLOAD, cluster=NODES), group=group, dispatcher=kind)
+        travelling_copies(
+            case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
+            group=group,
+            dispatcher=kind,
+        )
         for kind in ("alltoall", "flex")
     )
     assert 0.0 <= flex[1] <= plain[1] * (1 + 1e-12)
@@ -158,7 +213,9 @@ def test_flex_never_sends_more_between_nodes(chosen: int, size: int, groups: int
     if groups:
         near_nodes = replace(shape, topk_group=max(-(-chosen * groups // 128), groups // 4))
         limited = travelling_copies(
-            case=case_of(model=near_nodes, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex"
+            case=case_of(model=near_nodes, workload=WORKLOAD, cluster=NODES),
+            group=group,
+            dispatcher="flex",
         )
         assert limited[1] <= flex[1] * (1 + 1e-12)
     together = travelling_copies(
@@ -173,16 +230,23 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
     config = ParallelConfig(expert_parallel_size=16, data_parallel_size=64)
     plain, flex = (
         training_costs(
-            case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES, strategy=Strategy(moe_token_dispatcher_type=kind)),
+            case=case_of(
+                model=QWEN,
+                workload=WORKLOAD,
+                cluster=NODES,
+                strategy=Strategy(moe_token_dispatcher_type=kind),
+            ),
             candidates=Candidates.alone(config),
         )
         for kind in ("alltoall", "flex")
-    )  # fmt: skip
+    )
     assert flex.parts["expert_parallel"] < 0.5 * plain.parts["expert_parallel"]
     # What hides behind the exchange, or waits for the host meanwhile, may change with it.
     others = flex.parts.keys() - {"expert_parallel", "data_parallel", "overhead", "compute"}
     assert flex.parts["compute"] < plain.parts["compute"]  # nothing is sorted again
-    assert {name: flex.parts[name] for name in others} == {name: plain.parts[name] for name in others}
+    assert {name: flex.parts[name] for name in others} == {
+        name: plain.parts[name] for name in others
+    }
     assert flex.step_s < plain.step_s
     assert flex.memory_total_bytes == plain.memory_total_bytes
 
@@ -190,25 +254,41 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        (None, "alltoall"), ("25.11", "alltoall"), ("26.02", "alltoall"), ("26.02.01", "flex"), ("26.04", "flex"),
-        ("0.15.3", "alltoall"), ("core_v0.16.1", "flex"), ("nightly", "alltoall"),
+        (None, "alltoall"),
+        ("25.11", "alltoall"),
+        ("26.02", "alltoall"),
+        ("26.02.01", "flex"),
+        ("26.04", "flex"),
+        ("0.15.3", "alltoall"),
+        ("core_v0.16.1", "flex"),
+        ("nightly", "alltoall"),
     ],
-)  # fmt: skip
+)
 def test_the_release_decides_where_nothing_is_said(version: str | None, expected: str) -> None:
     assert usual_dispatcher(version) == expected
 
 
 @pytest.mark.parametrize(("ep", "sorted_again"), [(8, True), (128, False)])
 def test_what_arrives_by_ranks_is_sorted_by_experts(ep: int, sorted_again: bool) -> None:
-    """Under alltoall two passes over every copy on its way to the experts and two back, read and written, in each direction."""
-    case = case_of(model=QWEN, workload=WORKLOAD, cluster=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128)))
+    """Under alltoall two passes over every copy on its way to the experts and two back, read and
+    written, in each direction.
+    """
+    case = case_of(
+        model=QWEN,
+        workload=WORKLOAD,
+        cluster=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128)),
+    )
 
     def layer(dispatcher: str) -> BlockTime:
         config = ParallelConfig(
-            data_parallel_size=128, expert_parallel_size=ep, moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
-        )  # fmt: skip
+            data_parallel_size=128,
+            expert_parallel_size=ep,
+            moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
+        )
         candidate = Candidates.alone(config)
-        return expert_kernels(case=case, candidates=candidate, s=shapes(case=case, candidates=candidate))
+        return expert_kernels(
+            case=case, candidates=candidate, s=shapes(case=case, candidates=candidate)
+        )
 
     by_ranks, by_experts = layer("alltoall"), layer("flex")
     copies = elementwise_seconds(4.0 * 4096 * 8 * QWEN.hidden_size * 2.0, machine=case, kernels=0.0)

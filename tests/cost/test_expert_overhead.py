@@ -1,4 +1,6 @@
-"""The host's share of dispatching tokens, once for each layer with experts and micro-batch, and what experts launch singly."""
+"""The host's share of dispatching tokens, once for each layer with experts and micro-batch, and
+what experts launch singly.
+"""
 
 from __future__ import annotations
 
@@ -33,34 +35,48 @@ NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
         ("llama-3-8b", 0, "none", 0.0),
     ],
 )
-def test_it_is_paid_by_layer_and_micro_batch(name: str, sparse_layers: int, recompute: str, passes: float) -> None:
-    profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)  # no waits that it could shorten
+def test_it_is_paid_by_layer_and_micro_batch(
+    name: str, sparse_layers: int, recompute: str, passes: float
+) -> None:
+    profile = efficiency(
+        gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True
+    )  # no waits that it could shorten
     without, once = (
         training_costs(
             case=TrainingCase(
                 model=model(name),
                 cluster=NODE,
                 workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
-                profile=replace(profile, framework=replace(profile.framework, expert_overhead_s=seconds)),
+                profile=replace(
+                    profile, framework=replace(profile.framework, expert_overhead_s=seconds)
+                ),
             ),
             candidates=Candidates.alone(ParallelConfig(data_parallel_size=8, recompute=recompute)),
         ).parts
         for seconds in (0.0, 1e-3)
     )
     more = {part: once[part] - seconds for part, seconds in without.items()}
-    assert more["compute"] + more["recompute"] == pytest.approx(8 * sparse_layers * passes * 1e-3, rel=1e-6, abs=1e-12)
+    assert more["compute"] + more["recompute"] == pytest.approx(
+        8 * sparse_layers * passes * 1e-3, rel=1e-6, abs=1e-12
+    )
     assert more.pop("data_parallel") <= 0  # there is more to hide behind
-    assert all(seconds == 0 for part, seconds in more.items() if part not in ("compute", "recompute"))
+    assert all(
+        seconds == 0 for part, seconds in more.items() if part not in ("compute", "recompute")
+    )
 
 
-def experts_time(name: str = "qwen3-30b-a3b", *, ranks: int = 8, launch_s: float = 0.0, **training: object) -> BlockTime:
+def experts_time(
+    name: str = "qwen3-30b-a3b", *, ranks: int = 8, launch_s: float = 0.0, **training: object
+) -> BlockTime:
     """The experts' block of one micro-batch."""
     profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, **training)  # type: ignore[arg-type]
     case = TrainingCase(
-        model=model(name), cluster=NODE, workload=workload,
+        model=model(name),
+        cluster=NODE,
+        workload=workload,
         profile=replace(profile, framework=replace(profile.framework, expert_launch_s=launch_s)),
-    )  # fmt: skip
+    )
     candidates = Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=ranks))
     return expert_time(case=case, candidates=candidates, s=shapes(case=case, candidates=candidates))
 
@@ -69,18 +85,32 @@ def experts_time(name: str = "qwen3-30b-a3b", *, ranks: int = 8, launch_s: float
     ("name", "training", "forward", "backward"),
     [
         ("qwen3-30b-a3b", {}, 2, 4),
-        ("qwen3-30b-a3b", {"precision": "fp8"}, 6, 8),  # each input and each gradient is reduced and cast
+        (
+            "qwen3-30b-a3b",
+            {"precision": "fp8"},
+            6,
+            8,
+        ),  # each input and each gradient is reduced and cast
         ("qwen3-30b-a3b", {"expert_precision": "fp8"}, 6, 8),
-        ("gpt-oss-120b", {}, 4, 12),  # the second bias times the weight, added; backward the gradients of both
+        (
+            "gpt-oss-120b",
+            {},
+            4,
+            12,
+        ),  # the second bias times the weight, added; backward the gradients of both
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_each_expert_of_a_rank_is_launched_on_its_own(
     name: str, training: dict[str, object], forward: int, backward: int, ranks: int
 ) -> None:
-    free, host = (experts_time(name, ranks=ranks, launch_s=launch_s, **training) for launch_s in (0.0, 1e-5))
+    free, host = (
+        experts_time(name, ranks=ranks, launch_s=launch_s, **training) for launch_s in (0.0, 1e-5)
+    )
     assert host.elementwise - free.elementwise == pytest.approx(128 / ranks * forward * 1e-5)
-    assert host.elementwise_backward - free.elementwise_backward == pytest.approx(128 / ranks * backward * 1e-5)
+    assert host.elementwise_backward - free.elementwise_backward == pytest.approx(
+        128 / ranks * backward * 1e-5
+    )
 
 
 def test_small_groups_fill_their_last_tile() -> None:
@@ -88,12 +118,15 @@ def test_small_groups_fill_their_last_tile() -> None:
     plain = model("qwen3-30b-a3b")
     one = experts_time(ranks=1).matmul
     machine = TrainingCase(
-        model=plain, cluster=NODE, workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
+        model=plain,
+        cluster=NODE,
+        workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
         profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
-    )  # fmt: skip
+    )
     rows = 4096 * 8 / 128 + 64
     expected = sum(
-        matmul_seconds(rows, n, k, machine=machine, precision="bf16", batch=128.0) for n, k in ((2 * 768, 2048), (2048, 768))
+        matmul_seconds(rows, n, k, machine=machine, precision="bf16", batch=128.0)
+        for n, k in ((2 * 768, 2048), (2048, 768))
     )
     assert one == pytest.approx(expected)
 
@@ -101,11 +134,15 @@ def test_small_groups_fill_their_last_tile() -> None:
 def test_biases_of_experts_pass_over_memory_in_32_bits() -> None:
     bare = replace(model("gpt-oss-120b"), expert_bias=False)
     case = TrainingCase(
-        model=bare, cluster=NODE, workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
+        model=bare,
+        cluster=NODE,
+        workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
         profile=efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True),
-    )  # fmt: skip
+    )
     candidates = Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=8))
-    without = expert_time(case=case, candidates=candidates, s=shapes(case=case, candidates=candidates))
+    without = expert_time(
+        case=case, candidates=candidates, s=shapes(case=case, candidates=candidates)
+    )
     biased = experts_time("gpt-oss-120b")
     copies = 4096 * 4
     assert biased.elementwise - without.elementwise == pytest.approx(
@@ -121,17 +158,25 @@ def test_experts_in_8_bits_alone() -> None:
     sizes = [
         training_costs(
             case=TrainingCase(
-                model=model("qwen3-30b-a3b"), cluster=NODE,
-                workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, expert_precision=precision),
+                model=model("qwen3-30b-a3b"),
+                cluster=NODE,
+                workload=TrainingWorkload(
+                    sequence_length=4096, global_batch_size=64, expert_precision=precision
+                ),
                 profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
             ),
-            candidates=Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=8)),
+            candidates=Candidates.alone(
+                ParallelConfig(data_parallel_size=8, expert_parallel_size=8)
+            ),
         )
         for precision in (None, "fp8")
-    ]  # fmt: skip
+    ]
     assert sizes[1].layer_activations_bytes < sizes[0].layer_activations_bytes
     assert sizes[1].memory_parts["weights"] == sizes[0].memory_parts["weights"]
-    shared = [experts_time("deepseek-v2-lite", expert_precision=precision).matmul for precision in (None, "fp8")]
+    shared = [
+        experts_time("deepseek-v2-lite", expert_precision=precision).matmul
+        for precision in (None, "fp8")
+    ]
     both = experts_time("deepseek-v2-lite", precision="fp8").matmul
     assert both < shared[1] < shared[0], "shared experts multiply as all other layers do"
 
@@ -140,17 +185,42 @@ def test_experts_in_8_bits_alone() -> None:
     ("name", "gpu", "training", "field"),
     [
         ("llama-3-8b", "h100-sxm-80gb", {"expert_precision": "fp8"}, "training.expert_precision"),
-        ("llama-3-8b", "h100-sxm-80gb", {"dispatch_precision": "fp8"}, "training.dispatch_precision"),
-        ("qwen3-30b-a3b", "h100-sxm-80gb", {"expert_precision": "mxfp8"}, "training.expert_precision"),
-        ("qwen3-30b-a3b", "b200-sxm-180gb", {"cuda_graph_modules": ["attn"]}, "training.cuda_graph_modules"),
-        ("qwen3-30b-a3b", "b200-sxm-180gb", {"cuda_graphs": True, "cuda_graph_modules": []}, "training.cuda_graph_modules"),
+        (
+            "llama-3-8b",
+            "h100-sxm-80gb",
+            {"dispatch_precision": "fp8"},
+            "training.dispatch_precision",
+        ),
+        (
+            "qwen3-30b-a3b",
+            "h100-sxm-80gb",
+            {"expert_precision": "mxfp8"},
+            "training.expert_precision",
+        ),
+        (
+            "qwen3-30b-a3b",
+            "b200-sxm-180gb",
+            {"cuda_graph_modules": ["attn"]},
+            "training.cuda_graph_modules",
+        ),
+        (
+            "qwen3-30b-a3b",
+            "b200-sxm-180gb",
+            {"cuda_graphs": True, "cuda_graph_modules": []},
+            "training.cuda_graph_modules",
+        ),
     ],
 )
-def test_what_no_training_of_experts_has_is_refused(name: str, gpu: str, training: dict[str, object], field: str) -> None:
+def test_what_no_training_of_experts_has_is_refused(
+    name: str, gpu: str, training: dict[str, object], field: str
+) -> None:
     query = {
-        "kind": "training", "model": name, "cluster": {"gpu": gpu, "num_gpus": 8},
-        "training": {"sequence_length": 4096, "global_batch_size": 64} | training, "parallel": {"micro_batch_size": 1},
-    }  # fmt: skip
+        "kind": "training",
+        "model": name,
+        "cluster": {"gpu": gpu, "num_gpus": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 64} | training,
+        "parallel": {"micro_batch_size": 1},
+    }
     with pytest.raises(InputError) as caught:
         estimate(query=parse_query(query))
     assert caught.value.field == field

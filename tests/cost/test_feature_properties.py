@@ -1,4 +1,6 @@
-"""The laws of test_cost_properties where models, workloads and clusters are other than plain: a space of each."""
+"""The laws of test_cost_properties where models, workloads and clusters are other than plain: a
+space of each.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,41 @@ from tests.cost.cases import columns
 
 EXACT = 1e-12
 MOE = {
-    "num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816,
-    "vocab_size": 32000, "gated_mlp": True, "normalization": "rmsnorm",
-    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "num_shared_experts": 1,
-}  # fmt: skip
+    "num_hidden_layers": 8,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+    "gated_mlp": True,
+    "normalization": "rmsnorm",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1024,
+    "num_shared_experts": 1,
+}
 DENSE = {key: value for key, value in MOE.items() if "expert" not in key and "moe" not in key}
 LATENT = DENSE | {
-    "num_key_value_heads": 16, "kv_lora_rank": 256, "q_lora_rank": 512,
-    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
-}  # fmt: skip
-TWO_KINDS = {"stages": [{"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"gpu": "a100-sxm-80gb", "num_gpus": 8}]}
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
+TWO_KINDS = {
+    "stages": [{"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"gpu": "a100-sxm-80gb", "num_gpus": 8}]
+}
 FEATURES: dict[str, dict[str, Any]] = {
     "experts": {"model": MOE, "parallel": {"expert_parallel_size": [1, 4, 8]}},
-    "experts by flex": {"model": MOE, "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "flex"}},
-    "experts by all-gather": {"model": MOE, "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "allgather"}},
+    "experts by flex": {
+        "model": MOE,
+        "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "flex"},
+    },
+    "experts by all-gather": {
+        "model": MOE,
+        "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "allgather"},
+    },
     "experts with biases, sent in 8 bits": {
         "model": MOE | {"expert_bias": True},
         "training": {"dispatch_precision": "fp8"},
@@ -42,7 +65,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "graphs of modules": {
         "model": MOE,
-        "training": {"cuda_graphs": True, "cuda_graph_modules": ["attn", "moe_router", "moe_preprocess"]},
+        "training": {
+            "cuda_graphs": True,
+            "cuda_graph_modules": ["attn", "moe_router", "moe_preprocess"],
+        },
         "parallel": {"expert_parallel_size": [1, 8]},
     },
     "latent attention": {"model": LATENT},
@@ -52,17 +78,29 @@ FEATURES: dict[str, dict[str, Any]] = {
     "lora": {"training": {"task": "lora", "lora": {"rank": 16}}},
     "muon": {"training": {"optimizer": "muon"}},
     "optimizer on the host": {"training": {"offload": "optimizer", "offload_fraction": 0.5}},
-    "activations on the host": {"training": {"offload": "activations"}, "parallel": {"recompute": "none"}},
+    "activations on the host": {
+        "training": {"offload": "activations"},
+        "parallel": {"recompute": "none"},
+    },
     "zb-h1": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "zb-h1"}},
     "zbv": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "zbv"}},
     "dualpipe": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe"}},
     "dualpipe of experts": {
         "model": MOE,
-        "parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe", "expert_parallel_size": [1, 2, 4]},
+        "parallel": {
+            "pipeline_parallel_size": 4,
+            "pipeline_schedule": "dualpipe",
+            "expert_parallel_size": [1, 2, 4],
+        },
     },
     "dualpipe-v": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe-v"}},
     "two kinds": {"cluster": TWO_KINDS, "parallel": {"pipeline_parallel_size": 4}},
-    "context by all-gather": {"parallel": {"context_parallel_size": [2, 4], "context_parallel_communication": "all_gather"}},
+    "context by all-gather": {
+        "parallel": {
+            "context_parallel_size": [2, 4],
+            "context_parallel_communication": "all_gather",
+        }
+    },
 }
 LINKS = {
     "network": "inter_node_bandwidth_bytes_per_second",
@@ -99,45 +137,74 @@ def test_parts_sum_to_totals(case: tuple[TrainingProblem, Candidates]) -> None:
     problem, candidates = case
     costs = problem.costs(candidates)
     np.testing.assert_allclose(sum(costs.parts.values()), costs.step_s, rtol=EXACT)
-    np.testing.assert_allclose(sum(costs.memory_parts.values()), costs.memory_total_bytes, rtol=EXACT)
+    np.testing.assert_allclose(
+        sum(costs.memory_parts.values()), costs.memory_total_bytes, rtol=EXACT
+    )
     for name, column in columns(costs).items():
         assert np.all(np.isfinite(column)) and np.all(np.asarray(column) >= 0), name
 
 
-def test_a_row_depends_on_nothing_but_its_configuration(case: tuple[TrainingProblem, Candidates]) -> None:
+def test_a_row_depends_on_nothing_but_its_configuration(
+    case: tuple[TrainingProblem, Candidates],
+) -> None:
     problem, candidates = case
     order = np.random.default_rng(0).permutation(len(candidates))
-    whole, shuffled = columns(problem.costs(candidates)), columns(problem.costs(candidates.take(order)))
+    whole, shuffled = (
+        columns(problem.costs(candidates)),
+        columns(problem.costs(candidates.take(order))),
+    )
     for name, column in whole.items():
-        np.testing.assert_allclose(np.broadcast_to(shuffled[name], order.shape), np.broadcast_to(column, order.shape)[order],
-                                   rtol=EXACT, err_msg=name)  # fmt: skip
+        np.testing.assert_allclose(
+            np.broadcast_to(shuffled[name], order.shape),
+            np.broadcast_to(column, order.shape)[order],
+            rtol=EXACT,
+            err_msg=name,
+        )
     for row in order[:3].tolist():
         one = columns(problem.costs(candidates.take(slice(row, row + 1))))
         alone = columns(problem.costs(Candidates.alone(candidates.config(row))))
         for name, column in whole.items():
             expected = np.broadcast_to(column, order.shape)[row]
-            np.testing.assert_allclose([np.ravel(one[name])[0], np.ravel(alone[name])[0]], expected, rtol=EXACT, err_msg=name)
+            np.testing.assert_allclose(
+                [np.ravel(one[name])[0], np.ravel(alone[name])[0]],
+                expected,
+                rtol=EXACT,
+                err_msg=name,
+            )
 
 
 def slower(cluster: ClusterSpec, link: str) -> ClusterSpec:
-    """The cluster, and each of its kinds, with one of its rates halved; a rate that nobody knows stays so."""
+    """The cluster, and each of its kinds, with one of its rates halved; a rate that nobody knows
+    stays so.
+    """
     name = LINKS[link]
     kinds = tuple(slower(kind, link) for kind in cluster.kinds)
     owner = cluster if name in {f.name for f in fields(ClusterSpec)} else cluster.gpu
     rate = getattr(owner, name)
     changed = replace(owner, **{name: rate / 2 if rate else rate})
-    return replace(changed, kinds=kinds) if owner is cluster else replace(cluster, gpu=changed, kinds=kinds)
+    return (
+        replace(changed, kinds=kinds)
+        if owner is cluster
+        else replace(cluster, gpu=changed, kinds=kinds)
+    )
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_slower_hardware_never_makes_a_step_faster(case: tuple[TrainingProblem, Candidates], link: str) -> None:
+def test_slower_hardware_never_makes_a_step_faster(
+    case: tuple[TrainingProblem, Candidates], link: str
+) -> None:
     problem, candidates = case
     before = problem.costs(candidates).step_s
     cluster = slower(problem.cluster, link)
-    kinds = tuple(replace(kind, cluster=changed) for kind, changed in zip(problem.kinds, cluster.kinds, strict=True))
+    kinds = tuple(
+        replace(kind, cluster=changed)
+        for kind, changed in zip(problem.kinds, cluster.kinds, strict=True)
+    )
     after = replace(problem, cluster=cluster, kinds=kinds).costs(candidates).step_s
     assert np.all(after >= before * (1 - EXACT))
-    assert np.any(after > before) or "host" in link or link == "pcie"  # those two are for what is offloaded
+    assert (
+        np.any(after > before) or "host" in link or link == "pcie"
+    )  # those two are for what is offloaded
 
 
 @pytest.mark.parametrize("feature", ["optimizer on the host", "activations on the host"])
@@ -147,14 +214,18 @@ def test_a_slower_link_to_the_host_costs_time_where_it_is_used(feature: str) -> 
     assert np.any(after.step_s > problem.costs(candidates).step_s)
 
 
-@pytest.mark.parametrize("feature", ["experts", "latent attention", "encoder-decoder", "encoder", "lora"])
+@pytest.mark.parametrize(
+    "feature", ["experts", "latent attention", "encoder-decoder", "encoder", "lora"]
+)
 def test_saved_activations_of_a_layer_never_rise(feature: str) -> None:
     """With tensor parallelism, from none to selective (of unfused attention), from SP off to on."""
     problem, _ = space(feature)
     problem = replace(problem, workload=replace(problem.workload, attention="unfused"))
 
     def saved(t: int, *, sharded: bool) -> tuple[float, float]:
-        one = Candidates.alone(ParallelConfig(tensor_parallel_size=t, sequence_parallel=sharded and t > 1))
+        one = Candidates.alone(
+            ParallelConfig(tensor_parallel_size=t, sequence_parallel=sharded and t > 1)
+        )
         if problem.model.architecture == "encoder_decoder":
             found = mean_layer_bytes(case=problem, candidates=one)
         else:
@@ -169,11 +240,15 @@ def test_saved_activations_of_a_layer_never_rise(feature: str) -> None:
         assert np.all(np.array(saved(t, sharded=True)) < np.array(saved(t, sharded=False)))
 
 
-@pytest.mark.parametrize("feature", ["experts", "latent attention", "encoder-decoder", "encoder", "muon"])
+@pytest.mark.parametrize(
+    "feature", ["experts", "latent attention", "encoder-decoder", "encoder", "muon"]
+)
 def test_states_never_rise_with_zero_stage(feature: str) -> None:
     problem, _ = space(feature)
     one = ParallelConfig(data_parallel_size=16, expert_parallel_size=1)
-    costs = problem.costs(Candidates.from_configs(replace(one, zero_stage=stage) for stage in (0, 1, 2, 3)))
+    costs = problem.costs(
+        Candidates.from_configs(replace(one, zero_stage=stage) for stage in (0, 1, 2, 3))
+    )
     for name in ("weights", "gradients", "optimizer"):
         assert np.all(np.diff(costs.memory_parts[name]) <= 0), name
 
@@ -185,6 +260,10 @@ def test_one_gpu_computes_updates_and_holds_18_bytes_a_parameter(feature: str) -
     costs = problem.costs(Candidates.alone(ParallelConfig()))
     for name in set(costs.parts) - {"compute", "attention", "optimizer", "overhead"}:
         assert costs.parts[name] == 0.0, name
-    assert costs.parts["compute"] > 0 and costs.parts["attention"] > 0 and costs.parts["optimizer"] > 0
+    assert (
+        costs.parts["compute"] > 0 and costs.parts["attention"] > 0 and costs.parts["optimizer"] > 0
+    )
     states = sum(costs.memory_parts[name] for name in ("weights", "gradients", "optimizer"))
-    assert states == pytest.approx(18 * total_parameters(problem.model, sequence_length=1024), rel=EXACT)
+    assert states == pytest.approx(
+        18 * total_parameters(problem.model, sequence_length=1024), rel=EXACT
+    )

@@ -17,8 +17,16 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training import estimate
 
-MEASURED = {"a100-sxm-40gb": "a100", "a100-sxm-80gb": "a100", "a800": "a100", "h100": "h100", "h200": "h100", "h20": "h100",
-            "b200-sxm-180gb": "b200", "gb200": "b200"}  # fmt: skip
+MEASURED = {
+    "a100-sxm-40gb": "a100",
+    "a100-sxm-80gb": "a100",
+    "a800": "a100",
+    "h100": "h100",
+    "h200": "h100",
+    "h20": "h100",
+    "b200-sxm-180gb": "b200",
+    "gb200": "b200",
+}
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -29,7 +37,11 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
         assert 0.05 < roof.peak_fraction <= 1.0 and 0.05 < roof.bandwidth_fraction <= 1.0
         assert 0 < roof.overhead_s < 1e-3
     for link in (found.nvlink, found.all_to_all):
-        assert 0.1 < link.bandwidth_fraction <= 1.0 and link.latency_s >= 0 and link.latency_per_peer_s >= 0
+        assert (
+            0.1 < link.bandwidth_fraction <= 1.0
+            and link.latency_s >= 0
+            and link.latency_per_peer_s >= 0
+        )
     assert set(found.matmul) <= set(gpu(name).peak_flops_per_second)
 
 
@@ -47,7 +59,9 @@ def test_an_unmeasured_gpu_borrows_generic_constants() -> None:
 
 def test_a_gpu_of_ones_own_may_name_its_silicon() -> None:
     card = replace(gpu("b200"), name="my-b200", silicon="b200")
-    assert efficiency(gpu=card, framework="megatron-core") == efficiency(gpu=gpu("b200"), framework="megatron-core")
+    assert efficiency(gpu=card, framework="megatron-core") == efficiency(
+        gpu=gpu("b200"), framework="megatron-core"
+    )
     with pytest.raises(InputError, match="did you mean 'b200'") as caught:
         efficiency(gpu=replace(card, silicon="b2000"), framework="megatron-core")
     assert caught.value.field == "cluster.gpu.silicon"
@@ -60,7 +74,11 @@ def test_no_profile_is_an_error_that_lists_those_there_are() -> None:
 
 def test_framework_constants_are_shares_and_say_their_rows() -> None:
     found = efficiency(gpu=gpu("a100-sxm-80gb"), framework="megatron-core").framework
-    for share in (found.tensor_parallel_overlap, found.data_parallel_overlap, found.pipeline_overlap):
+    for share in (
+        found.tensor_parallel_overlap,
+        found.data_parallel_overlap,
+        found.pipeline_overlap,
+    ):
         assert 0.0 <= share <= 1.0
     assert 0.0 < found.network.bandwidth_fraction <= 1.0
     assert found.matmul_slowdown >= 1.0 and found.optimizer_traffic_factor >= 1.0
@@ -70,12 +88,16 @@ def test_framework_constants_are_shares_and_say_their_rows() -> None:
 
 def _on(device: str) -> Estimate:
     """A small model on one device. A GPU of one's own has no measurements."""
-    spec = replace(gpu("h100-sxm-80gb"), name="my-gpu", silicon=None) if device == "my-gpu" else device
+    spec = (
+        replace(gpu("h100-sxm-80gb"), name="my-gpu", silicon=None) if device == "my-gpu" else device
+    )
     query = Query(
         kind="training",
         model="gpt3-1.3b",
         cluster=ClusterQuery(gpu=spec, num_gpus=1),
-        training=TrainingWorkload(sequence_length=2048, global_batch_size=4, framework_version="26.04", cuda_graphs=False),
+        training=TrainingWorkload(
+            sequence_length=2048, global_batch_size=4, framework_version="26.04", cuda_graphs=False
+        ),
         parallel=ParallelQuery(recompute="full"),
     )
     return estimate(query=query)
@@ -86,7 +108,11 @@ def test_borrowed_constants_widen_the_time_interval_and_are_marked() -> None:
     assert measured.provenance["gpu_efficiency_measured"] is True
     assert borrowed.provenance["gpu_efficiency_measured"] is False
     assert measured.intervals and borrowed.intervals and measured.time and borrowed.time
-    widths = [math.log(one.intervals.step_s[1] / one.intervals.step_s[0]) for one in (measured, borrowed) if one.intervals]
+    widths = [
+        math.log(one.intervals.step_s[1] / one.intervals.step_s[0])
+        for one in (measured, borrowed)
+        if one.intervals
+    ]
     assert widths[1] > 1.5 * widths[0]
 
 

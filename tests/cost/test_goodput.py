@@ -1,4 +1,6 @@
-"""The model of failures against its closed forms, the paper it comes from, a simulation, and a published training."""
+"""The model of failures against its closed forms, the paper it comes from, a simulation, and a
+published training.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 
 from hp_tool import catalog, training
-from hp_tool.cost.goodput import MTBF_PER_GPU_S, best_interval_s, goodput, time_stretch, young_interval_s
+from hp_tool.cost.goodput import (
+    MTBF_PER_GPU_S,
+    best_interval_s,
+    goodput,
+    time_stretch,
+    young_interval_s,
+)
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.result import Goodput
 from hp_tool.domain.workload import ReliabilitySpec, TrainingWorkload
@@ -33,7 +41,9 @@ def kept(reliability: ReliabilitySpec, *, model: str, gpu: str, num_gpus: int) -
         case=case_of(
             model=catalog.model(model),
             cluster=catalog.cluster(ClusterQuery(gpu=gpu, num_gpus=num_gpus)),
-            workload=TrainingWorkload(sequence_length=8192, global_batch_size=num_gpus, reliability=reliability),
+            workload=TrainingWorkload(
+                sequence_length=8192, global_batch_size=num_gpus, reliability=reliability
+            ),
         )
     )
     assert found is not None
@@ -44,21 +54,33 @@ def with_training(**training: Any) -> dict[str, Any]:
     return QUERY | {"training": QUERY["training"] | training}
 
 
-CHECKPOINTS, MTBFS, RESTARTS = st.floats(0.1, 3_600.0), st.floats(600.0, 1e7), st.floats(0.0, 7_200.0)
+CHECKPOINTS, MTBFS, RESTARTS = (
+    st.floats(0.1, 3_600.0),
+    st.floats(600.0, 1e7),
+    st.floats(0.0, 7_200.0),
+)
 
 
-@pytest.mark.parametrize(("mtbf_s", "interval_minutes"), [(86_400.0, 117.0), (21_600.0, 57.0), (900.0, 9.1)])
+@pytest.mark.parametrize(
+    ("mtbf_s", "interval_minutes"), [(86_400.0, 117.0), (21_600.0, 57.0), (900.0, 9.1)]
+)
 def test_optima_of_dalys_figures(mtbf_s: float, interval_minutes: float) -> None:
     # Figures 3 to 5 of the paper: checkpoints of five minutes.
-    assert best_interval_s(checkpoint_s=300.0, mtbf_s=mtbf_s) / 60.0 == pytest.approx(interval_minutes, rel=0.01)
+    assert best_interval_s(checkpoint_s=300.0, mtbf_s=mtbf_s) / 60.0 == pytest.approx(
+        interval_minutes, rel=0.01
+    )
 
 
 @given(checkpoint_s=CHECKPOINTS, mtbf_s=MTBFS, restart_s=RESTARTS, factor=st.floats(0.2, 5.0))
-def test_no_other_interval_is_better(checkpoint_s: float, mtbf_s: float, restart_s: float, factor: float) -> None:
+def test_no_other_interval_is_better(
+    checkpoint_s: float, mtbf_s: float, restart_s: float, factor: float
+) -> None:
     costs = {"checkpoint_s": checkpoint_s, "mtbf_s": mtbf_s}
     best = best_interval_s(**costs)
     least = time_stretch(interval_s=best, restart_s=restart_s, **costs)
-    assert time_stretch(interval_s=factor * best, restart_s=restart_s, **costs) >= least * (1.0 - 1e-6)
+    assert time_stretch(interval_s=factor * best, restart_s=restart_s, **costs) >= least * (
+        1.0 - 1e-6
+    )
 
 
 @given(checkpoint_s=CHECKPOINTS, ratio=st.floats(1e4, 1e8))
@@ -68,8 +90,12 @@ def test_youngs_optimum_where_checkpoints_are_short(checkpoint_s: float, ratio: 
 
 
 @given(interval_s=st.floats(60.0, 1e5), checkpoint_s=CHECKPOINTS, restart_s=RESTARTS)
-def test_without_failures_checkpoints_alone_cost(interval_s: float, checkpoint_s: float, restart_s: float) -> None:
-    stretch = time_stretch(interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=1e13)
+def test_without_failures_checkpoints_alone_cost(
+    interval_s: float, checkpoint_s: float, restart_s: float
+) -> None:
+    stretch = time_stretch(
+        interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=1e13
+    )
     assert stretch == pytest.approx((interval_s + checkpoint_s) / interval_s, rel=1e-6)
 
 
@@ -92,14 +118,18 @@ def test_simulated_failures(mtbf_s: float) -> None:
             while not restarted:
                 restarted, spent = survives(restart_s)
                 elapsed += spent
-    expected = time_stretch(interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=mtbf_s)
+    expected = time_stretch(
+        interval_s=interval_s, checkpoint_s=checkpoint_s, restart_s=restart_s, mtbf_s=mtbf_s
+    )
     assert elapsed / (segments * interval_s) == pytest.approx(expected, rel=0.02)
 
 
 @given(checkpoint_s=CHECKPOINTS, mtbf_s=MTBFS)
 def test_the_optimum_is_lamberts_function(checkpoint_s: float, mtbf_s: float) -> None:
     exact = mtbf_s * (1.0 + lambertw(-math.exp(-1.0 - checkpoint_s / mtbf_s)).real)
-    assert best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s) == pytest.approx(exact, rel=1e-6)
+    assert best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s) == pytest.approx(
+        exact, rel=1e-6
+    )
 
 
 def test_llama_3_kept_more_than_nine_tenths() -> None:
@@ -112,15 +142,28 @@ def test_llama_3_kept_more_than_nine_tenths() -> None:
 
 
 def test_what_is_given_is_used_and_no_source_is_claimed_for_it() -> None:
-    given = ReliabilitySpec(mtbf_per_gpu_hours=1_000.0, checkpoint_s=30.0, checkpoint_interval_s=900.0, restart_s=120.0)
+    given = ReliabilitySpec(
+        mtbf_per_gpu_hours=1_000.0, checkpoint_s=30.0, checkpoint_interval_s=900.0, restart_s=120.0
+    )
     found = kept(given, model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=96)
-    assert (found.mtbf_s, found.checkpoint_s, found.checkpoint_interval_s, found.restart_s) == (37_500.0, 30.0, 900.0, 120.0)
+    assert (found.mtbf_s, found.checkpoint_s, found.checkpoint_interval_s, found.restart_s) == (
+        37_500.0,
+        30.0,
+        900.0,
+        120.0,
+    )
     assert found.source == "as given"
 
 
 def test_a_job_that_never_gets_through_a_checkpoint_has_no_goodput() -> None:
-    hopeless = ReliabilitySpec(mtbf_per_gpu_hours=1e-3, checkpoint_s=1e7, checkpoint_interval_s=1e-3, restart_s=1e7)
-    assert 0.0 < kept(hopeless, model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=10_000).fraction < 1e-100
+    hopeless = ReliabilitySpec(
+        mtbf_per_gpu_hours=1e-3, checkpoint_s=1e7, checkpoint_interval_s=1e-3, restart_s=1e7
+    )
+    assert (
+        0.0
+        < kept(hopeless, model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=10_000).fraction
+        < 1e-100
+    )
 
 
 def test_estimates_tell_calendar_days_where_failures_are_asked_for() -> None:
@@ -130,9 +173,17 @@ def test_estimates_tell_calendar_days_where_failures_are_asked_for() -> None:
     )
     without, found = plain.estimate, reliable.estimate
     assert plain.parallel == reliable.parallel and found.days == without.days
-    assert without.goodput is None and without.effective_days is None and without.calendar_days == without.days
+    assert (
+        without.goodput is None
+        and without.effective_days is None
+        and without.calendar_days == without.days
+    )
     assert found.goodput is not None and 0.9 < found.goodput.fraction < 1.0
-    assert found.effective_days == pytest.approx((found.days or 0.0) / found.goodput.fraction) == found.calendar_days
+    assert (
+        found.effective_days
+        == pytest.approx((found.days or 0.0) / found.goodput.fraction)
+        == found.calendar_days
+    )
     assert found.cost == pytest.approx((without.cost or 0.0) / found.goodput.fraction)
     assert found.gpu_hours == pytest.approx((found.effective_days or 0.0) * 24 * 1024)
 
@@ -145,12 +196,20 @@ def test_limits_count_calendar_days() -> None:
     assert best.days is not None and best.effective_days is not None
     between = QUERY | {"constraints": {"max_days": 0.5 * (best.days + best.effective_days)}}
     assert training.recommend(query=schema.parse_query(between), top=1).recommendations
-    failing = with_training(reliability={}, offload="none")  # offload, tried where nothing else is in time, would be
+    failing = with_training(
+        reliability={}, offload="none"
+    )  # offload, tried where nothing else is in time, would be
     missed = training.recommend(query=schema.parse_query(between | failing), top=1)
     assert not missed.recommendations
     nearest = missed.nearest_misses[0].estimate  # of the usual exchanges of a sequence
-    assert nearest.reasons[0].code == "target_missed" and nearest.reasons[0].needed == nearest.effective_days
-    assert nearest.effective_days is not None and best.effective_days <= nearest.effective_days <= 1.02 * best.effective_days
+    assert (
+        nearest.reasons[0].code == "target_missed"
+        and nearest.reasons[0].needed == nearest.effective_days
+    )
+    assert (
+        nearest.effective_days is not None
+        and best.effective_days <= nearest.effective_days <= 1.02 * best.effective_days
+    )
 
 
 def test_bad_times_and_adapters_are_refused() -> None:
@@ -158,5 +217,7 @@ def test_bad_times_and_adapters_are_refused() -> None:
         schema.parse_query(with_training(reliability={"restart_s": -1.0}))
     assert refused.value.field == "training.reliability.restart_s"
     with pytest.raises(UnsupportedError) as unsupported:
-        training.recommend(query=schema.parse_query(with_training(reliability={}, task="lora", lora={"rank": 8})))
+        training.recommend(
+            query=schema.parse_query(with_training(reliability={}, task="lora", lora={"rank": 8}))
+        )
     assert unsupported.value.field == "training.reliability"

@@ -23,15 +23,21 @@ from hp_tool.training import estimate
 from tests.cost.cases import case_of
 
 
-def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:
+def step(
+    *, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False
+) -> Estimate:
     """Llama 3 8B at TP 8: few tokens make small layers."""
     return estimate(
         query=Query(
-            kind="training", model="llama-3-8b", cluster=ClusterQuery(gpu=name, num_gpus=8),
-            training=TrainingWorkload(sequence_length=sequence, global_batch_size=8, cuda_graphs=cuda_graphs),
+            kind="training",
+            model="llama-3-8b",
+            cluster=ClusterQuery(gpu=name, num_gpus=8),
+            training=TrainingWorkload(
+                sequence_length=sequence, global_batch_size=8, cuda_graphs=cuda_graphs
+            ),
             parallel=ParallelQuery(tensor_parallel_size=8, micro_batch_size=1),
         )
-    )  # fmt: skip
+    )
 
 
 def parts(found: Estimate) -> dict[str, float]:
@@ -62,21 +68,35 @@ def test_graphs_leave_the_device_alone() -> None:
 
 def test_graphs_change_nothing_else_in_the_profile() -> None:
     plain, graphs = (
-        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework for on in (False, True)
+        efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework
+        for on in (False, True)
     )
-    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0, expert_launch_s=0.0)
+    assert graphs == dataclasses.replace(
+        plain, host_launch_s=0.0, expert_overhead_s=0.0, expert_launch_s=0.0
+    )
 
 
 def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
     card = gpu("h100-sxm-80gb")
     plain, layers, routers = (
-        efficiency(gpu=card, framework="megatron-core", cuda_graphs=bool(modules), cuda_graph_modules=modules).framework
-        for modules in (None, ("attn", "moe_router", "moe_preprocess"), ("moe_router", "moe_preprocess"))
+        efficiency(
+            gpu=card,
+            framework="megatron-core",
+            cuda_graphs=bool(modules),
+            cuda_graph_modules=modules,
+        ).framework
+        for modules in (
+            None,
+            ("attn", "moe_router", "moe_preprocess"),
+            ("moe_router", "moe_preprocess"),
+        )
     )
     assert plain.expert_launch_s > 0.0
     assert layers == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
     assert routers == dataclasses.replace(plain, expert_overhead_s=0.0)
-    only_router = efficiency(gpu=card, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=("moe_router",))
+    only_router = efficiency(
+        gpu=card, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=("moe_router",)
+    )
     assert only_router.framework == plain, "the host still reads the counts"
 
 
@@ -93,15 +113,20 @@ def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
         ({"cuda_graphs": None}, None),
     ],
 )
-def test_what_graphs_hold_of_experts_follows_the_release(training: dict[str, Any], modules: tuple[str, ...] | None) -> None:
-    workload = TrainingWorkload(**{"sequence_length": 4096, "global_batch_size": 8, "cuda_graphs": True} | training)
+def test_what_graphs_hold_of_experts_follows_the_release(
+    training: dict[str, Any], modules: tuple[str, ...] | None
+) -> None:
+    workload = TrainingWorkload(
+        **{"sequence_length": 4096, "global_batch_size": 8, "cuda_graphs": True} | training
+    )
     assert recorded_modules(workload, model("qwen3-30b-a3b")) == modules
     assert recorded_modules(workload, model("llama-3-8b")) == workload.cuda_graph_modules
 
 
 def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
-    """Dense: 3 + 5 elementwise kernels, 2 matmuls and their 4 in the backward pass, the core twice; 4 + 5 and 6 in the MLP;
-    with experts 16 + 20 and 6 in its place. Tensor parallelism adds 4 collectives forward and 6 backward.
+    """Dense: 3 + 5 elementwise kernels, 2 matmuls and their 4 in the backward pass, the core twice;
+    4 + 5 and 6 in the MLP; with experts 16 + 20 and 6 in its place. Tensor parallelism adds 4
+    collectives forward and 6 backward.
     """
     assert launches(10.0, tensor_parallel_size=1) == (120.0, 190.0)
     assert sum(launches(10.0, tensor_parallel_size=1, moe_fraction=1.0)) == 580.0
@@ -126,20 +151,27 @@ def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
 def test_stalls_of_a_layer_are_spread_over_its_launches_and_add_up_over_tensor_parallel_ranks(
     tensor: int, pipeline: int, num_gpus: int, each_us: int
 ) -> None:
-    """A dense layer has 12 kernels forward and 19 backward: 31. 4 and 6 tensor-parallel collectives are launched besides.
+    """A dense layer has 12 kernels forward and 19 backward: 31. 4 and 6 tensor-parallel collectives
+    are launched besides.
 
-    Ten layers launch 160 and 250. A launch takes 1 us; the device is busy for 0.1 ms in either pass.
+    Ten layers launch 160 and 250. A launch takes 1 us; the device is busy for 0.1 ms in either
+    pass.
     """
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=num_gpus))
     workload = TrainingWorkload(sequence_length=512, global_batch_size=8)
     case = case_of(model=model("llama-3-8b"), workload=workload, cluster=machine)
     framework = dataclasses.replace(
-        case.profile.framework, host_launch_s=1e-6, host_tensor_stall_s=31e-6, host_pipeline_stall_s=93e-6
+        case.profile.framework,
+        host_launch_s=1e-6,
+        host_tensor_stall_s=31e-6,
+        host_pipeline_stall_s=93e-6,
     )
     case = dataclasses.replace(case, profile=dataclasses.replace(case.profile, framework=framework))
     waits = host_waits(
         case=case,
-        candidates=Candidates.alone(ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)),
+        candidates=Candidates.alone(
+            ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+        ),
         layers=StageLayers(count=10.0),
         recomputed_fraction=0.0,
         forward_s=1e-4,

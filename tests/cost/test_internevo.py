@@ -32,7 +32,12 @@ PARAMETERS = 7.322e9
 
 
 def query(*, num_gpus: int, training: dict[str, Any] | None = None, **parallel: Any) -> Query:
-    work = {"sequence_length": 2048, "global_batch_size": 8 * num_gpus, "framework": "internevo", **(training or {})}
+    work = {
+        "sequence_length": 2048,
+        "global_batch_size": 8 * num_gpus,
+        "framework": "internevo",
+        **(training or {}),
+    }
     return parse_query(
         {
             "kind": "training",
@@ -63,37 +68,53 @@ def test_the_optimizers_step_needs_three_more_copies_of_the_shard() -> None:
     assert found.allocated_bytes == pytest.approx(28.0 * PARAMETERS / 4, rel=2e-3)
     sharded = asked(num_gpus=64, micro_batch_size=4, recompute="none").memory
     assert sharded is not None
-    assert sharded.optimizer_bytes + sharded.gradients_bytes < sharded.activations_bytes  # the backward pass is the peak
+    assert (
+        sharded.optimizer_bytes + sharded.gradients_bytes < sharded.activations_bytes
+    )  # the backward pass is the peak
 
 
 def test_gradients_are_reduced_over_all_replicas_and_only_shards_broadcast() -> None:
-    """Nothing hides the broadcasts: hiding everything leaves as much of them as hiding nothing does."""
+    """Nothing hides the broadcasts: hiding everything leaves as much of them as hiding nothing
+    does.
+    """
 
     def exposed(shard: int, overlap: float) -> float:
         config = ParallelConfig(data_parallel_size=64, data_parallel_shard_size=shard, zero_stage=1)
         return float(costs(config, data_parallel_overlap=overlap).parts["data_parallel"])
 
     reductions = {shard: exposed(shard, 0.0) - exposed(shard, 1.0) for shard in (1, 8, 0)}
-    assert reductions[1] == pytest.approx(reductions[8], rel=1e-9) == pytest.approx(reductions[0], rel=1e-9)
+    assert (
+        reductions[1]
+        == pytest.approx(reductions[8], rel=1e-9)
+        == pytest.approx(reductions[0], rel=1e-9)
+    )
     assert exposed(1, 1.0) == pytest.approx(0.0, abs=1e-4)
     assert exposed(1, 1.0) < exposed(8, 1.0) < exposed(0, 1.0)
 
 
 def test_more_ranks_broadcast_smaller_shares_and_take_longer() -> None:
     def broadcasts(gpus: int) -> float:
-        return float(costs(ParallelConfig(data_parallel_size=gpus), data_parallel_overlap=1.0).parts["data_parallel"])
+        return float(
+            costs(ParallelConfig(data_parallel_size=gpus), data_parallel_overlap=1.0).parts[
+                "data_parallel"
+            ]
+        )
 
     assert broadcasts(8) < broadcasts(16) < broadcasts(32) < broadcasts(64) < 4.0 * broadcasts(16)
 
 
 def test_the_last_stages_hold_the_layers_left_over() -> None:
     problem = resolve_training(query(num_gpus=6))
-    stages = anatomy.stages(problem=problem, config=ParallelConfig(pipeline_parallel_size=6, recompute="full"))
+    stages = anatomy.stages(
+        problem=problem, config=ParallelConfig(pipeline_parallel_size=6, recompute="full")
+    )
     assert [stage.layers for stage in stages] == [5, 5, 5, 5, 6, 6]
     fullest = asked(num_gpus=6, pipeline_parallel_size=6, micro_batch_size=1, recompute="full")
     assert fullest.memory is not None
     on_last = PARAMETERS - 2 * 4096 * 103168  # layers
-    assert fullest.memory.weights_bytes == pytest.approx(2.0 * (on_last * 6 / 32 + 4096 * 103168), rel=1e-3)
+    assert fullest.memory.weights_bytes == pytest.approx(
+        2.0 * (on_last * 6 / 32 + 4096 * 103168), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,18 +128,33 @@ def test_the_last_stages_hold_the_layers_left_over() -> None:
         ({}, {"recompute": "selective"}, "parallel.recompute"),
     ],
 )
-def test_what_none_of_its_measured_runs_used_is_refused_by_name(training: Any, parallel: Any, field: str) -> None:
+def test_what_none_of_its_measured_runs_used_is_refused_by_name(
+    training: Any, parallel: Any, field: str
+) -> None:
     with pytest.raises(InputError) as refused:
         asked(num_gpus=8, training=training, **parallel)
     assert refused.value.field == field
 
 
 def test_shards_within_a_node_are_measured_and_recommended_configurations_run() -> None:
-    assert "unchecked" not in asked(num_gpus=16, micro_batch_size=1, data_parallel_shard_size=8).provenance
+    assert (
+        "unchecked"
+        not in asked(num_gpus=16, micro_batch_size=1, data_parallel_shard_size=8).provenance
+    )
     piped = asked(num_gpus=16, micro_batch_size=1, pipeline_parallel_size=2, zero_stage=3)
-    assert piped.provenance["unchecked"] == ["parallel.zero_stage", "parallel.pipeline_parallel_size"]
-    for one in recommend(query=query(num_gpus=16, data_parallel_shard_size=[0, 8]), top=8).recommendations:
+    assert piped.provenance["unchecked"] == [
+        "parallel.zero_stage",
+        "parallel.pipeline_parallel_size",
+    ]
+    for one in recommend(
+        query=query(num_gpus=16, data_parallel_shard_size=[0, 8]), top=8
+    ).recommendations:
         parallel = one.parallel
         assert parallel.virtual_pipeline_parallel_size == parallel.context_parallel_size == 1
         assert parallel.recompute in ("none", "full") and parallel.zero_stage == 1
-        assert estimate(query=query(num_gpus=16, **{k: v for k, v in dataclasses.asdict(parallel).items() if v is not None}))
+        assert estimate(
+            query=query(
+                num_gpus=16,
+                **{k: v for k, v in dataclasses.asdict(parallel).items() if v is not None},
+            )
+        )

@@ -1,4 +1,6 @@
-"""Kernels of 2019: what is not fused passes over memory on its own, keeps what it kept, and takes longer."""
+"""Kernels of 2019: what is not fused passes over memory on its own, keeps what it kept, and takes
+longer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.training import estimate
 
 UNFUSED = TrainingWorkload(
-    sequence_length=1024, global_batch_size=8, precision="fp16", attention="unfused", dropout=0.1, kernel_fusion=False
+    sequence_length=1024,
+    global_batch_size=8,
+    precision="fp16",
+    attention="unfused",
+    dropout=0.1,
+    kernel_fusion=False,
 )
 FUSED = replace(UNFUSED, kernel_fusion=True)
 ROW = Candidates.alone(ParallelConfig(tensor_parallel_size=8, micro_batch_size=8))
@@ -30,9 +37,11 @@ ROW = Candidates.alone(ParallelConfig(tensor_parallel_size=8, micro_batch_size=8
 
 def case(workload: TrainingWorkload) -> TrainingCase:
     return TrainingCase(
-        model=model("gpt2-8.3b"), cluster=cluster(ClusterQuery(node_type="dgx-2h", num_gpus=8)), workload=workload,
+        model=model("gpt2-8.3b"),
+        cluster=cluster(ClusterQuery(node_type="dgx-2h", num_gpus=8)),
+        workload=workload,
         profile=efficiency(gpu=gpu("v100-sxm3-32gb-h"), framework="megatron-core"),
-    )  # fmt: skip
+    )
 
 
 def blocks(workload: TrainingWorkload) -> tuple[BlockTime, BlockTime]:
@@ -42,7 +51,9 @@ def blocks(workload: TrainingWorkload) -> tuple[BlockTime, BlockTime]:
 
 
 def test_each_pass_moves_the_tensors_that_the_code_of_2019_touches() -> None:
-    """TP 8, 8 x 1,024 tokens, h = 3,072 with 4 of 32 heads: passes by hand, 2 bytes an element read and written."""
+    """TP 8, 8 x 1,024 tokens, h = 3,072 with 4 of 32 heads: passes by hand, 2 bytes an element read
+    and written.
+    """
     profile = case(UNFUSED).profile
     scores, hidden, local = 8192 * 1024 * 4, 8192 * 3072, 8192 * 3072 / 8
 
@@ -52,18 +63,27 @@ def test_each_pass_moves_the_tensors_that_the_code_of_2019_touches() -> None:
 
     (attention, mlp), (fused, fused_mlp) = blocks(UNFUSED), blocks(FUSED)
     assert attention.core - fused.core == pytest.approx(seconds(3 * scores + 3 * local, 6))
-    assert attention.core_backward - fused.core_backward == pytest.approx(seconds(2 * scores + 3 * local, 5))
+    assert attention.core_backward - fused.core_backward == pytest.approx(
+        seconds(2 * scores + 3 * local, 5)
+    )
     # a bias of queries, keys and values, one of the output, and dropout
-    assert attention.elementwise - fused.elementwise == pytest.approx(seconds(3 * local + 2 * hidden))
+    assert attention.elementwise - fused.elementwise == pytest.approx(
+        seconds(3 * local + 2 * hidden)
+    )
     assert mlp.elementwise - fused_mlp.elementwise == pytest.approx(seconds(4 * local + 2 * hidden))
     assert attention.elementwise_backward == fused.elementwise_backward
 
 
 def found(name: str, workload: TrainingWorkload) -> Estimate:
     query = Query(
-        kind="training", model=name, cluster=ClusterQuery(gpu="a100", num_gpus=8), training=workload,
-        parallel=ParallelQuery(tensor_parallel_size=1 if "gpt" in name else 2, recompute="full", zero_stage=1),
-    )  # fmt: skip
+        kind="training",
+        model=name,
+        cluster=ClusterQuery(gpu="a100", num_gpus=8),
+        training=workload,
+        parallel=ParallelQuery(
+            tensor_parallel_size=1 if "gpt" in name else 2, recompute="full", zero_stage=1
+        ),
+    )
     return estimate(query=query, with_fixes=False)
 
 
@@ -76,13 +96,20 @@ def test_fusion_saves_time_and_no_memory(name: str) -> None:
 
 
 def test_a_gather_beside_a_matmul_costs_half_of_what_a_reduction_does() -> None:
-    one, config = case(FUSED), ParallelConfig(tensor_parallel_size=8, micro_batch_size=8, sequence_parallel=True)
+    one, config = (
+        case(FUSED),
+        ParallelConfig(tensor_parallel_size=8, micro_batch_size=8, sequence_parallel=True),
+    )
     sharded = Candidates.alone(config)
 
     def backward(overlap: float) -> float:
         framework = replace(one.profile.framework, tensor_parallel_overlap=overlap)
         profile = replace(one.profile, framework=framework)
-        return float(layer_time(case=replace(one, profile=profile), candidates=sharded).tensor_backward)
+        return float(
+            layer_time(case=replace(one, profile=profile), candidates=sharded).tensor_backward
+        )
 
     gather = 2.0 * float(shapes(case=one, candidates=sharded).gather_s)
-    assert [backward(share) for share in (0.0, 0.5, 1.0)] == pytest.approx([2.5 * gather, 1.75 * gather, gather])
+    assert [backward(share) for share in (0.0, 0.5, 1.0)] == pytest.approx(
+        [2.5 * gather, 1.75 * gather, gather]
+    )

@@ -1,4 +1,6 @@
-"""Pipelines laid out by hand: equal ones cost what the plain formulas say, uneven ones what their stages hold."""
+"""Pipelines laid out by hand: equal ones cost what the plain formulas say, uneven ones what their
+stages hold.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,24 @@ from hp_tool.tuning import resolve_search
 from tests.cost.cases import columns
 
 
-def query(layout: str | None, *, model: str = "llama-3-8b", gpus: int = 64, batch: int = 512, **parallel: Any) -> Query:
+def query(
+    layout: str | None,
+    *,
+    model: str = "llama-3-8b",
+    gpus: int = 64,
+    batch: int = 512,
+    **parallel: Any,
+) -> Query:
     return Query(
-        kind="training", model=model, cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+        kind="training",
+        model=model,
+        cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
         training=TrainingWorkload(sequence_length=4096, global_batch_size=batch),
-        parallel=ParallelQuery(**{"pipeline_parallel_size": 4, "micro_batch_size": 1} | parallel, pipeline_layout=layout),
-    )  # fmt: skip
+        parallel=ParallelQuery(
+            **{"pipeline_parallel_size": 4, "micro_batch_size": 1} | parallel,
+            pipeline_layout=layout,
+        ),
+    )
 
 
 def asked(layout: str | None, **said: Any) -> Estimate:
@@ -51,7 +65,12 @@ EQUAL = [
 @pytest.mark.parametrize(("layout", "said"), EQUAL, ids=range(len(EQUAL)))
 def test_equal_stages_cost_what_they_cost_unsaid(layout: str, said: dict[str, Any]) -> None:
     plain, laid_out = asked(None, **said), asked(layout, **said)
-    assert plain.memory is not None and laid_out.memory is not None and plain.time is not None and laid_out.time is not None
+    assert (
+        plain.memory is not None
+        and laid_out.memory is not None
+        and plain.time is not None
+        and laid_out.time is not None
+    )
     assert laid_out.time.step_s == pytest.approx(plain.time.step_s, rel=1e-12)
     assert laid_out.time.parts_s == pytest.approx(plain.time.parts_s, rel=1e-12)
     assert laid_out.memory.total_bytes == pytest.approx(plain.memory.total_bytes, rel=1e-12)
@@ -76,7 +95,12 @@ def test_a_stage_without_layers_costs_time_and_memory_of_its_end_alone() -> None
     assert found.time is not None and found.memory is not None
     assert all(np.isfinite(seconds) and seconds >= 0.0 for seconds in found.time.parts_s.values())
     for recompute in ("full", Recompute(granularity="full", method="block", num_layers=2)):
-        assert asked("Et*16|t*16|L", pipeline_parallel_size=3, gpus=48, batch=480, recompute=recompute).time is not None
+        assert (
+            asked(
+                "Et*16|t*16|L", pipeline_parallel_size=3, gpus=48, batch=480, recompute=recompute
+            ).time
+            is not None
+        )
 
 
 def test_tune_refuses_what_it_does_not_run() -> None:
@@ -88,28 +112,41 @@ def test_tune_refuses_what_it_does_not_run() -> None:
 def test_deepseek_v3_laid_out_as_megatron_core_documents() -> None:
     layout = "Et*3|(tt|)*29,m|L"
     said: dict[str, Any] = {
-        "model": "deepseek-v3", "gpus": 1024, "batch": 4096, "pipeline_parallel_size": 16, "expert_parallel_size": 64,
+        "model": "deepseek-v3",
+        "gpus": 1024,
+        "batch": 4096,
+        "pipeline_parallel_size": 16,
+        "expert_parallel_size": 64,
         "recompute": "full",
-    }  # fmt: skip
+    }
     found = asked(layout, **said)
     assert found.parallel is not None and found.parallel.virtual_pipeline_parallel_size == 2
-    assert found.time is not None and found.time.step_s == pytest.approx(sum(found.time.parts_s.values()))
+    assert found.time is not None and found.time.step_s == pytest.approx(
+        sum(found.time.parts_s.values())
+    )
     problem = resolve_training(query(layout, **said))
     kinds = stage_kinds(parse_layout(layout), stages=16, model=problem.model)
     assert sum(kind.ranks for kind in kinds) == 16
     assert sum(kind.ranks * kind.layers for kind in kinds) == 61
-    assert [kind.dense_layers for kind in kinds if kind.dense_layers] == [3]  # all on the first rank
+    assert [kind.dense_layers for kind in kinds if kind.dense_layers] == [
+        3
+    ]  # all on the first rank
     (multi_token,) = [kind for kind in kinds if kind.extra_layers]
     assert (multi_token.rank, multi_token.embedding_copies, multi_token.output) == (14, 1, 0)
-    # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its chunk of three.
+    # Of ranks with 2 + 2 layers every chunk in flight has two; the first rank holds more of its
+    # chunk of three.
     assert kinds[0].chunk_layers > 2.5 and kinds[1].chunk_layers == 2.0
 
 
 def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     """On the last stage of equal ones too, where no layout says so."""
-    problem = resolve_training(query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64))
+    problem = resolve_training(
+        query(None, model="deepseek-v3", gpus=1024, batch=4096, expert_parallel_size=64)
+    )
     model = problem.model
-    candidates = Candidates.alone(ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256))
+    candidates = Candidates.alone(
+        ParallelConfig(pipeline_parallel_size=4, expert_parallel_size=64, data_parallel_size=256)
+    )
     tied = dataclasses.replace(problem, model=dataclasses.replace(model, tie_word_embeddings=True))
     with_copy, without = (
         stage_parameters(case, candidates, whole_pipeline(case, candidates))[1]
@@ -123,7 +160,12 @@ def test_many_candidates_and_one_alone_agree() -> None:
     problem = resolve_training(query(layout))
     configs = [
         resolve_config(
-            ParallelQuery(pipeline_parallel_size=p, tensor_parallel_size=t, micro_batch_size=1, pipeline_layout=layout),
+            ParallelQuery(
+                pipeline_parallel_size=p,
+                tensor_parallel_size=t,
+                micro_batch_size=1,
+                pipeline_layout=layout,
+            ),
             num_gpus=64,
         )
         for p, t in ((8, 1), (4, 2), (2, 4), (8, 4))
@@ -132,4 +174,6 @@ def test_many_candidates_and_one_alone_agree() -> None:
     for place, config in enumerate(configs):
         one = columns(problem.costs(Candidates.alone(config)))
         for name, values in columns(together).items():
-            assert np.broadcast_to(values, (len(configs),))[place] == pytest.approx(one[name], rel=1e-12), name
+            assert np.broadcast_to(values, (len(configs),))[place] == pytest.approx(
+                one[name], rel=1e-12
+            ), name

@@ -41,7 +41,10 @@ def test_bytes_of_logits(cross_entropy: str, framework: str, bytes_each: int, to
 
 
 def test_what_is_saved_has_its_price_in_time() -> None:
-    times = [found({"cross_entropy": name}).time.step_s for name in ("in_place", "fused", "unfused", "chunked")]  # type: ignore[union-attr]
+    times = [
+        found({"cross_entropy": name}).time.step_s
+        for name in ("in_place", "fused", "unfused", "chunked")
+    ]  # type: ignore[union-attr]
     assert times == sorted(times)
 
 
@@ -49,6 +52,7 @@ def test_8b_with_a_million_tokens_fits_8_devices_with_a_chunked_loss_alone() -> 
     """All layers recomputed and their inputs on the host, the sequence split over the devices."""
     training = {"framework": "torch-fsdp", "sequence_length": 2**20, "offload": "activations"}
     whole, chunked = (
-        found(training | {"cross_entropy": name}, context_parallel_size=8, recompute="full") for name in ("unfused", "chunked")
+        found(training | {"cross_entropy": name}, context_parallel_size=8, recompute="full")
+        for name in ("unfused", "chunked")
     )
     assert chunked.feasible and not whole.feasible

@@ -16,12 +16,23 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.serving.problem import serving_case
 
-SIZES = {"num_hidden_layers": 3, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 1000, "normalization": "rmsnorm"}
+SIZES = {
+    "num_hidden_layers": 3,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "vocab_size": 1000,
+    "normalization": "rmsnorm",
+}
 LATENT = {"kv_lora_rank": 160, "qk_nope_head_dim": 48, "qk_rope_head_dim": 24}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 200}
 ODD_SHAPES = {
     "one wide head": {"num_attention_heads": 1, "head_dim": 96},
-    "heads wider than the model": {"num_key_value_heads": 3, "head_dim": 160, "gated_mlp": True, "intermediate_size": 1001},
+    "heads wider than the model": {
+        "num_key_value_heads": 3,
+        "head_dim": 160,
+        "gated_mlp": True,
+        "intermediate_size": 1001,
+    },
     "one key head": {"num_key_value_heads": 1, "tie_word_embeddings": False},
     "latent, no value width": {**LATENT, "head_dim": 72},
     "latent, no value width, queries compressed": {**LATENT, "head_dim": 192, "q_lora_rank": 100},
@@ -29,8 +40,18 @@ ODD_SHAPES = {
     "latent, no width without rotation": {"kv_lora_rank": 160, "head_dim": 40},
     "experts as wide as the MLP": {**EXPERTS, "moe_intermediate_size": None},
     "experts behind a dense layer": {**EXPERTS, "first_k_dense_replace": 1, "gated_mlp": True},
-    "shared experts, their own width": {**EXPERTS, "num_shared_experts": 2, "shared_expert_intermediate_size": 333},
-    "latent experts": {**EXPERTS, **LATENT, "num_shared_experts": 1, "gated_mlp": True, "first_k_dense_replace": 2},
+    "shared experts, their own width": {
+        **EXPERTS,
+        "num_shared_experts": 2,
+        "shared_expert_intermediate_size": 333,
+    },
+    "latent experts": {
+        **EXPERTS,
+        **LATENT,
+        "num_shared_experts": 1,
+        "gated_mlp": True,
+        "first_k_dense_replace": 2,
+    },
 }
 
 
@@ -40,14 +61,21 @@ def odd_model(request: pytest.FixtureRequest) -> ModelSpec:
 
 
 def by_hand(model: ModelSpec) -> tuple[float, float]:
-    """(weights of all layers' matrices without routers, those of the routers), from the shape's own numbers."""
+    """(weights of all layers' matrices without routers, those of the routers), from the shape's own
+    numbers.
+    """
     h, a = model.hidden_size, model.num_attention_heads
     d = model.head_dim or h // a
     if model.kv_lora_rank:
         nope = d if model.qk_nope_head_dim is None else model.qk_nope_head_dim
         rope, value = model.qk_rope_head_dim or 0, model.v_head_dim or nope
         queries = a * (nope + rope) * (model.q_lora_rank or h) + (model.q_lora_rank or 0) * h
-        attention = queries + h * (model.kv_lora_rank + rope) + model.kv_lora_rank * a * (nope + value) + a * value * h
+        attention = (
+            queries
+            + h * (model.kv_lora_rank + rope)
+            + model.kv_lora_rank * a * (nope + value)
+            + a * value * h
+        )
     else:
         attention = 2 * h * a * d + 2 * h * (model.num_key_value_heads or a) * d
     per_width = (3 if model.gated_mlp else 2) * h
@@ -57,7 +85,11 @@ def by_hand(model: ModelSpec) -> tuple[float, float]:
     if model.num_experts:
         dense = model.first_k_dense_replace
         expert = model.moe_intermediate_size or ffn
-        shared = (model.shared_expert_intermediate_size or model.num_shared_experts * expert) if model.num_shared_experts else 0
+        shared = (
+            (model.shared_expert_intermediate_size or model.num_shared_experts * expert)
+            if model.num_shared_experts
+            else 0
+        )
         experts = per_width * (model.num_experts * expert + shared)
     routers = (layers - dense) * h * (model.num_experts or 0)
     return layers * attention + dense * per_width * ffn + (layers - dense) * experts, routers
@@ -65,7 +97,10 @@ def by_hand(model: ModelSpec) -> tuple[float, float]:
 
 def layer_counts(model: ModelSpec) -> list[tuple[ModelSpec, int]]:
     """Layers without and with experts, as models of these alone."""
-    counts = ((model.without_experts, model.num_hidden_layers - model.moe_layers), (model, model.moe_layers))
+    counts = (
+        (model.without_experts, model.num_hidden_layers - model.moe_layers),
+        (model, model.moe_layers),
+    )
     return [(kind, count) for kind, count in counts if count]
 
 
@@ -92,13 +127,17 @@ def test_training_and_serving_weigh_the_same_matrices(model: ModelSpec) -> None:
 def test_divided_matrices_lie_whole_on_all_ranks_together(model: ModelSpec) -> None:
     for kind, _ in layer_counts(model):
         whole = layer_matrices(kind)
-        divided = layer_matrices(kind, tensor=np.array([1, 2, 4]), expert=2, expert_tensor=np.array([1, 5, 2]))
+        divided = layer_matrices(
+            kind, tensor=np.array([1, 2, 4]), expert=2, expert_tensor=np.array([1, 5, 2])
+        )
         assert [matrix.module for matrix in divided] == [matrix.module for matrix in whole]
         for one, part in zip(whole, divided, strict=True):
             if one.module == "linear_qkv" and model.kv_heads % 4:  # keys and values are copied
                 continue
             copies = np.ones(3) if part.division == "replicated" else part.ranks
-            assert part.entries * copies * (2 if part.routed else 1) == pytest.approx(one.entries * np.ones(3))
+            assert part.entries * copies * (2 if part.routed else 1) == pytest.approx(
+                one.entries * np.ones(3)
+            )
 
 
 def test_a_rank_keeps_one_key_value_head_where_there_are_fewer_heads_than_ranks() -> None:

@@ -1,4 +1,6 @@
-"""Saved activations against the real framework: one rank's layers under fake tensors, counted storage by storage."""
+"""Saved activations against the real framework: one rank's layers under fake tensors, counted
+storage by storage.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,72 @@ pytestmark = pytest.mark.slow
 
 LLAMA = {"gated_mlp": True, "normalization": "rmsnorm", "vocab_size": 1024}
 FAMILIES = {
-    "gpt": ModelSpec(num_hidden_layers=2, hidden_size=12288, num_attention_heads=96, vocab_size=1024),
-    "gqa": ModelSpec(
-        num_hidden_layers=2, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8, intermediate_size=28672, **LLAMA
+    "gpt": ModelSpec(
+        num_hidden_layers=2, hidden_size=12288, num_attention_heads=96, vocab_size=1024
     ),
-    "gated": ModelSpec(num_hidden_layers=2, hidden_size=4096, num_attention_heads=32, intermediate_size=11008, **LLAMA),
+    "gqa": ModelSpec(
+        num_hidden_layers=2,
+        hidden_size=8192,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        intermediate_size=28672,
+        **LLAMA,
+    ),
+    "gated": ModelSpec(
+        num_hidden_layers=2,
+        hidden_size=4096,
+        num_attention_heads=32,
+        intermediate_size=11008,
+        **LLAMA,
+    ),
     "normed": ModelSpec(
-        num_hidden_layers=2, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=12288,
-        query_key_norm="head", **LLAMA,
+        num_hidden_layers=2,
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=12288,
+        query_key_norm="head",
+        **LLAMA,
     ),
     # A decoder layer with cross attention to an encoder of another length.
     "t5": ModelSpec(
-        architecture="encoder_decoder", num_hidden_layers=2, hidden_size=4096, num_attention_heads=64, intermediate_size=10240,
-        vocab_size=1024, position_embedding="learned",
+        architecture="encoder_decoder",
+        num_hidden_layers=2,
+        hidden_size=4096,
+        num_attention_heads=64,
+        intermediate_size=10240,
+        vocab_size=1024,
+        position_embedding="learned",
     ),
     "bert": ModelSpec(
-        architecture="encoder", num_hidden_layers=2, hidden_size=2560, num_attention_heads=40, vocab_size=1024
+        architecture="encoder",
+        num_hidden_layers=2,
+        hidden_size=2560,
+        num_attention_heads=40,
+        vocab_size=1024,
     ),
-}  # fmt: skip
+}
 DROPOUT = {"gpt": 0.1, "t5": 0.1, "bert": 0.1}
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
 }
 CASES = [
     (family, t, sharded, recompute, attention)
     for family, t, sharded, recompute, attention in itertools.product(
         FAMILIES, (1, 2, 4, 8), (False, True), RECOMPUTE, ("unfused", "flash")
     )
-    if (attention == "flash" or t in (1, 8))  # a formula that holds at both ends of unfused attention holds between
+    if (
+        attention == "flash" or t in (1, 8)
+    )  # a formula that holds at both ends of unfused attention holds between
     and (t > 1 or not sharded)  # no sequence parallelism over one rank
-    # Unfused attention copies grouped keys and values to every query head; nobody trains GQA so, and it is not counted.
+    # Unfused attention copies grouped keys and values to every query head; nobody trains GQA so,
+    # and it is not counted.
     and (family not in ("gqa", "normed") or (recompute, attention) != ("none", "unfused"))
 ]
 SEQUENCE, ENCODER, MICRO_BATCH = 2048, 512, 2
@@ -112,9 +148,18 @@ def megatron_case(
 def _counter() -> subprocess.Popen[str]:
     """The program that counts, until this process ends: its imports take ten seconds."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
     command = [sys.executable, "-m", "tests.cost.megatron_layers"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
 
 
 def count_bytes(case: dict[str, Any]) -> float:
@@ -126,11 +171,17 @@ def count_bytes(case: dict[str, Any]) -> float:
         if line.startswith("["):  # not what a library says at its import
             (size,) = json.loads(line)
             return float(size)
-    raise AssertionError(f"the program that counts ended with {counter.wait()}: see its standard error")
+    raise AssertionError(
+        f"the program that counts ended with {counter.wait()}: see its standard error"
+    )
 
 
 def counted(family: str, t: int, sharded: bool, recompute: str, attention: str) -> float:
-    return count_bytes(megatron_case(FAMILIES[family], workload(family, attention), t=t, sharded=sharded, recompute=recompute))
+    return count_bytes(
+        megatron_case(
+            FAMILIES[family], workload(family, attention), t=t, sharded=sharded, recompute=recompute
+        )
+    )
 
 
 def parameters(cases: Iterable[tuple[Any, ...]], *, long: Collection[Any]) -> list[Any]:
@@ -138,18 +189,28 @@ def parameters(cases: Iterable[tuple[Any, ...]], *, long: Collection[Any]) -> li
     return [pytest.param(case, marks=[pytest.mark.long] * (case[1] in long)) for case in cases]
 
 
-@pytest.mark.parametrize("case", parameters(CASES, long=(2, 4)), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", parameters(CASES, long=(2, 4)), ids=lambda case: "-".join(map(str, case))
+)
 def test_saved_bytes_are_megatrons(case: tuple[Any, ...]) -> None:
-    """To the byte, but for what the formulas leave out on purpose: the norms' fp32 mean and inverse deviation per token, and
-    the cosines and sines of queries and of keys, which fused kernels do not keep.
+    """To the byte, but for what the formulas leave out on purpose: the norms' fp32 mean and inverse
+    deviation per token, and the cosines and sines of queries and of keys, which fused kernels do
+    not keep.
     """
     family, t, sharded, recompute, attention = case
-    config = ParallelConfig(tensor_parallel_size=t, micro_batch_size=MICRO_BATCH, sequence_parallel=sharded)
+    config = ParallelConfig(
+        tensor_parallel_size=t, micro_batch_size=MICRO_BATCH, sequence_parallel=sharded
+    )
     model = FAMILIES[family]
     two_sided = model.architecture == "encoder_decoder"
     count = decoder_layer_bytes if two_sided else layer_bytes
-    found = count(case=case_of(model=model, workload=workload(family, attention)), candidates=Candidates.alone(config))
-    saved = {"none": found.saved, "selective": found.saved_selective, "full": found.saved_full}[recompute]
+    found = count(
+        case=case_of(model=model, workload=workload(family, attention)),
+        candidates=Candidates.alone(config),
+    )
+    saved = {"none": found.saved, "selective": found.saved_selective, "full": found.saved_full}[
+        recompute
+    ]
     norms, numbers = 3 if two_sided else 2, 1 if model.normalization == "rmsnorm" else 2
     statistics = norms * numbers * 4 * SEQUENCE * MICRO_BATCH / (t if sharded else 1)
     angles = 4 * SEQUENCE * model.head_size * 2 if model.positions == "rotary" else 0

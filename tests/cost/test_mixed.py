@@ -1,4 +1,6 @@
-"""Two kinds of GPU: two of the same are one cluster, and otherwise the result lies between those of either kind."""
+"""Two kinds of GPU: two of the same are one cluster, and otherwise the result lies between those of
+either kind.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"
 PARALLEL = {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "recompute": "selective"}
 
 
-def asked(cluster: dict[str, Any], *, model: str = "llama-2-70b", training: Any = None, **parallel: Any) -> dict[str, Any]:
+def asked(
+    cluster: dict[str, Any], *, model: str = "llama-2-70b", training: Any = None, **parallel: Any
+) -> dict[str, Any]:
     workload = {"sequence_length": 4096, "global_batch_size": 128, "total_tokens": 1e11}
     return {
-        "kind": "training", "model": model, "cluster": cluster, "training": workload | (training or {}),
+        "kind": "training",
+        "model": model,
+        "cluster": cluster,
+        "training": workload | (training or {}),
         "parallel": PARALLEL | parallel,
-    }  # fmt: skip
+    }
 
 
 def estimate(*args: Any, **named: Any) -> Estimate:
@@ -37,11 +44,17 @@ def halves(first: str, second: str, num_gpus: int = 64) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["llama-2-70b", "mixtral-8x7b"])
 def test_two_of_the_same_kind_are_one_cluster(model: str) -> None:
-    """All candidates of a space whose stages divide the layers, schedules and recomputation varied."""
+    """All candidates of a space whose stages divide the layers, schedules and recomputation
+    varied.
+    """
     space = {
-        "pipeline_parallel_size": [2, 4, 8], "tensor_parallel_size": [2, 4, 8], "expert_parallel_size": [1, 2],
-        "virtual_pipeline_parallel_size": [1, 2], "recompute": ["none", "selective", "full"], "micro_batch_size": [1, 2],
-    }  # fmt: skip
+        "pipeline_parallel_size": [2, 4, 8],
+        "tensor_parallel_size": [2, 4, 8],
+        "expert_parallel_size": [1, 2],
+        "virtual_pipeline_parallel_size": [1, 2],
+        "recompute": ["none", "selective", "full"],
+        "micro_batch_size": [1, 2],
+    }
     one, two = (
         resolve_training(parse_query(asked(cluster, model=model, **space)))
         for cluster in ({"gpu": H100, "num_gpus": 64}, halves(H100, H100))
@@ -68,18 +81,26 @@ def test_the_slower_kind_gets_fewer_layers_and_the_step_lies_in_between() -> Non
 
 
 def test_each_kind_must_fit_into_its_own_memory() -> None:
-    """The first stages hold the most activations: they decide on small devices, and no longer where those come last."""
+    """The first stages hold the most activations: they decide on small devices, and no longer where
+    those come last.
+    """
     small = {"num_gpus": 32, "gpu": "a100-sxm-40gb"}
     large = {"num_gpus": 32, "gpu": "h200-sxm-141gb"}
     first = estimate({"stages": [small, large]}, recompute="none", micro_batch_size=2)
     last = estimate({"stages": [large, small]}, recompute="none", micro_batch_size=2)
     assert first.memory is not None and last.memory is not None
     assert first.memory.worst_stage < 4 and first.memory.capacity_bytes < 41e9
-    assert last.memory.total_bytes / last.memory.capacity_bytes < first.memory.total_bytes / first.memory.capacity_bytes
+    assert (
+        last.memory.total_bytes / last.memory.capacity_bytes
+        < first.memory.total_bytes / first.memory.capacity_bytes
+    )
 
 
 def test_stages_of_two_kinds_are_refused_by_name() -> None:
-    found = estimate({"stages": [{"gpu": A100, "num_gpus": 24}, {"gpu": H100, "num_gpus": 40}]}, pipeline_parallel_size=4)
+    found = estimate(
+        {"stages": [{"gpu": A100, "num_gpus": 24}, {"gpu": H100, "num_gpus": 40}]},
+        pipeline_parallel_size=4,
+    )
     (reason,) = found.reasons
     assert reason.code == "kinds_not_divisible" and "multiple of 8" in reason.message
 
@@ -90,10 +111,16 @@ def test_stages_of_two_kinds_are_refused_by_name() -> None:
         ({"stages": [{"gpu": A100, "num_gpus": 8}]}, InputError, "cluster.stages"),
         ({**halves(A100, H100), "gpu": H100}, InputError, "cluster.gpu"),
         ({**halves(A100, H100), "num_gpus": 65}, InputError, "cluster.num_gpus"),
-        ({"stages": [{"gpu": A100, "num_gpus": 8}, {"gpu": "cpu", "num_gpus": 8}]}, InputError, "cluster.stages"),
+        (
+            {"stages": [{"gpu": A100, "num_gpus": 8}, {"gpu": "cpu", "num_gpus": 8}]},
+            InputError,
+            "cluster.stages",
+        ),
     ],
 )
-def test_a_cluster_that_is_none_is_refused(change: dict[str, Any], kind: type[Exception], field: str) -> None:
+def test_a_cluster_that_is_none_is_refused(
+    change: dict[str, Any], kind: type[Exception], field: str
+) -> None:
     with pytest.raises(kind) as caught:
         estimate(change)
     assert caught.value.field == field  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""Leaves, oversubscription and rails: by hand, and the direction in which each moves every candidate of a space."""
+"""Leaves, oversubscription and rails: by hand, and the direction in which each moves every
+candidate of a space.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_rings_across_leaves(size: int, stride: int, expected: float) -> None:
     in_domain = max(min(8 // stride, size), 1)
     assert ring_slowdown(group, in_domain=in_domain, cluster=LEAVES) == expected
     slow = group_ring(machine=Machine(cluster=LEAVES, profile=plain_profile(LEAVES)), group=group)
-    fast = group_ring(machine=Machine(cluster=machine(), profile=plain_profile(LEAVES)), group=group)
+    fast = group_ring(
+        machine=Machine(cluster=machine(), profile=plain_profile(LEAVES)), group=group
+    )
     assert slow.bandwidth == pytest.approx(fast.bandwidth / expected)
 
 
@@ -69,8 +73,11 @@ def test_sends_across_leaves(distance: int, expected: float) -> None:
 
 
 def test_exchanges_across_leaves() -> None:
-    # 64 ranks in two leaves: 56 outside the node, 32 of them outside the leaf, at a quarter of the bandwidth.
-    assert exchange_slowdown(neighbours(64, cluster=LEAVES), in_domain=8, cluster=LEAVES) == pytest.approx(4 * 32 / 56)
+    # 64 ranks in two leaves: 56 outside the node, 32 of them outside the leaf, at a quarter of the
+    # bandwidth.
+    assert exchange_slowdown(
+        neighbours(64, cluster=LEAVES), in_domain=8, cluster=LEAVES
+    ) == pytest.approx(4 * 32 / 56)
     assert exchange_slowdown(neighbours(32, cluster=LEAVES), in_domain=8, cluster=LEAVES) == 1.0
 
 
@@ -80,18 +87,31 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     hop = profile.gpu.nvlink.latency_s
 
     def send(where: ClusterSpec, distance: int) -> float:
-        return float(send_seconds(1e6, machine=Machine(cluster=where, profile=profile), distance=distance, crosses=True))
+        return float(
+            send_seconds(
+                1e6,
+                machine=Machine(cluster=where, profile=profile),
+                distance=distance,
+                crosses=True,
+            )
+        )
 
     assert send(rails, 16) == send(plain, 16)  # the same local rank two nodes on
     assert send(rails, 12) == pytest.approx(send(plain, 12) + hop)
-    # Exchanges put 7/8 of what leaves the node on NVLink as well, which is felt where NVLink is the slower of the two.
+    # Exchanges put 7/8 of what leaves the node on NVLink as well, which is felt where NVLink is the
+    # slower of the two.
     slow = replace(plain.gpu, nvlink_bandwidth_bytes_per_second=20e9)
     one, other = (replace(where, gpu=slow) for where in (plain, rails))
     group = neighbours(16, cluster=one)
     near, away = 7 / 15 * 1e9, 8 / 15 * 1e9
-    seconds = [float(all_to_all_seconds(1e9, machine=Machine(cluster=c, profile=profile), group=group)) for c in (one, other)]
+    seconds = [
+        float(all_to_all_seconds(1e9, machine=Machine(cluster=c, profile=profile), group=group))
+        for c in (one, other)
+    ]
     reached = 20e9 * profile.gpu.all_to_all.bandwidth_fraction
-    assert seconds[1] - seconds[0] == pytest.approx((near + 7 / 8 * away) / reached - max(near / reached, away / 25e9))
+    assert seconds[1] - seconds[0] == pytest.approx(
+        (near + 7 / 8 * away) / reached - max(near / reached, away / 25e9)
+    )
     assert group_ring(machine=Machine(cluster=other, profile=profile), group=group) == group_ring(
         machine=Machine(cluster=one, profile=profile), group=group
     )
@@ -100,7 +120,10 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
 @pytest.mark.parametrize(
     ("said", "field"),
     [
-        ({"network_oversubscription": 0.5, "nodes_per_leaf": 4}, "cluster.network_oversubscription"),
+        (
+            {"network_oversubscription": 0.5, "nodes_per_leaf": 4},
+            "cluster.network_oversubscription",
+        ),
         ({"network_oversubscription": 2.0}, "cluster.nodes_per_leaf"),
         ({"nodes_per_leaf": 0}, "cluster.nodes_per_leaf"),
     ],
@@ -120,7 +143,9 @@ def spaces(name: str) -> tuple[Problem, Candidates]:
         workload=TrainingWorkload(sequence_length=16384, global_batch_size=128),
         profile=efficiency(gpu=where.gpu, framework="megatron-core"),
     )
-    query = ParallelQuery(micro_batch_size=1, recompute="none", expert_tensor_parallel_size=(1, 2), zero_stage=(1, 3))
+    query = ParallelQuery(
+        micro_batch_size=1, recompute="none", expert_tensor_parallel_size=(1, 2), zero_stage=(1, 3)
+    )
     chunks = legal_chunks(axes=default_axes(query=query, case=problem), case=problem)
     return problem, Candidates.concatenate([chunk.candidates for chunk in chunks])
 
@@ -154,17 +179,28 @@ def test_a_slower_network_never_makes_a_step_faster(
     if problem.model.num_experts and not order.endswith("pp"):
         order = "tp-dp-cp-ep-pp"
     here = replace(
-        problem.cluster, rank_order=order, network_topology=topology, nodes_per_leaf=leaf, network_oversubscription=over
+        problem.cluster,
+        rank_order=order,
+        network_topology=topology,
+        nodes_per_leaf=leaf,
+        network_oversubscription=over,
     )
     worse = {
         "oversubscription": {"network_oversubscription": over * factor},
-        "bandwidth": {"inter_node_bandwidth_bytes_per_second": here.inter_node_bandwidth_bytes_per_second / factor},
+        "bandwidth": {
+            "inter_node_bandwidth_bytes_per_second": here.inter_node_bandwidth_bytes_per_second
+            / factor
+        },
         "latency": {"inter_node_latency_s": here.inter_node_latency_s * factor},
     }[change]
     before = replace(problem, cluster=here).costs(candidates).step_s
     after = replace(problem, cluster=replace(here, **worse)).costs(candidates).step_s
     assert np.all(np.isfinite(before)) and np.all(after >= before * (1 - EXACT))
-    full = replace(problem, cluster=replace(here, network_oversubscription=1.0)).costs(candidates).step_s
+    full = (
+        replace(problem, cluster=replace(here, network_oversubscription=1.0))
+        .costs(candidates)
+        .step_s
+    )
     assert np.all(before >= full * (1 - EXACT))
 
 

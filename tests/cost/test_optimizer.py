@@ -30,7 +30,9 @@ QUERY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9}), ("Muon", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9}), ("Muon", {})]
+)
 def test_states_are_what_torch_keeps(name: str, options: dict[str, Any]) -> None:
     """After one step on fp32 parameters, whose master copy they are themselves."""
     torch = torch_or_skip()
@@ -51,15 +53,34 @@ def test_states_are_what_torch_keeps(name: str, options: dict[str, Any]) -> None
     ("precisions", "total"),
     [
         ({}, 18),
-        ({"optimizer_precision": "bf16"}, 14),  # DeepSeek-V3's moments, arXiv 2412.19437 section 3.3.2
-        ({"optimizer_precision": "fp8", "exp_avg_sq_precision": "fp16", "master_precision": "fp16"}, 2 + 4 + 1 + 2 + 2),
+        (
+            {"optimizer_precision": "bf16"},
+            14,
+        ),  # DeepSeek-V3's moments, arXiv 2412.19437 section 3.3.2
+        (
+            {
+                "optimizer_precision": "fp8",
+                "exp_avg_sq_precision": "fp16",
+                "master_precision": "fp16",
+            },
+            2 + 4 + 1 + 2 + 2,
+        ),
         ({"optimizer_precision": "bf16", "master_precision": "remainder"}, 12),
-        ({"gradient_precision": "bf16", "optimizer_precision": "bf16", "master_precision": "none"}, 8),
+        (
+            {
+                "gradient_precision": "bf16",
+                "optimizer_precision": "bf16",
+                "master_precision": "none",
+            },
+            8,
+        ),
         ({"optimizer": "sgd"}, 14),
     ],
 )
 def test_bytes_of_a_parameter(precisions: dict[str, Any], total: float) -> None:
-    """The third is FP8-LM's optimizer (arXiv 2310.18313 section 2.2) with fp32 gradients: 1 + 2 + 2 bytes of states."""
+    """The third is FP8-LM's optimizer (arXiv 2310.18313 section 2.2) with fp32 gradients: 1 + 2 + 2
+    bytes of states.
+    """
     size = bytes_per_parameter(replace(WORKLOAD, **precisions))
     assert size.weights + size.gradients + size.optimizer == total
 
@@ -72,25 +93,42 @@ def test_orthogonalisation_has_the_flops_that_torch_counts(rows: int, columns: i
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        _muon._zeropower_via_newtonschulz(torch.randn(rows, columns), (3.4445, -4.775, 2.0315), 5, 1e-7)
+        _muon._zeropower_via_newtonschulz(
+            torch.randn(rows, columns), (3.4445, -4.775, 2.0315), 5, 1e-7
+        )
     assert newton_schulz_flops(rows, columns) == counter.get_total_flops()
 
 
 def test_muon_keeps_one_state_of_matrices_and_two_of_the_rest() -> None:
-    """Llama 3 8B on one device: 12 bytes a parameter of states and master copy, 4 fewer for each of the layers' matrices."""
-    found = estimate(query=parse_query(QUERY | {
-        "cluster": {"gpu": "h200", "num_gpus": 1}, "parallel": {}, "training": QUERY["training"] | {"optimizer": "muon"},
-    }))  # fmt: skip
+    """Llama 3 8B on one device: 12 bytes a parameter of states and master copy, 4 fewer for each of
+    the layers' matrices.
+    """
+    found = estimate(
+        query=parse_query(
+            QUERY
+            | {
+                "cluster": {"gpu": "h200", "num_gpus": 1},
+                "parallel": {},
+                "training": QUERY["training"] | {"optimizer": "muon"},
+            }
+        )
+    )
     shape = model("llama-3-8b")
     matrices = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert found.memory is not None
-    assert found.memory.optimizer_bytes == pytest.approx(12 * total_parameters(shape) - 4 * matrices, rel=1e-12)
+    assert found.memory.optimizer_bytes == pytest.approx(
+        12 * total_parameters(shape) - 4 * matrices, rel=1e-12
+    )
 
 
 def seconds(**changes: Any) -> dict[str, float]:
     training = QUERY["training"] | {"optimizer": changes.pop("optimizer", "muon")}
     cluster = QUERY["cluster"] | {"num_gpus": changes.pop("num_gpus", 16)}
-    query = QUERY | {"cluster": cluster, "training": training, "parallel": QUERY["parallel"] | changes}
+    query = QUERY | {
+        "cluster": cluster,
+        "training": training,
+        "parallel": QUERY["parallel"] | changes,
+    }
     found = estimate(query=parse_query(query))
     assert found.time is not None
     return found.time.parts_s
@@ -100,28 +138,47 @@ def test_matrices_are_dealt_out_to_the_replicas_until_each_has_one() -> None:
     alone = seconds(zero_stage=0)["optimizer"]
     few, many = (seconds(zero_stage=1, num_gpus=gpus)["optimizer"] for gpus in (8, 32))
     assert alone > few > many
-    # An H100 at its peak would need this long for what two tensor-parallel ranks turn; queries, keys and values apart.
+    # An H100 at its peak would need this long for what two tensor-parallel ranks turn; queries,
+    # keys and values apart.
     flops = sum(
         newton_schulz_flops(rows, columns)
-        for rows, columns in ((2048, 4096), (512, 4096), (512, 4096), (4096, 2048), (14336, 4096), (4096, 7168))
+        for rows, columns in (
+            (2048, 4096),
+            (512, 4096),
+            (512, 4096),
+            (4096, 2048),
+            (14336, 4096),
+            (4096, 7168),
+        )
     )
     assert alone > 32 * flops / 989.4e12
     assert alone < 32 * flops / 989.4e12 * 3
 
 
 def test_muon_reduces_whole_gradients_where_states_are_dealt_out_by_matrix() -> None:
-    """Megatron's layer-wise optimizer all-reduces them: 8 bytes a parameter and 2 gathered, where Adam sends 4 and 2."""
-    muon, adam = (seconds(optimizer=name, zero_stage=1, num_gpus=32)["data_parallel"] for name in ("muon", "adam"))
+    """Megatron's layer-wise optimizer all-reduces them: 8 bytes a parameter and 2 gathered, where
+    Adam sends 4 and 2.
+    """
+    muon, adam = (
+        seconds(optimizer=name, zero_stage=1, num_gpus=32)["data_parallel"]
+        for name in ("muon", "adam")
+    )
     assert muon >= adam
-    # Sharding gradients saves both passes over them; Muon must bring the shards of momenta together.
-    saved = [seconds(optimizer=name, zero_stage=1)["optimizer"] - seconds(optimizer=name, zero_stage=2)["optimizer"]
-             for name in ("muon", "adam")]  # fmt: skip
+    # Sharding gradients saves both passes over them; Muon must bring the shards of momenta
+    # together.
+    saved = [
+        seconds(optimizer=name, zero_stage=1)["optimizer"]
+        - seconds(optimizer=name, zero_stage=2)["optimizer"]
+        for name in ("muon", "adam")
+    ]
     assert saved[0] < saved[1]
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from(("sgd", "adam", "muon")))
-def test_cheaper_optimizers_never_keep_more(case: tuple[Problem, ParallelConfig], name: str) -> None:
+def test_cheaper_optimizers_never_keep_more(
+    case: tuple[Problem, ParallelConfig], name: str
+) -> None:
     problem, config = case
     adam, other = (
         replace(problem, workload=replace(problem.workload, optimizer=optimizer)).costs([config])  # type: ignore[arg-type]

@@ -45,12 +45,19 @@ def test_causal_counts_half_of_the_attention() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "bert-large", "t5-11b"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_shares_of_peak_by_the_causal_half_are_those_of_that_convention(name: str, recompute: str) -> None:
+def test_shares_of_peak_by_the_causal_half_are_those_of_that_convention(
+    name: str, recompute: str
+) -> None:
     def estimate(mask: str) -> Estimate:
         answer = hp_tool.estimate(
-            model=name, gpu="h100-sxm-80gb", num_gpus=8, sequence_length=16384, global_batch_size=8,
-            training={"attention_mask_flops": mask}, parallel={"recompute": recompute},
-        )  # fmt: skip
+            model=name,
+            gpu="h100-sxm-80gb",
+            num_gpus=8,
+            sequence_length=16384,
+            global_batch_size=8,
+            training={"attention_mask_flops": mask},
+            parallel={"recompute": recompute},
+        )
         assert isinstance(answer.estimate, Estimate)
         return answer.estimate
 
@@ -67,17 +74,25 @@ def test_shares_of_peak_by_the_causal_half_are_those_of_that_convention(name: st
     [
         # of model FLOPs over 72 B L s h^2: what each convention adds to 1 + s/6h + V/12hL
         ("none", lambda s, h: 0.0, lambda s, h: 0.0),
-        ("selective", lambda s, h: s / (4.5 * h) - s / (6 * h), lambda s, h: s / (3 * h) - s / (6 * h)),
+        (
+            "selective",
+            lambda s, h: s / (4.5 * h) - s / (6 * h),
+            lambda s, h: s / (3 * h) - s / (6 * h),
+        ),
         ("full", lambda s, h: (1 + s / (6 * h)) / 3, lambda s, h: (1 + s / (6 * h)) / 3),
     ],
 )
-def test_hardware_flops_by_both_conventions(model: Published, recompute: str, share, share_paper) -> None:  # type: ignore[no-untyped-def]
+def test_hardware_flops_by_both_conventions(
+    model: Published, recompute: str, share, share_paper
+) -> None:  # type: ignore[no-untyped-def]
     s, h, layers = SEQUENCE, model.hidden, model.layers
     estimate = published_estimate(model, recompute=recompute)
     assert estimate.mfu and estimate.hfu and estimate.hfu_paper
     whole = 1 + s / (6 * h) + VOCABULARY / (12 * h * layers)
     assert estimate.hfu / estimate.mfu == pytest.approx(1 + share(s, h) / whole, rel=1e-12)
-    assert estimate.hfu_paper / estimate.mfu == pytest.approx(1 + share_paper(s, h) / whole, rel=1e-12)
+    assert estimate.hfu_paper / estimate.mfu == pytest.approx(
+        1 + share_paper(s, h) / whole, rel=1e-12
+    )
 
 
 def test_full_recomputation_is_the_papers_96() -> None:
@@ -86,13 +101,17 @@ def test_full_recomputation_is_the_papers_96() -> None:
     s, h, layers = SEQUENCE, model.hidden, model.layers
     estimate = published_estimate(model, recompute="full")
     assert estimate.hfu and estimate.mfu
-    hardware = 96 * model.batch * layers * s * h**2 * (1 + s / (6 * h) + VOCABULARY / (16 * h * layers))
+    hardware = (
+        96 * model.batch * layers * s * h**2 * (1 + s / (6 * h) + VOCABULARY / (16 * h * layers))
+    )
     assert estimate.hfu / estimate.mfu == pytest.approx(hardware / model_flops(model), rel=1e-12)
 
 
 @each_model
 def test_utilisation_columns_of_table_5(model: Published) -> None:
-    """From the measured seconds: MFU, and HFU by the paper's own count of what selective recomputation repeats."""
+    """From the measured seconds: MFU, and HFU by the paper's own count of what selective
+    recomputation repeats.
+    """
     gpus = 8 * model.pipeline
     mfu = model_flops(model) / (gpus * PEAK * model.seconds)
     estimate = published_estimate(model, recompute="selective")

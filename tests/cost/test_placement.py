@@ -13,14 +13,24 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import Axis, Group, checked_order, dense_group, expert_group, in_block, sharing
+from hp_tool.cost.network import (
+    Axis,
+    Group,
+    checked_order,
+    dense_group,
+    expert_group,
+    in_block,
+    sharing,
+)
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError
 from tests.conftest import skip_or_fail
 
 SIZES = st.sampled_from((1, 2, 3, 4))
-ORDERS = st.sampled_from(["-".join(names) for names in itertools.permutations(("tp", "cp", "ep", "dp", "pp"))])
+ORDERS = st.sampled_from(
+    ["-".join(names) for names in itertools.permutations(("tp", "cp", "ep", "dp", "pp"))]
+)
 
 
 @functools.cache
@@ -47,12 +57,24 @@ def members(group: Group) -> list[int]:
 @given(SIZES, SIZES, SIZES, SIZES, ORDERS)
 def test_groups_are_megatrons(t: int, c: int, d: int, p: int, order: str) -> None:
     config = ParallelConfig(
-        tensor_parallel_size=t, context_parallel_size=c, data_parallel_size=d, pipeline_parallel_size=p,
-        expert_parallel_size=c * d, expert_tensor_parallel_size=t,
-    )  # fmt: skip
+        tensor_parallel_size=t,
+        context_parallel_size=c,
+        data_parallel_size=d,
+        pipeline_parallel_size=p,
+        expert_parallel_size=c * d,
+        expert_tensor_parallel_size=t,
+    )
     candidate = Candidates.alone(config)
     dense = rank_generator()(tp=t, ep=1, dp=d, pp=p, cp=c, order=order)
-    for names in (("tp",), ("cp",), ("dp",), ("pp",), ("dp", "cp"), ("tp", "pp"), ("tp", "cp", "dp")):
+    for names in (
+        ("tp",),
+        ("cp",),
+        ("dp",),
+        ("pp",),
+        ("dp", "cp"),
+        ("tp", "pp"),
+        ("tp", "cp", "dp"),
+    ):
         found = dense_group(candidate, *names, cluster=ordered(order))
         assert members(found) == sorted(dense.get_ranks("-".join(names))[0]), names
     experts = rank_generator()(tp=t, ep=c * d, dp=1, pp=p, cp=1, order=order)
@@ -63,7 +85,9 @@ def test_groups_are_megatrons(t: int, c: int, d: int, p: int, order: str) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, SIZES, SIZES, ORDERS, st.sampled_from((4, 6, 8, 12)))
-def test_the_short_side_of_a_block_is_counted(t: int, d: int, p: int, order: str, block: int) -> None:
+def test_the_short_side_of_a_block_is_counted(
+    t: int, d: int, p: int, order: str, block: int
+) -> None:
     """No group has fewer members in a block that it touches than `sharing` says."""
     config = ParallelConfig(tensor_parallel_size=t, data_parallel_size=d, pipeline_parallel_size=p)
     generator = rank_generator()(tp=t, ep=1, dp=d, pp=p, cp=1, order=order)
@@ -110,7 +134,12 @@ def test_an_order_that_is_none_is_refused(order: str) -> None:
 
 def test_replicas_beside_stages_lie_further_apart() -> None:
     """dp and cp on both sides of pp make two axes, together as many ranks as before."""
-    config = ParallelConfig(tensor_parallel_size=2, context_parallel_size=2, data_parallel_size=4, pipeline_parallel_size=4)
+    config = ParallelConfig(
+        tensor_parallel_size=2,
+        context_parallel_size=2,
+        data_parallel_size=4,
+        pipeline_parallel_size=4,
+    )
     candidate = Candidates.alone(config)
     apart = dense_group(candidate, "cp", "dp", cluster=ordered("tp-cp-ep-pp-dp"))
     together = dense_group(candidate, "cp", "dp", cluster=ordered("tp-cp-ep-dp-pp"))

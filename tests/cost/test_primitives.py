@@ -27,7 +27,9 @@ NVLINK, NETWORK = 300e9, 25e9
 
 
 def plain_profile(machine: ClusterSpec) -> EfficiencyProfile:
-    """Half of every peak, latencies of 1 us inside and 10 us outside, nothing hidden and no other loss."""
+    """Half of every peak, latencies of 1 us inside and 10 us outside, nothing hidden and no other
+    loss.
+    """
     shipped = efficiency(gpu=machine.gpu, framework="megatron-core")
     inside = Link(bandwidth_fraction=0.5, latency_s=1e-6, latency_per_peer_s=0.0, ramp_bytes=0.0)
     outside = Link(bandwidth_fraction=0.5, latency_s=1e-5, latency_per_peer_s=0.0, ramp_bytes=0.0)
@@ -35,10 +37,15 @@ def plain_profile(machine: ClusterSpec) -> EfficiencyProfile:
     return EfficiencyProfile(
         gpu=replace(shipped.gpu, nvlink=inside, matmul={"bf16": roof}, attention=roof),
         framework=replace(
-            shipped.framework, fp32_accumulation={}, network=outside, matmul_slowdown=1.0, tensor_parallel_overlap=0.0,
-            data_parallel_overlap=0.0, pipeline_overlap=0.0,
+            shipped.framework,
+            fp32_accumulation={},
+            network=outside,
+            matmul_slowdown=1.0,
+            tensor_parallel_overlap=0.0,
+            data_parallel_overlap=0.0,
+            pipeline_overlap=0.0,
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -48,11 +55,17 @@ def machine() -> ClusterSpec:
 
 def test_a_large_matmul_is_bound_by_arithmetic_a_thin_one_by_memory(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
-    large = matmul_seconds(8192.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16")
+    large = matmul_seconds(
+        8192.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16"
+    )
     assert float(large) == pytest.approx(1e-6 + 2 * 8192**3 / (0.5 * 312e12))
-    thin = matmul_seconds(1.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16")
+    thin = matmul_seconds(
+        1.0, 8192.0, 8192.0, machine=Machine(cluster=machine, profile=profile), precision="bf16"
+    )
     traffic = 2 * (8192 + 8192**2 + 8192)
-    assert float(thin) == pytest.approx(1e-6 + traffic / (0.5 * machine.gpu.memory_bandwidth_bytes_per_second))
+    assert float(thin) == pytest.approx(
+        1e-6 + traffic / (0.5 * machine.gpu.memory_bandwidth_bytes_per_second)
+    )
 
 
 def test_precision_without_hardware_is_refused() -> None:
@@ -71,8 +84,13 @@ def test_precision_without_hardware_is_refused() -> None:
         (16, 1, 1e-5 + 1e-6, NETWORK / 2 * 8),  # all eight do
     ],
 )
-def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride: int, latency: float, bandwidth: float) -> None:
-    sizes, strides = np.array([group, 64]), np.array([stride, 1])  # the second row makes some ring cross nodes
+def test_rings_inside_and_across_nodes(
+    machine: ClusterSpec, group: int, stride: int, latency: float, bandwidth: float
+) -> None:
+    sizes, strides = (
+        np.array([group, 64]),
+        np.array([stride, 1]),
+    )  # the second row makes some ring cross nodes
     found = group_ring(
         machine=Machine(cluster=machine, profile=plain_profile(machine)),
         group=neighbours(sizes, stride=strides, cluster=machine),
@@ -89,33 +107,54 @@ def test_rings_inside_and_across_nodes(machine: ClusterSpec, group: int, stride:
         (32, 1, "fat_tree", 1 + 7 * 2 + 10 + 3 * (5 + 3)),  # 4 domains: 3 hops over the network
         (4, 8, "fat_tree", 1 + 10 + 3 * (5 + 3)),  # one rank a node
         (4, 8, "rail_optimized", 1 + 10 + 3 * (5 + 3)),  # on one rail
-        (4, 12, "rail_optimized", 1 + 10 + 3 * (5 + 3 + 1)),  # from rail to rail: each hop first crosses NVLink
-        (16, 4, "rail_optimized", 1 + 1 * 2 + 10 + 7 * (5 + 3)),  # two ranks a node, each on its own rail
+        (
+            4,
+            12,
+            "rail_optimized",
+            1 + 10 + 3 * (5 + 3 + 1),
+        ),  # from rail to rail: each hop first crosses NVLink
+        (
+            16,
+            4,
+            "rail_optimized",
+            1 + 1 * 2 + 10 + 7 * (5 + 3),
+        ),  # two ranks a node, each on its own rail
     ],
 )
 def test_a_ring_waits_for_its_peers_and_for_every_hop_between_domains(
     group: int, stride: int, topology: str, microseconds: int
 ) -> None:
-    """NVLink: 1 us and 2 us per further peer. Network: 10 us, and per hop 5 us of the collective and 3 us of the wire."""
+    """NVLink: 1 us and 2 us per further peer. Network: 10 us, and per hop 5 us of the collective
+    and 3 us of the wire.
+    """
     machine = cluster(
-        ClusterQuery(gpu="a100-sxm-80gb", num_gpus=64, inter_node_latency_s=3e-6, network_topology=topology)  # type: ignore[arg-type]
+        ClusterQuery(
+            gpu="a100-sxm-80gb", num_gpus=64, inter_node_latency_s=3e-6, network_topology=topology
+        )  # type: ignore[arg-type]
     )
     plain = plain_profile(machine)
     profile = replace(
         plain,
         gpu=replace(plain.gpu, nvlink=replace(plain.gpu.nvlink, latency_per_peer_s=2e-6)),
-        framework=replace(plain.framework, network=replace(plain.framework.network, latency_per_peer_s=5e-6)),
+        framework=replace(
+            plain.framework, network=replace(plain.framework.network, latency_per_peer_s=5e-6)
+        ),
     )
     members = neighbours(group, stride=stride, cluster=machine)
-    assert group_ring(machine=Machine(cluster=machine, profile=profile), group=members).latency_s == pytest.approx(
-        1e-6 * microseconds
-    )
+    assert group_ring(
+        machine=Machine(cluster=machine, profile=profile), group=members
+    ).latency_s == pytest.approx(1e-6 * microseconds)
 
 
 def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
     profile = plain_profile(machine)
-    ramped = replace(profile, gpu=replace(profile.gpu, nvlink=replace(profile.gpu.nvlink, ramp_bytes=1e6)))
-    found = group_ring(machine=Machine(cluster=machine, profile=ramped), group=neighbours(np.array([8]), cluster=machine))
+    ramped = replace(
+        profile, gpu=replace(profile.gpu, nvlink=replace(profile.gpu.nvlink, ramp_bytes=1e6))
+    )
+    found = group_ring(
+        machine=Machine(cluster=machine, profile=ramped),
+        group=neighbours(np.array([8]), cluster=machine),
+    )
     assert found.seconds(np.array([4e6]))[0] == pytest.approx(1e-6 + (4e6 + 2e6) / (NVLINK / 2))
 
 
@@ -144,26 +183,40 @@ def test_chunks_in_flight(p: int, v: int, m: int, first: int, last: int) -> None
     config = ParallelConfig(pipeline_parallel_size=p, virtual_pipeline_parallel_size=v)
     candidates = Candidates.from_configs([config])
     for from_end, expected in ((p - 1, first), (0, last)):
-        found = chunks_in_flight(candidates, from_end=np.array([from_end]), micro_batches=np.array([float(m)]))
+        found = chunks_in_flight(
+            candidates, from_end=np.array([from_end]), micro_batches=np.array([float(m)])
+        )
         assert found[0] == expected
 
 
 def _piped(machine: ClusterSpec, **parallel: int) -> dict[str, float]:
-    """Time parts of a model whose layers outweigh its ends by far, on p = 4 stages of 2 replicas of 8 ranks."""
+    """Time parts of a model whose layers outweigh its ends by far, on p = 4 stages of 2 replicas of
+    8 ranks.
+    """
     shape = ModelSpec(
-        num_hidden_layers=48, hidden_size=8192, num_attention_heads=64, vocab_size=64, position_embedding="rotary"
+        num_hidden_layers=48,
+        hidden_size=8192,
+        num_attention_heads=64,
+        vocab_size=64,
+        position_embedding="rotary",
     )
     problem = Problem(
-        model=shape, cluster=machine, profile=plain_profile(machine),
+        model=shape,
+        cluster=machine,
+        profile=plain_profile(machine),
         workload=TrainingWorkload(sequence_length=2048, global_batch_size=32),
-    )  # fmt: skip
-    config = ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2, **parallel)
+    )
+    config = ParallelConfig(
+        tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2, **parallel
+    )
     return {name: float(seconds[0]) for name, seconds in problem.costs([config]).parts.items()}
 
 
 @pytest.mark.parametrize("v", (1, 2, 3))
 def test_the_bubble_is_its_share_of_the_ideal_time(machine: ClusterSpec, v: int) -> None:
-    """(p-1)/(v m) of what the stages work, and the pipeline's filling by transfers (arXiv 2104.04473 section 2.2)."""
+    """(p-1)/(v m) of what the stages work, and the pipeline's filling by transfers (arXiv
+    2104.04473 section 2.2).
+    """
     parts = _piped(machine, virtual_pipeline_parallel_size=v)
     ideal = parts["compute"] + parts["attention"] + parts["tensor_parallel"]
     transfers = 2 * 3 * (1e-5 + 2048 * 8192 * 2 / 8 / (NETWORK / 2))
@@ -174,11 +227,15 @@ def test_each_chunk_sends_its_share_of_the_activations(machine: ClusterSpec) -> 
     """Two messages of s b h 2 / t bytes per micro-batch and chunk."""
     message = 1e-5 + 2048 * 8192 * 2 / 8 / (NETWORK / 2)
     for v in (1, 2):
-        assert _piped(machine, virtual_pipeline_parallel_size=v)["pipeline_p2p"] == pytest.approx(2 * 16 * v * message)
+        assert _piped(machine, virtual_pipeline_parallel_size=v)["pipeline_p2p"] == pytest.approx(
+            2 * 16 * v * message
+        )
 
 
 def test_gradients_cross_the_network_once(machine: ClusterSpec) -> None:
-    """ZeRO 1: fp32 gradients scattered and 16-bit weights gathered, 6 bytes a parameter; ZeRO 0 all-reduces 8."""
+    """ZeRO 1: fp32 gradients scattered and 16-bit weights gathered, 6 bytes a parameter; ZeRO 0
+    all-reduces 8.
+    """
     layers = 12 * (12 * 8192**2 / 8 + (4 + 3) * 8192 / 8 + 6 * 8192)
     parameters = layers + 64 * 8192 / 8 + 2 * 8192
     for zero, size in ((1, 6.0), (0, 8.0)):

@@ -1,4 +1,6 @@
-"""Recomputation by module: what it saves and costs, what is refused. Bytes are held against Megatron Core elsewhere."""
+"""Recomputation by module: what it saves and costs, what is refused. Bytes are held against
+Megatron Core elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,18 @@ def query(model: str, modules: Any, **training: Any) -> Any:
             "kind": "training",
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
-            "training": {"sequence_length": 4096, "global_batch_size": 256, "attention": "unfused", **training},
+            "training": {
+                "sequence_length": 4096,
+                "global_batch_size": 256,
+                "attention": "unfused",
+                **training,
+            },
             "parallel": {
                 "tensor_parallel_size": 8,
                 "pipeline_parallel_size": 1,
-                "recompute": modules if isinstance(modules, str) else {"granularity": "selective", "modules": list(modules)},
+                "recompute": modules
+                if isinstance(modules, str)
+                else {"granularity": "selective", "modules": list(modules)},
             },
         }
     )
@@ -53,7 +62,9 @@ def test_every_module_saves_memory_and_costs_time(model: str, modules: tuple[str
     for name in modules:
         one = asked(model, [name])
         assert activations(one) < activations(none), name
-        assert one.time is not None and none.time is not None and one.time.parts_s["recompute"] > 0, name
+        assert (
+            one.time is not None and none.time is not None and one.time.parts_s["recompute"] > 0
+        ), name
         # A device that waits for its host has time to recompute a little.
         assert one.time.step_s >= none.time.step_s, name
 
@@ -91,9 +102,12 @@ def test_mlp_runs_its_share_of_the_flops_again() -> None:
 
 
 def test_a_narrow_mlp_keeps_its_input_wide() -> None:
-    """In 8 bits a matmul keeps one byte an element of its input, a checkpoint two, where the norm does not discard it."""
+    """In 8 bits a matmul keeps one byte an element of its input, a checkpoint two, where the norm
+    does not discard it.
+    """
     kept = {
-        m: activations(asked("gpt-22b", list(m), precision="fp8")) for m in (("layernorm",), ("mlp",), ("layernorm", "mlp"))
+        m: activations(asked("gpt-22b", list(m), precision="fp8"))
+        for m in (("layernorm",), ("mlp",), ("layernorm", "mlp"))
     }
     none = activations(asked("gpt-22b", "none", precision="fp8"))
     tokens_width = 4096 * 6144 / 8 * 48  # sharded by sequence parallelism, all layers
@@ -102,32 +116,51 @@ def test_a_narrow_mlp_keeps_its_input_wide() -> None:
     assert none - kept[("layernorm", "mlp")] == pytest.approx(none - kept[("layernorm",)] + split)
 
 
-@pytest.mark.parametrize("modules", [sum(some) for some in itertools.combinations(MODULES.values(), 3)])
+@pytest.mark.parametrize(
+    "modules", [sum(some) for some in itertools.combinations(MODULES.values(), 3)]
+)
 def test_codes_round_trip(modules: int) -> None:
     codes = (1, 0, modules)
     assert recompute_codes(recompute_from_codes(*codes)) == codes
 
 
 def test_names_say_the_modules() -> None:
-    assert recompute_name(Recompute(granularity="selective", modules=("layernorm", "mlp"))) == "selective layernorm+mlp"
+    assert (
+        recompute_name(Recompute(granularity="selective", modules=("layernorm", "mlp")))
+        == "selective layernorm+mlp"
+    )
     assert recompute_name(Recompute(granularity="selective", modules=("core_attn",))) == "selective"
 
 
 def test_a_list_is_searched_and_its_rows_are_valid_input() -> None:
-    listed = ["none", "selective", {"granularity": "selective", "modules": ["mlp"]},
-              {"granularity": "selective", "modules": ["layernorm", "core_attn"]}, "full"]  # fmt: skip
+    listed = [
+        "none",
+        "selective",
+        {"granularity": "selective", "modules": ["mlp"]},
+        {"granularity": "selective", "modules": ["layernorm", "core_attn"]},
+        "full",
+    ]
     given = to_dict(query("gpt-22b", "none"))
     given["parallel"]["recompute"] = listed
     given = {name: value for name, value in given.items() if value is not None}
     result = recommend(query=parse_query(given), top=50)
     alone = [
-        recommend(query=parse_query(given | {"parallel": given["parallel"] | {"recompute": each}}), top=1) for each in listed
+        recommend(
+            query=parse_query(given | {"parallel": given["parallel"] | {"recompute": each}}), top=1
+        )
+        for each in listed
     ]
     names = {recompute_name(found.recommendations[0].parallel.recompute) for found in alone}
     assert names == {"none", "selective", "selective mlp", "selective core_attn+layernorm", "full"}
-    assert sum(each.space.legal + each.space.pruned for each in alone) == result.space.legal + result.space.pruned
+    assert (
+        sum(each.space.legal + each.space.pruned for each in alone)
+        == result.space.legal + result.space.pruned
+    )
     for row in result.recommendations[:5]:
-        again = estimate(query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}), with_fixes=False)
+        again = estimate(
+            query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}),
+            with_fixes=False,
+        )
         assert again.time is not None and row.estimate.time is not None
         assert again.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-12)
 
@@ -136,12 +169,18 @@ def test_one_and_many_agree() -> None:
     problem = resolve_training(query("deepseek-v3", "none"))
     base = estimate(query=query("deepseek-v3", "none"), with_fixes=False).parallel
     assert base is not None
-    rows = [base_with(base, some) for count in (1, 2, 7) for some in itertools.combinations(LATENT, count)] + [base]
+    rows = [
+        base_with(base, some)
+        for count in (1, 2, 7)
+        for some in itertools.combinations(LATENT, count)
+    ] + [base]
     many = problem.costs(Candidates.from_configs(rows))
     for index, config in enumerate(rows):
         alone = problem.costs(Candidates.alone(config))
         np.testing.assert_allclose(alone.step_s, many.step_s[index], rtol=1e-12)
-        np.testing.assert_allclose(alone.memory_total_bytes, many.memory_total_bytes[index], rtol=1e-12)
+        np.testing.assert_allclose(
+            alone.memory_total_bytes, many.memory_total_bytes[index], rtol=1e-12
+        )
 
 
 def base_with(base: Any, modules: tuple[Any, ...]) -> Any:
@@ -162,14 +201,20 @@ def base_with(base: Any, modules: tuple[Any, ...]) -> Any:
         ("gpt-22b", ["mlp"], {"framework": "torch-fsdp"}, UnsupportedError),
     ],
 )
-def test_what_means_nothing_is_refused(model: str, modules: Any, training: dict[str, Any], kind: type[Exception]) -> None:
+def test_what_means_nothing_is_refused(
+    model: str, modules: Any, training: dict[str, Any], kind: type[Exception]
+) -> None:
     with pytest.raises(kind) as caught:
         asked(model, modules, **training)
     assert caught.value.field == "parallel.recompute.modules"  # type: ignore[attr-defined]
 
 
 def test_shared_experts_that_run_again_are_two_flops_for_each_of_their_weights() -> None:
-    """58 layers of DeepSeek-V3 have one shared expert of three matrices, 7168 x 2048; the prediction depth is one more."""
+    """58 layers of DeepSeek-V3 have one shared expert of three matrices, 7168 x 2048; the
+    prediction depth is one more.
+    """
     only = Recompute(granularity="selective", modules=("shared_experts",))
-    repeated = repeated_token_flops(model("deepseek-v3"), Candidates.alone(ParallelConfig(recompute=only)), attention=1e9)
+    repeated = repeated_token_flops(
+        model("deepseek-v3"), Candidates.alone(ParallelConfig(recompute=only)), attention=1e9
+    )
     assert repeated == 2 * (58 + 1) * 3 * 7168 * 2048

@@ -13,7 +13,13 @@ QUERY = {
     "training": {"sequence_length": 4096, "global_batch_size": 256},
 }
 LAYOUTS = [
-    {"tensor_parallel_size": t, "pipeline_parallel_size": p, "expert_parallel_size": 8, "recompute": r, "zero_stage": z}
+    {
+        "tensor_parallel_size": t,
+        "pipeline_parallel_size": p,
+        "expert_parallel_size": 8,
+        "recompute": r,
+        "zero_stage": z,
+    }
     for t in (1, 2)
     for p in (1, 4)
     for r in ("none", "selective", "full")

@@ -1,4 +1,6 @@
-"""Tensor parallelism over several nodes: what pipelines collectives with matmuls reaches as far as NVLink."""
+"""Tensor parallelism over several nodes: what pipelines collectives with matmuls reaches as far as
+NVLink.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ from hp_tool.queries.schema import parse_query
 from hp_tool.training.problem import resolve_training
 
 
-@pytest.mark.parametrize(("size", "domain", "hides"), [(8, 8, True), (16, 8, False), (16, 16, True)])
-def test_forward_collectives_hide_inside_a_domain_alone(size: int, domain: int, hides: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "domain", "hides"), [(8, 8, True), (16, 8, False), (16, 16, True)]
+)
+def test_forward_collectives_hide_inside_a_domain_alone(
+    size: int, domain: int, hides: bool
+) -> None:
     query = {
         "kind": "training",
         "model": "llama-3.1-405b",
@@ -24,7 +30,11 @@ def test_forward_collectives_hide_inside_a_domain_alone(size: int, domain: int, 
     framework = replace(problem.profile.framework, tensor_parallel_forward_overlap=0.0)
     exposed = replace(problem, profile=replace(problem.profile, framework=framework))
     assert problem.profile.framework.tensor_parallel_forward_overlap > 0.0
-    config = ParallelConfig(tensor_parallel_size=size, data_parallel_size=512 // size, sequence_parallel=True)
+    config = ParallelConfig(
+        tensor_parallel_size=size, data_parallel_size=512 // size, sequence_parallel=True
+    )
     rows = Candidates.from_configs([config])
-    alone, together = (float(each.costs(rows).parts["tensor_parallel"][0]) for each in (exposed, problem))
+    alone, together = (
+        float(each.costs(rows).parts["tensor_parallel"][0]) for each in (exposed, problem)
+    )
     assert together < alone if hides else together == alone

@@ -19,24 +19,40 @@ from hp_tool.training import estimate
 
 GEMMA = catalog.model_from_mapping(
     {
-        "model_type": "gemma3_text", "num_hidden_layers": 12, "hidden_size": 2048, "num_attention_heads": 16, "head_dim": 128,
-        "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 32768, "sliding_window": 1024,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 12,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 32768,
+        "sliding_window": 1024,
     }
-)  # fmt: skip
+)
 
 
 def query(**model: Any) -> Any:
     """One GPU, long rows, attention fused."""
     shape = {
-        "num_hidden_layers": 4, "hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 32000, "gated_mlp": True,
+        "num_hidden_layers": 4,
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "vocab_size": 32000,
+        "gated_mlp": True,
         "normalization": "rmsnorm",
-    }  # fmt: skip
+    }
     return {
         "kind": "training",
         "model": shape | model,
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1, "gpus_per_node": 1},
         "training": {"sequence_length": 16384, "global_batch_size": 4},
-        "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "recompute": "none"},
+        "parallel": {
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "micro_batch_size": 1,
+            "recompute": "none",
+        },
     }
 
 
@@ -50,7 +66,9 @@ def test_a_causal_window_sees_these_keys(length: int, window: int) -> None:
 
 def test_layers_with_and_without_a_window() -> None:
     assert (GEMMA.sliding_window, GEMMA.sliding_window_layers) == (1024, 10)
-    assert windowed_length(GEMMA, 8192.0) == pytest.approx((10 * 1024 * (2 - 1 / 8) + 2 * 8192) / 12)
+    assert windowed_length(GEMMA, 8192.0) == pytest.approx(
+        (10 * 1024 * (2 - 1 / 8) + 2 * 8192) / 12
+    )
     assert windowed_length(GEMMA, 1024.0) == 1024.0
     both_ways = replace(GEMMA, architecture="encoder", sliding_window_layers=None)
     assert windowed_length(both_ways, 8192.0) == 1024.0
@@ -65,7 +83,8 @@ def test_model_flops_leave_out_what_no_query_sees() -> None:
 
 def test_a_window_shortens_the_step_and_a_long_one_changes_nothing() -> None:
     plain, short, long = (
-        estimate(query=parse_query(query(**window))) for window in ({}, {"sliding_window": 1024}, {"sliding_window": 16384})
+        estimate(query=parse_query(query(**window)))
+        for window in ({}, {"sliding_window": 1024}, {"sliding_window": 16384})
     )
     assert short.time is not None and plain.time is not None and long.time is not None
     assert short.time.step_s < 0.9 * plain.time.step_s

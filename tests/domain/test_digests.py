@@ -1,4 +1,6 @@
-"""Digests: the same for the same thing, however it is written; different where a step time may differ."""
+"""Digests: the same for the same thing, however it is written; different where a step time may
+differ.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,16 @@ GPU = GpuSpec(
     inter_node_bandwidth_bytes_per_second=1e9,
     power_w=10.0,
 )
-CLUSTER = ClusterSpec(gpu=GPU, num_gpus=4, gpus_per_node=4, nvlink_domain_size=4, inter_node_bandwidth_bytes_per_second=1e9)
-MODEL = ModelSpec(name="a", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256)
+CLUSTER = ClusterSpec(
+    gpu=GPU,
+    num_gpus=4,
+    gpus_per_node=4,
+    nvlink_domain_size=4,
+    inter_node_bandwidth_bytes_per_second=1e9,
+)
+MODEL = ModelSpec(
+    name="a", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256
+)
 TRAINING = TrainingWorkload(sequence_length=128, global_batch_size=8)
 
 
@@ -36,8 +46,12 @@ def test_a_digest_does_not_change_between_versions() -> None:
 
 def test_a_recompute_name_is_short_for_the_mapping() -> None:
     short = configuration_digest(parallel=ParallelConfig(recompute="full"))
-    assert short == configuration_digest(parallel=ParallelConfig(recompute=Recompute(granularity="full")), fidelity=Fidelity())
-    assert short != configuration_digest(parallel=ParallelConfig(recompute=Recompute(granularity="full", num_layers=2)))
+    assert short == configuration_digest(
+        parallel=ParallelConfig(recompute=Recompute(granularity="full")), fidelity=Fidelity()
+    )
+    assert short != configuration_digest(
+        parallel=ParallelConfig(recompute=Recompute(granularity="full", num_layers=2))
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +66,9 @@ def test_a_recompute_name_is_short_for_the_mapping() -> None:
 )
 def test_other_configurations_differ(other: ParallelConfig) -> None:
     assert configuration_digest(parallel=other) != configuration_digest(parallel=ParallelConfig())
-    assert configuration_digest(parallel=other, fidelity=Fidelity(num_hidden_layers=1)) != configuration_digest(parallel=other)
+    assert configuration_digest(
+        parallel=other, fidelity=Fidelity(num_hidden_layers=1)
+    ) != configuration_digest(parallel=other)
 
 
 def test_names_prices_and_length_of_training_are_not_part_of_the_problem() -> None:
@@ -69,11 +85,21 @@ def test_model_cluster_and_workload_are() -> None:
         problem_digest(model=MODEL, cluster=CLUSTER, training=TRAINING),
         problem_digest(model=replace(MODEL, hidden_size=128), cluster=CLUSTER, training=TRAINING),
         problem_digest(model=MODEL, cluster=replace(CLUSTER, num_gpus=8), training=TRAINING),
-        problem_digest(model=MODEL, cluster=CLUSTER, training=replace(TRAINING, framework_version="0.16")),
-        problem_digest(model=MODEL, cluster=replace(CLUSTER, gpu=replace(GPU, name="l40s-48gb")), training=TRAINING),
+        problem_digest(
+            model=MODEL, cluster=CLUSTER, training=replace(TRAINING, framework_version="0.16")
+        ),
+        problem_digest(
+            model=MODEL,
+            cluster=replace(CLUSTER, gpu=replace(GPU, name="l40s-48gb")),
+            training=TRAINING,
+        ),
     }
     assert len(digests) == 5
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    assert json_digest({"a": 1, "b": [1, 2]}) == json_digest({"b": [1, 2], "a": 1}) != json_digest({"b": [2, 1], "a": 1})
+    assert (
+        json_digest({"a": 1, "b": [1, 2]})
+        == json_digest({"b": [1, 2], "a": 1})
+        != json_digest({"b": [2, 1], "a": 1})
+    )

@@ -19,7 +19,9 @@ from hp_tool.domain.steps import MORE_WARMUP, read_steps, step_line, warmup_of
         ((9.0,), 2, 2),
     ],
 )
-def test_warm_up_lasts_until_steps_no_longer_become_faster(times_s: tuple[float, ...], least: int, warmup: int) -> None:
+def test_warm_up_lasts_until_steps_no_longer_become_faster(
+    times_s: tuple[float, ...], least: int, warmup: int
+) -> None:
     most = least + MORE_WARMUP if least else 0
     assert warmup_of(times_s, least=least, most=most) == warmup
     assert warmup_of(times_s, least=least, most=least) == least
@@ -28,8 +30,15 @@ def test_warm_up_lasts_until_steps_no_longer_become_faster(times_s: tuple[float,
 
 
 def test_steps_are_read_back_from_a_log_that_breaks_off() -> None:
-    lines = [step_line(n, warmup=(1, 5), time_s=t, loss=5.5 - n, norm=1.0) for n, t in ((1, 9.0), (2, 1.25), (3, 1.5))]
+    lines = [
+        step_line(n, warmup=(1, 5), time_s=t, loss=5.5 - n, norm=1.0)
+        for n, t in ((1, 9.0), (2, 1.25), (3, 1.5))
+    ]
     log = "NCCL says\n" + "\n".join(lines) + "\nhp-tool step 4 (1 to 5 to wa"
     assert read_steps(log) == ((9.0,), (1.25, 1.5), (4.5, 3.5, 2.5))
-    assert read_steps(f"{log}\n{lines[0]}\n{lines[1]}\n") == ((9.0,), (1.25,), (4.5, 3.5))  # started again by the engine
+    assert read_steps(f"{log}\n{lines[0]}\n{lines[1]}\n") == (
+        (9.0,),
+        (1.25,),
+        (4.5, 3.5),
+    )  # started again by the engine
     assert read_steps("step: 10 loss: 7.85 memory: 40.34GiB") == ((), (), ())

@@ -21,7 +21,9 @@ def setup_of(query: dict[str, Any]) -> TrainingSetup:
     """The setup of the one configuration that a query describes."""
     parsed = schema.parse_query(query)
     problem = resolve_training(parsed)
-    return training_setup(problem, resolve_config(parsed.parallel, num_gpus=problem.cluster.num_gpus))
+    return training_setup(
+        problem, resolve_config(parsed.parallel, num_gpus=problem.cluster.num_gpus)
+    )
 
 
 def llama(**parallel: Any) -> dict[str, Any]:
@@ -31,7 +33,8 @@ def llama(**parallel: Any) -> dict[str, Any]:
         "model": "llama-3-70b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
         "training": {"sequence_length": 8192, "global_batch_size": 128},
-        "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 4, "micro_batch_size": 1} | parallel,
+        "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 4, "micro_batch_size": 1}
+        | parallel,
     }
 
 
@@ -72,10 +75,14 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
             model["shared_expert_intermediate_size"] = 1536
     if draw(st.booleans()):
         model |= {
-            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
             "q_lora_rank": draw(st.sampled_from((None, 1536))),
-            "query_key_norm": None,  # the latents' norms, which are always there, have the only flag
-        }  # fmt: skip
+            # the latents' norms, which are always there, have the only flag
+            "query_key_norm": None,
+        }
     return {name: value for name, value in model.items() if value is not None}
 
 
@@ -85,7 +92,12 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
     model = draw(models())
     t, p, c = draw(_SIZES), draw(_SIZES), draw(st.sampled_from((1, 2)))
     d = draw(_SIZES)
-    recompute: list[Any] = ["none", "selective", "full", {"granularity": "full", "method": "block", "num_layers": 1}]
+    recompute: list[Any] = [
+        "none",
+        "selective",
+        "full",
+        {"granularity": "full", "method": "block", "num_layers": 1},
+    ]
     parallel: dict[str, Any] = {
         "tensor_parallel_size": t,
         "pipeline_parallel_size": p,
@@ -97,11 +109,17 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
         "zero_stage": draw(st.sampled_from((0, 1, 2, 3) if p == 1 else (0, 1))),
     }
     if c > 1:
-        parallel["context_parallel_communication"] = draw(st.sampled_from(("p2p", "all_gather", "a2a")))
+        parallel["context_parallel_communication"] = draw(
+            st.sampled_from(("p2p", "all_gather", "a2a"))
+        )
     if model.get("num_experts"):
-        parallel["expert_parallel_size"] = draw(st.sampled_from([e for e in (1, 2, 4) if t * c * d % e == 0]))
+        parallel["expert_parallel_size"] = draw(
+            st.sampled_from([e for e in (1, 2, 4) if t * c * d % e == 0])
+        )
         parallel["expert_tensor_parallel_size"] = 1
-        parallel["moe_token_dispatcher_type"] = draw(st.sampled_from(("alltoall", "flex", "allgather")))
+        parallel["moe_token_dispatcher_type"] = draw(
+            st.sampled_from(("alltoall", "flex", "allgather"))
+        )
     training: dict[str, Any] = {
         "sequence_length": 4096,
         "global_batch_size": 64,
@@ -119,7 +137,10 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
         modules = draw(st.sampled_from((None, ["attn"], *of_experts)))
         training |= {"cuda_graph_modules": modules} if modules else {}
     if draw(st.booleans()):
-        training |= {"optimizer_precision": "bf16", "exp_avg_sq_precision": draw(st.sampled_from(("fp32", "fp8")))}
+        training |= {
+            "optimizer_precision": "bf16",
+            "exp_avg_sq_precision": draw(st.sampled_from(("fp32", "fp8"))),
+        }
     hidden = {name: False for name in ("pipeline_parallel", "data_parallel") if draw(st.booleans())}
     if parallel["sequence_parallel"] and draw(st.booleans()):
         hidden["tensor_parallel"] = False
@@ -135,24 +156,53 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def same_work(one: TrainingSetup, other: TrainingSetup) -> None:
-    """Assert that two setups are the same but for what their models are called and read derived sizes as."""
+    """Assert that two setups are the same but for what their models are called and read derived
+    sizes as.
+    """
     assert _config(one.parallel) == _config(other.parallel)
     assert _recorded(one) == _recorded(other)
     assert one.strategy == other.strategy
-    for name in ("kv_heads", "head_size", "ffn_size", "positions", "has_attention_bias", "has_mlp_bias"):
+    for name in (
+        "kv_heads",
+        "head_size",
+        "ffn_size",
+        "positions",
+        "has_attention_bias",
+        "has_mlp_bias",
+    ):
         assert getattr(one.model, name) == getattr(other.model, name)
-    for name in ("num_hidden_layers", "hidden_size", "vocab_size", "num_experts", "num_experts_per_tok", "num_shared_experts",
-                 "shared_expert_size", "query_key_norm",
-                 "first_k_dense_replace", "tie_word_embeddings", "gated_mlp", "normalization", "kv_lora_rank", "q_lora_rank",
-                 "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers"):  # fmt: skip
+    for name in (
+        "num_hidden_layers",
+        "hidden_size",
+        "vocab_size",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_shared_experts",
+        "shared_expert_size",
+        "query_key_norm",
+        "first_k_dense_replace",
+        "tie_word_embeddings",
+        "gated_mlp",
+        "normalization",
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "num_nextn_predict_layers",
+    ):
         assert getattr(one.model, name) == getattr(other.model, name), name
 
 
 def _recorded(setup: TrainingSetup) -> TrainingWorkload:
-    """Return the workload with the modules that graphs record if it names none, which a script always names."""
+    """Return the workload with the modules that graphs record if it names none, which a script
+    always names.
+    """
     return replace(setup.workload, cuda_graph_modules=recorded_modules(setup.workload, setup.model))
 
 
 def _config(config: ParallelConfig) -> Any:
     """Without what flags always name, and the strategy has."""
-    return schema.to_dict(replace(config, moe_token_dispatcher_type=None, context_parallel_communication=None))
+    return schema.to_dict(
+        replace(config, moe_token_dispatcher_type=None, context_parallel_communication=None)
+    )

@@ -22,9 +22,19 @@ TOOLS = {
 ENGINES = ("vllm", "sglang")
 """Formats of deployments that are also read."""
 MODELS = (
-    "llama-3-8b", "llama-3-70b", "gpt3-6.7b", "qwen3-14b", "llama-2-13b", "mistral-7b", "qwen2.5-7b",
-    "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b",
-)  # fmt: skip
+    "llama-3-8b",
+    "llama-3-70b",
+    "gpt3-6.7b",
+    "qwen3-14b",
+    "llama-2-13b",
+    "mistral-7b",
+    "qwen2.5-7b",
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "gpt-oss-20b",
+)
 DENSE = MODELS[:7]
 OWN_MODELS = {
     "deepspeed": ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b", "llama-3-8b"),
@@ -33,34 +43,76 @@ OWN_MODELS = {
     "nanotron": ("llama-3-8b", "llama-2-13b", "mistral-7b"),
 }
 """Models of the tools that run, or fit, few others."""
-CLUSTERS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200-nvl72", "mi300x-192gb")
+CLUSTERS = (
+    "a100-sxm-80gb",
+    "h100-sxm-80gb",
+    "h200-sxm-141gb",
+    "b200-sxm-180gb",
+    "gb200-nvl72",
+    "mi300x-192gb",
+)
 RARE: tuple[tuple[str, Any], ...] = (
-    ("training.precision", "fp8"), ("training.precision", "fp16"), ("training.precision", ["bf16", "fp8"]),
-    ("training.fp8_recipe", "tensorwise"), ("training.attention", "unfused"), ("training.dropout", 0.1),
-    ("training.task", "sft"), ("training.optimizer", "sgd"), ("training.gradient_precision", "bf16"),
-    ("training.optimizer_precision", "bf16"), ("training.master_precision", "fp16"), ("training.parameter_precision", "fp32"),
-    ("training.cross_entropy", "fused"), ("training.cuda_graphs", True), ("training.kernel_fusion", False),
-    ("training.offload", "optimizer"), ("training.offload", "activations"), ("training.expert_capacity_factor", 1.25),
-    ("training.overlap", {"data_parallel": False}), ("training.overlap", {"tensor_parallel": False}),
-    ("training.framework_version", "26.04"), ("training.recipe", "megatron-bridge-26.06"), ("training.total_tokens", 1e12),
-    ("training.lora", {"rank": 16}), ("training.packed", True), ("training.expert_imbalance", 1.2),
-    ("parallel.rank_order", "tp-cp-ep-pp-dp"), ("parallel.pipeline_schedule", "1f1b"),
-    ("parallel.virtual_pipeline_parallel_size", 2), ("parallel.pipeline_parallel_size", [4, 8]),
-    ("parallel.recompute", "full"), ("parallel.recompute", "selective"), ("parallel.zero_stage", [0, 1]),
-    ("parallel.data_parallel_shard_size", 8), ("parallel.moe_token_dispatcher_type", "alltoall"),
-    ("parallel.context_parallel_communication", "all_gather"), ("parallel.context_parallel_size", [2, 4]),
-    ("parallel.expert_tensor_parallel_size", 2), ("parallel.sequence_parallel", False),
-    ("objective", "min_gpus"), ("constraints.memory_headroom_fraction", 0.15),
-)  # fmt: skip
+    ("training.precision", "fp8"),
+    ("training.precision", "fp16"),
+    ("training.precision", ["bf16", "fp8"]),
+    ("training.fp8_recipe", "tensorwise"),
+    ("training.attention", "unfused"),
+    ("training.dropout", 0.1),
+    ("training.task", "sft"),
+    ("training.optimizer", "sgd"),
+    ("training.gradient_precision", "bf16"),
+    ("training.optimizer_precision", "bf16"),
+    ("training.master_precision", "fp16"),
+    ("training.parameter_precision", "fp32"),
+    ("training.cross_entropy", "fused"),
+    ("training.cuda_graphs", True),
+    ("training.kernel_fusion", False),
+    ("training.offload", "optimizer"),
+    ("training.offload", "activations"),
+    ("training.expert_capacity_factor", 1.25),
+    ("training.overlap", {"data_parallel": False}),
+    ("training.overlap", {"tensor_parallel": False}),
+    ("training.framework_version", "26.04"),
+    ("training.recipe", "megatron-bridge-26.06"),
+    ("training.total_tokens", 1e12),
+    ("training.lora", {"rank": 16}),
+    ("training.packed", True),
+    ("training.expert_imbalance", 1.2),
+    ("parallel.rank_order", "tp-cp-ep-pp-dp"),
+    ("parallel.pipeline_schedule", "1f1b"),
+    ("parallel.virtual_pipeline_parallel_size", 2),
+    ("parallel.pipeline_parallel_size", [4, 8]),
+    ("parallel.recompute", "full"),
+    ("parallel.recompute", "selective"),
+    ("parallel.zero_stage", [0, 1]),
+    ("parallel.data_parallel_shard_size", 8),
+    ("parallel.moe_token_dispatcher_type", "alltoall"),
+    ("parallel.context_parallel_communication", "all_gather"),
+    ("parallel.context_parallel_size", [2, 4]),
+    ("parallel.expert_tensor_parallel_size", 2),
+    ("parallel.sequence_parallel", False),
+    ("objective", "min_gpus"),
+    ("constraints.memory_headroom_fraction", 0.15),
+)
 RARE_SERVED: tuple[tuple[str, Any], ...] = (
-    ("inference.precision", "fp8"), ("inference.kv_cache_precision", "fp8"), ("inference.concurrency", 512),
-    ("inference.request_rate_per_second", 4.0), ("inference.prefix_cache_hit_rate", 0.5), ("targets.tpot_s", 0.05),
-    ("parallel.max_num_seqs", 96), ("parallel.max_num_batched_tokens", 4096), ("parallel.pipeline_parallel_size", [1, 2]),
-    ("parallel.attention_data_parallel_size", [1, 2, 4, 8]), ("parallel.expert_parallel_size", [1, 8]),
-    ("constraints.memory_headroom_fraction", 0.15), ("inference.memory_fraction", 0.95), ("objective", "min_gpus"),
+    ("inference.precision", "fp8"),
+    ("inference.kv_cache_precision", "fp8"),
+    ("inference.concurrency", 512),
+    ("inference.request_rate_per_second", 4.0),
+    ("inference.prefix_cache_hit_rate", 0.5),
+    ("targets.tpot_s", 0.05),
+    ("parallel.max_num_seqs", 96),
+    ("parallel.max_num_batched_tokens", 4096),
+    ("parallel.pipeline_parallel_size", [1, 2]),
+    ("parallel.attention_data_parallel_size", [1, 2, 4, 8]),
+    ("parallel.expert_parallel_size", [1, 8]),
+    ("constraints.memory_headroom_fraction", 0.15),
+    ("inference.memory_fraction", 0.95),
+    ("objective", "min_gpus"),
     ("objective", "tpot"),
-    ("inference.two_batch_overlap", True), ("inference.expert_imbalance", 1.3),
-)  # fmt: skip
+    ("inference.two_batch_overlap", True),
+    ("inference.expert_imbalance", 1.3),
+)
 
 
 def training(seed: int, *, format: str) -> dict[str, Any]:
@@ -69,7 +121,9 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
     framework = draw.choice(("megatron-core", "torch-fsdp")) if format == "verl" else TOOLS[format]
     query: dict[str, Any] = {
         "kind": "training",
-        "model": draw.choice(OWN_MODELS.get(format) or (MODELS if framework == "megatron-core" else DENSE)),
+        "model": draw.choice(
+            OWN_MODELS.get(format) or (MODELS if framework == "megatron-core" else DENSE)
+        ),
         "cluster": {"gpu": draw.choice(CLUSTERS), "num_gpus": draw.choice((8, 16, 64, 72, 256))},
         "training": {
             "sequence_length": draw.choice((2048, 4096, 8192, 32768, 131072)),
@@ -100,11 +154,16 @@ def serving(seed: int, *, format: str) -> dict[str, Any]:
         "model": draw.choice(MODELS),
         "cluster": {"gpu": draw.choice(CLUSTERS[:4]), "num_gpus": draw.choice((1, 2, 8, 16))},
         "inference": {
-            "engine": format, "input_length": draw.choice((128, 1000, 4000)), "output_length": draw.choice((128, 1000)),
+            "engine": format,
+            "input_length": draw.choice((128, 1000, 4000)),
+            "output_length": draw.choice((128, 1000)),
         },
         "parallel": {},
-    }  # fmt: skip
-    schema.lay(query, dict(draw.choice(((("inference.concurrency", 64),), (("inference.concurrency", 8),), ()))))
+    }
+    schema.lay(
+        query,
+        dict(draw.choice(((("inference.concurrency", 64),), (("inference.concurrency", 8),), ()))),
+    )
     for path, value in draw.sample(RARE_SERVED, k=draw.choice((0, 1, 1, 2, 3))):
         schema.lay(query, {path: value})
     if "request_rate_per_second" in query["inference"]:

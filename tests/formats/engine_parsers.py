@@ -21,7 +21,9 @@ class Strict(argparse.ArgumentParser):
 
 @cache
 def parser(engine: str) -> Strict:
-    recorded = json.loads((Path(__file__).with_name("engine_options") / f"{engine}.json").read_text())
+    recorded = json.loads(
+        (Path(__file__).with_name("engine_options") / f"{engine}.json").read_text()
+    )
     made = Strict(add_help=False, allow_abbrev=False)
     for option in recorded["options"]:
         if option["words"] == 0:
@@ -36,8 +38,16 @@ def parser(engine: str) -> Strict:
 
 
 def parsed(engine: str, words: Sequence[str]) -> dict[str, Any]:
-    """The options that a command gives, by their first name. AssertionError for what the engine's parser would refuse."""
+    """The options that a command gives, by their first name. AssertionError for what the engine's
+    parser would refuse.
+    """
     known = parser(engine)
-    first = {action.dest: action.option_strings[0] for action in known._actions if action.option_strings}
+    first = {
+        action.dest: action.option_strings[0] for action in known._actions if action.option_strings
+    }
     given = vars(known.parse_args(words))
-    return {first[dest]: value for dest, value in given.items() if dest in first and value not in (None, False)}
+    return {
+        first[dest]: value
+        for dest, value in given.items()
+        if dest in first and value not in (None, False)
+    }

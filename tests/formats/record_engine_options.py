@@ -1,9 +1,11 @@
-"""`python -m tests.formats.record_engine_options {vllm|sglang} FOLDER`: an engine's own argument parser, as data for tests.
+"""`python -m tests.formats.record_engine_options {vllm|sglang} FOLDER`: an engine's own argument
+parser, as data for tests.
 
-FOLDER has an unpacked wheel (`pip download --no-deps vllm==0.12.0`, 470 MB). Its Python is imported, its parser built; packages
-that it imports and that are not installed are empty stubs. First install msgspec, gguf, cbor2, openai, jiter, distro, sniffio,
-partial-json-parser, cachetools, blake3 and pybase64 (`pip install --no-deps --target`).
-Of each option its names, the words it takes (0 or 1, or argparse's letter), its type and its choices are kept.
+FOLDER has an unpacked wheel (`pip download --no-deps vllm==0.12.0`, 470 MB). Its Python is
+imported, its parser built; packages that it imports and that are not installed are empty stubs.
+First install msgspec, gguf, cbor2, openai, jiter, distro, sniffio, partial-json-parser, cachetools,
+blake3 and pybase64 (`pip install --no-deps --target`). Of each option its names, the words it takes
+(0 or 1, or argparse's letter), its type and its choices are kept.
 """
 
 from __future__ import annotations
@@ -23,12 +25,22 @@ from tests.formats.test_engine_options import VERSIONS
 
 DATA = Path(__file__).with_name("engine_options")
 COMPILED = ("vllm._C", "vllm._moe_C")
-OF_OTHER_DEVICES = ("libtpu", "tpu_inference", "tpu_info", "amdsmi", "pynvml", "torch_npu", "habana_frameworks")
+OF_OTHER_DEVICES = (
+    "libtpu",
+    "tpu_inference",
+    "tpu_info",
+    "amdsmi",
+    "pynvml",
+    "torch_npu",
+    "habana_frameworks",
+)
 """Their absence is what says that a host has none."""
 
 
 class Anything(type):
-    """A class that stands for a missing name: it may be inherited, called, used as a decorator or as a type."""
+    """A class that stands for a missing name: it may be inherited, called, used as a decorator or
+    as a type.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name == "__get_pydantic_core_schema__":
@@ -69,7 +81,11 @@ class Missing(MetaPathFinder, Loader):
         while frame is not None and "importlib" in frame.f_code.co_filename:
             frame = frame.f_back
         asker = "" if frame is None else str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        ours = fullname in COMPILED if top == self.engine else asker == self.engine or top in self.stubs
+        ours = (
+            fullname in COMPILED
+            if top == self.engine
+            else asker == self.engine or top in self.stubs
+        )
         if not ours or top in sys.stdlib_module_names or top in OF_OTHER_DEVICES:
             return None
         self.stubs.add(top)
@@ -128,7 +144,9 @@ def main() -> None:
         "stubs": sorted(missing.stubs - {engine}),
     }
     lines = ",\n".join(f"  {json.dumps(each)}" for each in options)
-    (DATA / f"{engine}.json").write_text(f'{json.dumps(head, indent=1)[:-2]},\n "options": [\n{lines}\n ]\n}}\n')
+    (DATA / f"{engine}.json").write_text(
+        f'{json.dumps(head, indent=1)[:-2]},\n "options": [\n{lines}\n ]\n}}\n'
+    )
 
 
 if __name__ == "__main__":

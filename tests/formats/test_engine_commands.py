@@ -1,4 +1,6 @@
-"""Commands of vLLM and SGLang as queries: what was exported comes back, and the engines' short names are understood."""
+"""Commands of vLLM and SGLang as queries: what was exported comes back, and the engines' short
+names are understood.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ from hp_tool.exchange import assess, export, read_query
 from hp_tool.queries import schema
 from hp_tool.serving.evaluate import estimate
 
-LOAD = {"inference.input_length": 1000, "inference.output_length": 200, "inference.concurrency": 64, "cluster.gpu": "h200"}
+LOAD = {
+    "inference.input_length": 1000,
+    "inference.output_length": 200,
+    "inference.concurrency": 64,
+    "cluster.gpu": "h200",
+}
 
 
 def served(engine: str, *, parallel: dict[str, int], **inference: Any) -> dict[str, Any]:
     """A mixture on 16 H200."""
-    load = {"input_length": 1000, "output_length": 200, "concurrency": 64, "engine": engine, "kv_cache_precision": "fp8"}
+    load = {
+        "input_length": 1000,
+        "output_length": 200,
+        "concurrency": 64,
+        "engine": engine,
+        "kv_cache_precision": "fp8",
+    }
     return {
         "kind": "inference",
         "model": "qwen3-30b-a3b",
@@ -42,28 +55,47 @@ def test_an_exported_deployment_comes_back_the_same(
 ) -> None:
     e = t * d if divided else 1
     parallel = {
-        "tensor_parallel_size": t, "attention_data_parallel_size": d, "expert_parallel_size": e, "pipeline_parallel_size": 1,
-        "redundant_experts": rounds * e if e > 1 else 0, "max_num_seqs": 128, "max_num_batched_tokens": 4096,
-    }  # fmt: skip
+        "tensor_parallel_size": t,
+        "attention_data_parallel_size": d,
+        "expert_parallel_size": e,
+        "pipeline_parallel_size": 1,
+        "redundant_experts": rounds * e if e > 1 else 0,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 4096,
+    }
     query = served(engine, parallel=parallel, precision="fp8", two_batch_overlap=overlap)
-    again = schema.parse_query(read_query(export(result=query, format=engine), num_gpus=16, overrides=LOAD))
+    again = schema.parse_query(
+        read_query(export(result=query, format=engine), num_gpus=16, overrides=LOAD)
+    )
     assert estimate(query=again) == estimate(query=schema.parse_query(query))
 
 
 def test_short_names_and_the_devices_of_one_replica() -> None:
-    text = "vllm serve deepseek-ai/DeepSeek-V3 -tp 1 --data_parallel_size=16 --enable-expert-parallel --port 8000"
+    text = (
+        "vllm serve deepseek-ai/DeepSeek-V3 -tp 1 --data_parallel_size=16 "
+        "--enable-expert-parallel --port 8000"
+    )
     found = read_query(text, overrides=LOAD)
     assert found["model"] == "deepseek-ai/DeepSeek-V3" and found["cluster"]["num_gpus"] == 16
-    assert found["parallel"] == {"tensor_parallel_size": 1, "attention_data_parallel_size": 16, "expert_parallel_size": 16}
+    assert found["parallel"] == {
+        "tensor_parallel_size": 1,
+        "attention_data_parallel_size": 16,
+        "expert_parallel_size": 16,
+    }
     text = (
-        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 16 --enable-dp-attention --ep 16 "
-        "--enable-eplb --ep-num-redundant-experts 16 --enable-two-batch-overlap --max-running-requests 2048"
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 16 "
+        "--enable-dp-attention --ep 16 "
+        "--enable-eplb --ep-num-redundant-experts 16 --enable-two-batch-overlap "
+        "--max-running-requests 2048"
     )
     found = read_query(text, overrides=LOAD)
     assert found["parallel"] == {
-        "tensor_parallel_size": 1, "attention_data_parallel_size": 16, "expert_parallel_size": 16, "redundant_experts": 16,
+        "tensor_parallel_size": 1,
+        "attention_data_parallel_size": 16,
+        "expert_parallel_size": 16,
+        "redundant_experts": 16,
         "max_num_seqs": 128,
-    }  # fmt: skip
+    }
     assert found["inference"]["two_batch_overlap"] is True
 
 
@@ -74,7 +106,12 @@ def test_replicas_of_a_dense_model_are_no_attention_groups() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("Qwen/Qwen3-32B-FP8", "fp8"), ("/m/Qwen3-32B-AWQ/", "int4"), ("nvidia/Qwen3-32B-NVFP4", "nvfp4"), ("qwen3-32b", None)],
+    [
+        ("Qwen/Qwen3-32B-FP8", "fp8"),
+        ("/m/Qwen3-32B-AWQ/", "int4"),
+        ("nvidia/Qwen3-32B-NVFP4", "nvfp4"),
+        ("qwen3-32b", None),
+    ],
 )
 def test_a_quantised_checkpoint_is_known_by_its_name(name: str, precision: str | None) -> None:
     found = read_query(f"vllm serve {name} -tp 2", overrides=LOAD | {"model": "qwen3-32b"})
@@ -83,7 +120,10 @@ def test_a_quantised_checkpoint_is_known_by_its_name(name: str, precision: str |
 
 def test_a_model_that_nobody_knows_is_asked_for_with_the_rest() -> None:
     with pytest.raises(InputError, match=r"--gpu .* --model qwen3-32b, or"):
-        read_query("vllm serve Qwen/Qwen3-32B-MoE", overrides={k: v for k, v in LOAD.items() if k != "cluster.gpu"})
+        read_query(
+            "vllm serve Qwen/Qwen3-32B-MoE",
+            overrides={k: v for k, v in LOAD.items() if k != "cluster.gpu"},
+        )
 
 
 def test_what_is_not_modelled_or_not_said_is_refused_by_name() -> None:
@@ -101,6 +141,8 @@ def test_what_is_not_modelled_or_not_said_is_refused_by_name() -> None:
 def test_a_deployment_is_assessed_beside_the_best_one() -> None:
     slow = read_query("vllm serve qwen3-30b-a3b -tp 8", overrides=LOAD)
     found = assess(schema.parse_query(slow))
-    assert found.estimate.feasible and found.better is not None and (found.gain_fraction or 0.0) > 0.0
+    assert (
+        found.estimate.feasible and found.better is not None and (found.gain_fraction or 0.0) > 0.0
+    )
     best = slow | {"parallel": schema.to_dict(found.better.parallel)}
     assert assess(schema.parse_query(best)).better is None

@@ -1,4 +1,6 @@
-"""Exported commands speak the options, and the values, that the named versions of vLLM and SGLang accept."""
+"""Exported commands speak the options, and the values, that the named versions of vLLM and SGLang
+accept.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from hp_tool.queries import schema
 from tests.formats.engine_parsers import parsed
 
 QUANTIZATION = {"fp8"}
-"""Words of vLLM's --quantization that exports use, which its parser does not check (QuantizationMethods of
-vllm/model_executor/layers/quantization/__init__.py)."""
+"""Words of vLLM's --quantization that exports use, which its parser does not check
+(QuantizationMethods of vllm/model_executor/layers/quantization/__init__.py).
+"""
 VERSIONS = {"vllm": vllm.VERSION, "sglang": sglang.VERSION, "trtllm": trtllm.VERSION}
 LAYOUTS = (
     {"tensor_parallel_size": 8},
@@ -30,7 +33,13 @@ LAYOUTS = (
 )
 
 
-def words_of(engine: str, *, parallel: dict[str, int] | None = None, format: str | None = None, **inference: Any) -> list[str]:
+def words_of(
+    engine: str,
+    *,
+    parallel: dict[str, int] | None = None,
+    format: str | None = None,
+    **inference: Any,
+) -> list[str]:
     """The words behind the exported command and its model."""
     load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "engine": engine}
     query = {
@@ -47,7 +56,9 @@ def _words(script: str, format: str) -> list[str]:
     if format == "llm-d":
         (container,) = yaml.safe_load(script)["spec"]["template"]["containers"]
         return list(container["args"])
-    words = [word for word in shlex.split(script.replace("\\\n", " "), comments=True) if word != "$@"]
+    words = [
+        word for word in shlex.split(script.replace("\\\n", " "), comments=True) if word != "$@"
+    ]
     command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[format]
     return words[words.index(command) + (1 if format == "sglang" else 2) :]
 
@@ -56,20 +67,35 @@ def options(engine: str, **asked: Any) -> dict[str, str | None]:
     """The exported command's options; None behind a switch."""
     words = words_of(engine, **asked)
     pairs = zip(words, [*words[1:], "--"], strict=True)
-    return {word: None if after.startswith("--") else after for word, after in pairs if word.startswith("--")}
+    return {
+        word: None if after.startswith("--") else after
+        for word, after in pairs
+        if word.startswith("--")
+    }
 
 
-@pytest.mark.parametrize(("engine", "format"), [("vllm", "vllm"), ("sglang", "sglang"), ("vllm", "llm-d")])
+@pytest.mark.parametrize(
+    ("engine", "format"), [("vllm", "vllm"), ("sglang", "sglang"), ("vllm", "llm-d")]
+)
 @pytest.mark.parametrize(
     ("precision", "parallel"),
-    [*((precision, LAYOUTS[0]) for precision in ("fp16", "fp8", "int4", "nvfp4")), *(("bf16", one) for one in LAYOUTS)],
+    [
+        *((precision, LAYOUTS[0]) for precision in ("fp16", "fp8", "int4", "nvfp4")),
+        *(("bf16", one) for one in LAYOUTS),
+    ],
     ids=str,
 )
-def test_the_engines_own_parser_accepts_the_command(engine: str, format: str, precision: str, parallel: dict[str, int]) -> None:
-    recorded = json.loads((Path(__file__).with_name("engine_options") / f"{engine}.json").read_text())
+def test_the_engines_own_parser_accepts_the_command(
+    engine: str, format: str, precision: str, parallel: dict[str, int]
+) -> None:
+    recorded = json.loads(
+        (Path(__file__).with_name("engine_options") / f"{engine}.json").read_text()
+    )
     assert f" {VERSIONS[engine]}'s" in recorded["source"]
     cache = "fp16" if precision == "fp16" else None
-    words = words_of(engine, format=format, parallel=parallel, precision=precision, kv_cache_precision=cache)
+    words = words_of(
+        engine, format=format, parallel=parallel, precision=precision, kv_cache_precision=cache
+    )
     given = parsed(engine, words)
     assert all(value > 0 for value in given.values() if isinstance(value, int | float))
     assert given.get("--quantization") in {None, *QUANTIZATION} and len(given) >= 6
@@ -77,9 +103,17 @@ def test_the_engines_own_parser_accepts_the_command(engine: str, format: str, pr
 
 @pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[4]], ids=str)
 def test_trtllm_serve_knows_the_words_of_its_command(parallel: dict[str, int]) -> None:
-    given = parsed("trtllm", words_of("trtllm", parallel=parallel, precision="fp8", kv_cache_precision="fp8"))
-    ranks = parallel.get("tensor_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1)
-    assert given["--tensor_parallel_size"] == ranks and given["--backend"] == "pytorch" and given["--max_seq_len"] > 1200
+    given = parsed(
+        "trtllm", words_of("trtllm", parallel=parallel, precision="fp8", kv_cache_precision="fp8")
+    )
+    ranks = parallel.get("tensor_parallel_size", 1) * parallel.get(
+        "attention_data_parallel_size", 1
+    )
+    assert (
+        given["--tensor_parallel_size"] == ranks
+        and given["--backend"] == "pytorch"
+        and given["--max_seq_len"] > 1200
+    )
     with pytest.raises(AssertionError):
         parsed("trtllm", ["--max_num_seqs=8"])
 
@@ -103,7 +137,9 @@ def test_the_parsers_refuse_what_the_engines_do() -> None:
         ("sglang", {"precision": "fp8", "kv_cache_precision": "fp8"}, "fp8_e4m3"),
     ],
 )
-def test_the_cache_precision_is_said_where_it_is_asked_for(engine: str, asked: dict[str, str], word: str | None) -> None:
+def test_the_cache_precision_is_said_where_it_is_asked_for(
+    engine: str, asked: dict[str, str], word: str | None
+) -> None:
     found = options(engine, **asked)
     assert found.get("--kv-cache-dtype") == word and found["--dtype"] == "bfloat16"
 
@@ -131,14 +167,27 @@ def test_limits_are_of_one_scheduler_in_vllm_and_of_all_attention_groups_in_sgla
 def test_vllm_divides_experts_over_all_ranks_or_none() -> None:
     with pytest.raises(UnsupportedError, match="set expert_parallel_size to 4 or 1"):
         options("vllm", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 2})
-    assert "--enable-expert-parallel" in options("vllm", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 4})
-    assert options("sglang", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 2})["--ep-size"] == "2"
+    assert "--enable-expert-parallel" in options(
+        "vllm", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 4}
+    )
+    assert (
+        options("sglang", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 2})[
+            "--ep-size"
+        ]
+        == "2"
+    )
 
 
 def test_second_copies_and_two_batches_have_words() -> None:
-    parallel = {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "redundant_experts": 16}
+    parallel = {
+        "attention_data_parallel_size": 8,
+        "expert_parallel_size": 8,
+        "redundant_experts": 16,
+    }
     one = options("vllm", parallel=parallel, two_batch_overlap=True)
-    assert "--enable-eplb" in one and json.loads(one["--eplb-config"] or "") == {"num_redundant_experts": 16}
+    assert "--enable-eplb" in one and json.loads(one["--eplb-config"] or "") == {
+        "num_redundant_experts": 16
+    }
     assert "--enable-dbo" in one and one["--all2all-backend"] == "deepep_low_latency"
     other = options("sglang", parallel=parallel, two_batch_overlap=True)
     assert "--enable-eplb" in other and other["--ep-num-redundant-experts"] == "16"
@@ -150,54 +199,95 @@ def test_second_copies_and_two_batches_have_words() -> None:
         "kind": "inference",
         "model": "qwen3-30b-a3b",
         "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
-        "inference": {"input_length": 1000, "output_length": 200, "concurrency": 16, "engine": "trtllm"},
+        "inference": {
+            "input_length": 1000,
+            "output_length": 200,
+            "concurrency": 16,
+            "engine": "trtllm",
+        },
         "parallel": parallel,
     }
-    assert '"load_balancer": {"num_slots": 144, "layer_updates_per_iter": 1}' in export(result=query, format="trtllm")
+    assert '"load_balancer": {"num_slots": 144, "layer_updates_per_iter": 1}' in export(
+        result=query, format="trtllm"
+    )
 
 
 POOLS = {
-    "prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": 4, "prefill_replicas": 2, "decode_replicas": 1,
-    "prefill_attention_data_parallel_size": 1, "decode_attention_data_parallel_size": 1,
-}  # fmt: skip
+    "prefill_tensor_parallel_size": 2,
+    "decode_tensor_parallel_size": 4,
+    "prefill_replicas": 2,
+    "decode_replicas": 1,
+    "prefill_attention_data_parallel_size": 1,
+    "decode_attention_data_parallel_size": 1,
+}
 
 
 def pool_query(**inference: Any) -> dict[str, Any]:
     load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "disaggregated": POOLS}
     cluster = {"gpu": "h200-sxm-141gb", "num_gpus": 8}
-    return {"kind": "inference", "model": "qwen3-32b", "cluster": cluster, "inference": load | inference}
+    return {
+        "kind": "inference",
+        "model": "qwen3-32b",
+        "cluster": cluster,
+        "inference": load | inference,
+    }
 
 
 def roles(script: str) -> dict[str, list[str]]:
     """The words of each process that a script of pools starts."""
     lines = script.replace("\\\n", " ").splitlines()
-    starts = {lines[place - 1].rstrip(")"): line for place, line in enumerate(lines) if line.lstrip().startswith("exec ")}
+    starts = {
+        lines[place - 1].rstrip(")"): line
+        for place, line in enumerate(lines)
+        if line.lstrip().startswith("exec ")
+    }
     return {name: shlex.split(line.replace('"$@"', ""))[1:] for name, line in starts.items()}
 
 
 def test_both_pools_of_vllm_hand_their_caches_over() -> None:
     words = roles(export(result=pool_query(engine="vllm"), format="vllm"))
     sides = {name: parsed("vllm", each[2:]) for name, each in words.items()}
-    assert {name: side["--tensor-parallel-size"] for name, side in sides.items()} == {"prefill": 2, "decode": 4}
+    assert {name: side["--tensor-parallel-size"] for name, side in sides.items()} == {
+        "prefill": 2,
+        "decode": 4,
+    }
     for side in sides.values():
-        assert json.loads(side["--kv-transfer-config"]) == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        assert json.loads(side["--kv-transfer-config"]) == {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+        }
 
 
 def test_sglangs_pools_know_each_others_ranks_and_have_a_router() -> None:
     words = roles(export(result=pool_query(engine="sglang"), format="sglang"))
     sides = {name: parsed("sglang", words[name][3:]) for name in ("prefill", "decode")}
-    assert {name: side["--disaggregation-mode"] for name, side in sides.items()} == {"prefill": "prefill", "decode": "decode"}
-    assert sides["prefill"]["--tensor-parallel-size"] == 2 and sides["prefill"]["--disaggregation-decode-tp"] == 4
-    assert words["router"][:4] == ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    assert {name: side["--disaggregation-mode"] for name, side in sides.items()} == {
+        "prefill": "prefill",
+        "decode": "decode",
+    }
+    assert (
+        sides["prefill"]["--tensor-parallel-size"] == 2
+        and sides["prefill"]["--disaggregation-decode-tp"] == 4
+    )
+    assert words["router"][:4] == [
+        "python",
+        "-m",
+        "sglang_router.launch_router",
+        "--pd-disaggregation",
+    ]
 
 
 def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
-    query = schema.parse_query(pool_query(engine="vllm") | {"inference": pool_query()["inference"] | {"disaggregated": {}}})
+    query = schema.parse_query(
+        pool_query(engine="vllm") | {"inference": pool_query()["inference"] | {"disaggregated": {}}}
+    )
     answer = json.loads(schema.to_json(recommend_answer(query, top=3)))
     for rank in (1, 3):
         words = roles(export(result=answer, format="vllm", rank=rank))
         row = answer["disaggregated"][rank - 1]
-        sizes = {name: parsed("vllm", each[2:])["--tensor-parallel-size"] for name, each in words.items()}
+        sizes = {
+            name: parsed("vllm", each[2:])["--tensor-parallel-size"] for name, each in words.items()
+        }
         assert sizes == {name: row[name]["tensor_parallel_size"] for name in ("prefill", "decode")}
     with pytest.raises(InputError, match="rank 4"):
         export(result=answer, format="vllm", rank=4)
@@ -210,14 +300,36 @@ def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
     [
         ("qwen3-32b", {}, {"method": "ngram"}, "NGRAM"),
         ("deepseek-v3", {"draft_cost_fraction": 0.02}, {"method": "mtp"}, "NEXTN"),
-        ("qwen3-32b", {"draft_cost_fraction": 0.05, "draft_model": "a/qwen3-32b-EAGLE-3"}, {"method": "eagle3"}, "EAGLE3"),
-        ("qwen3-32b", {"draft_cost_fraction": 0.1, "draft_model": "Qwen/Qwen3-0.6B"}, {}, "STANDALONE"),
+        (
+            "qwen3-32b",
+            {"draft_cost_fraction": 0.05, "draft_model": "a/qwen3-32b-EAGLE-3"},
+            {"method": "eagle3"},
+            "EAGLE3",
+        ),
+        (
+            "qwen3-32b",
+            {"draft_cost_fraction": 0.1, "draft_model": "Qwen/Qwen3-0.6B"},
+            {},
+            "STANDALONE",
+        ),
     ],
 )
-def test_what_drafts_has_words(model: str, drafting: dict[str, Any], method: dict[str, str], algorithm: str) -> None:
+def test_what_drafts_has_words(
+    model: str, drafting: dict[str, Any], method: dict[str, str], algorithm: str
+) -> None:
     speculative = {"num_speculative_tokens": 3, "acceptance_rate": 0.7} | drafting
-    load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "speculative": speculative}
-    query = {"kind": "inference", "model": model, "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8}, "inference": load}
+    load = {
+        "input_length": 1000,
+        "output_length": 200,
+        "concurrency": 16,
+        "speculative": speculative,
+    }
+    query = {
+        "kind": "inference",
+        "model": model,
+        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+        "inference": load,
+    }
     query |= {"parallel": {"tensor_parallel_size": 8}}
     if model == "deepseek-v3":
         query["inference"] = load | {"precision": "fp8"}
@@ -227,7 +339,10 @@ def test_what_drafts_has_words(model: str, drafting: dict[str, Any], method: dic
         config = json.loads(parsed("vllm", words)["--speculative-config"])
         assert config == method | draft | {"num_speculative_tokens": 3}
     given = parsed("sglang", _words(export(result=query, format="sglang"), "sglang"))
-    assert given["--speculative-algorithm"] == algorithm and given["--speculative-num-draft-tokens"] == 4
+    assert (
+        given["--speculative-algorithm"] == algorithm
+        and given["--speculative-num-draft-tokens"] == 4
+    )
     assert given.get("--speculative-draft-model-path") == drafting.get("draft_model")
     with pytest.raises(UnsupportedError, match="speculation is not written"):
         export(result=query, format="trtllm")

@@ -12,25 +12,56 @@ from hp_tool.formats.registry import get, writable
 from tests.formats.cases import setup_of
 
 DENSE = {
-    "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 1, "context_parallel_size": 2,
-    "micro_batch_size": 1, "sequence_parallel": True, "recompute": "none", "zero_stage": 1,
-}  # fmt: skip
-EXPERTS = DENSE | {"context_parallel_size": 1, "expert_parallel_size": 2, "expert_tensor_parallel_size": 1,
-                   "moe_token_dispatcher_type": "alltoall"}  # fmt: skip
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "virtual_pipeline_parallel_size": 1,
+    "context_parallel_size": 2,
+    "micro_batch_size": 1,
+    "sequence_parallel": True,
+    "recompute": "none",
+    "zero_stage": 1,
+}
+EXPERTS = DENSE | {
+    "context_parallel_size": 1,
+    "expert_parallel_size": 2,
+    "expert_tensor_parallel_size": 1,
+    "moe_token_dispatcher_type": "alltoall",
+}
 PLAIN = DENSE | {"context_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": "none"}
 OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torchtitan": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
     "torchtitan-python": (
         "llama-3-8b",
         {"framework": "torch-fsdp"},
-        PLAIN | {"zero_stage": 3, "context_parallel_size": 2, "context_parallel_communication": "all_gather"},
+        PLAIN
+        | {
+            "zero_stage": 3,
+            "context_parallel_size": 2,
+            "context_parallel_communication": "all_gather",
+        },
     ),
-    "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3, "sequence_parallel": False}),
+    "accelerate": (
+        "llama-3-8b",
+        {"framework": "torch-fsdp"},
+        PLAIN | {"zero_stage": 3, "sequence_parallel": False},
+    ),
     **{
-        name: ("llama-3-8b", {"framework": "torch-fsdp"} | loss, PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1})
-        for name, loss in (("trl", {"cross_entropy": "chunked"}), ("axolotl", {}), ("llama-factory", {}))
+        name: (
+            "llama-3-8b",
+            {"framework": "torch-fsdp"} | loss,
+            PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1},
+        )
+        for name, loss in (
+            ("trl", {"cross_entropy": "chunked"}),
+            ("axolotl", {}),
+            ("llama-factory", {}),
+        )
     },
-    "deepspeed": ("llama-3-8b", {}, PLAIN | {"tensor_parallel_size": 1, "sequence_parallel": False}),
+    "deepspeed": (
+        "llama-3-8b",
+        {},
+        PLAIN | {"tensor_parallel_size": 1, "sequence_parallel": False},
+    ),
     "nanotron": ("llama-3-8b", {"framework": "nanotron"}, DENSE | {"context_parallel_size": 1}),
     "verl": ("llama-3-8b", {}, DENSE),
 }
@@ -76,7 +107,11 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("parallel", {}, {"virtual_pipeline_parallel_size": 2}),
     ("parallel", {}, {"recompute": "full"}),
     ("parallel", {}, {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}}),
-    ("parallel", {"recompute": "full"}, {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}}),
+    (
+        "parallel",
+        {"recompute": "full"},
+        {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}},
+    ),
     ("parallel", {"recompute": "full"}, {"recompute": {"granularity": "full", "num_layers": 2}}),
     ("parallel", {}, {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}),
     ("parallel", {}, {"tensor_parallel_size": 4}),
@@ -91,21 +126,31 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("parallel", {}, {"expert_tensor_parallel_size": 2}),
     ("parallel", {}, {"moe_token_dispatcher_type": "allgather"}),
 ]
-IN_THE_SCRIPT = {("accelerate", "attention"), ("deepspeed", "attention"), ("verl", "attention"), ("deepspeed", "overlap"),
-                 ("trl", "task")}  # fmt: skip
+IN_THE_SCRIPT = {
+    ("accelerate", "attention"),
+    ("deepspeed", "attention"),
+    ("verl", "attention"),
+    ("deepspeed", "overlap"),
+    ("trl", "task"),
+}
 """What the tool leaves to the training script, which the file does not start."""
 
 
 @pytest.mark.parametrize(("format", "model", "training", "parallel"), CASES)
-def test_no_field_is_dropped_in_silence(format: str, model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
+def test_no_field_is_dropped_in_silence(
+    format: str, model: str, training: dict[str, Any], parallel: dict[str, Any]
+) -> None:
     dropped, written = [], 0
     for section, before, change in CHANGES:
         texts = []
         for changes in (before, before | change):
             query = {
-                "kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
-                "training": {"sequence_length": 8192, "global_batch_size": 128} | training, "parallel": dict(parallel),
-            }  # fmt: skip
+                "kind": "training",
+                "model": model,
+                "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+                "training": {"sequence_length": 8192, "global_batch_size": 128} | training,
+                "parallel": dict(parallel),
+            }
             query[section] = query[section] | changes  # type: ignore[operator]
             try:
                 texts.append(get(format).write(setup_of(query)))
@@ -121,11 +166,16 @@ def test_no_field_is_dropped_in_silence(format: str, model: str, training: dict[
 
 def test_the_offload_that_a_search_chose_is_exported() -> None:
     query = {
-        "kind": "training", "model": "llama-3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "kind": "training",
+        "model": "llama-3-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
         "training": {"sequence_length": 8192, "global_batch_size": 128},
-    }  # fmt: skip
+    }
     parallel = DENSE | {"tensor_parallel_size": 8, "context_parallel_size": 1}
-    row = {"parallel": parallel, "estimate": {"provenance": {"assumed": {"training.offload": "optimizer"}}}}
+    row = {
+        "parallel": parallel,
+        "estimate": {"provenance": {"assumed": {"training.offload": "optimizer"}}},
+    }
     result = {"query": query, "recommendations": [row]}
     assert "--optimizer-cpu-offload" in export(result=result, format="megatron-lm")
     assert "optimizer.optimizer_cpu_offload=true" in export(result=result, format="nemo")

@@ -1,5 +1,6 @@
-"""What is exported is what was predicted: each row of a ranking, written in a tool's words, read again and predicted, takes the
-same time and memory; or it is refused, naming the field."""
+"""What is exported is what was predicted: each row of a ranking, written in a tool's words, read
+again and predicted, takes the same time and memory; or it is refused, naming the field.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,32 @@ from tests.formats import drawn
 READERS = {"slurm": "megatron-lm"}
 """Formats whose files are read as another's."""
 UNSAID = (
-    "model", "cluster", "constraints", "targets", "training.framework_version", "training.total_tokens",
-    "training.expert_imbalance", "training.recipe",
-    *(f"inference.{name}" for name in (
-        "input_length", "output_length", "concurrency", "request_rate_per_second", "prefix_cache_hit_rate", "expert_imbalance",
-    )),
-)  # fmt: skip
-"""What no file says: the model's shape behind its name, the devices, what is wanted of the answer, the release that is
-installed, and the load."""
-IN_THE_SCRIPT = dict.fromkeys(("accelerate", "deepspeed", "verl"), ("training.attention", "training.dropout"))
+    "model",
+    "cluster",
+    "constraints",
+    "targets",
+    "training.framework_version",
+    "training.total_tokens",
+    "training.expert_imbalance",
+    "training.recipe",
+    *(
+        f"inference.{name}"
+        for name in (
+            "input_length",
+            "output_length",
+            "concurrency",
+            "request_rate_per_second",
+            "prefix_cache_hit_rate",
+            "expert_imbalance",
+        )
+    ),
+)
+"""What no file says: the model's shape behind its name, the devices, what is wanted of the answer,
+the release that is installed, and the load.
+"""
+IN_THE_SCRIPT = dict.fromkeys(
+    ("accelerate", "deepspeed", "verl"), ("training.attention", "training.dropout")
+)
 """What a tool leaves to the training script, which the file does not start."""
 UNREAD = {"verl": "uneven stages are not read from it"}
 """What a tool can be told and its reader refuses by name."""
@@ -38,15 +56,21 @@ FEW, MANY = 6, 120
 
 
 def imported(text: str, *, format: str, configuration: Configuration) -> dict[str, Any]:
-    """The file read again, with what it cannot say; what the reader finds missing is given from the row as well."""
+    """The file read again, with what it cannot say; what the reader finds missing is given from the
+    row as well.
+    """
     known = drawn.leaves(configuration.mapping())
-    given = {path: known[path] for path in (*UNSAID, *IN_THE_SCRIPT.get(format, ())) if path in known}
+    given = {
+        path: known[path] for path in (*UNSAID, *IN_THE_SCRIPT.get(format, ())) if path in known
+    }
     try:
         return read_configuration(text, format=READERS.get(format, format), overrides=given).query
     except ImportRefusedError as error:
         if error.reading.refused:
             raise
-        given |= {each.field: known[each.field] for each in error.reading.missing if each.field in known}
+        given |= {
+            each.field: known[each.field] for each in error.reading.missing if each.field in known
+        }
         return read_configuration(text, format=READERS.get(format, format), overrides=given).query
 
 
@@ -81,11 +105,15 @@ def check(query: dict[str, Any], *, format: str) -> int:
             assert UNREAD.get(format, "no reason") in refused.message
             continue
         after = room.estimate(query=again, with_fixes=False)
-        ours, theirs = drawn.leaves(configuration.mapping()), drawn.leaves(schema.query_mapping(again))
+        ours, theirs = (
+            drawn.leaves(configuration.mapping()),
+            drawn.leaves(schema.query_mapping(again)),
+        )
         differing = {
             path: (ours.get(path), theirs.get(path))
             for path in sorted(ours.keys() | theirs.keys())
-            if ours.get(path) != theirs.get(path) and not isinstance(ours.get(path, theirs.get(path)), dict)
+            if ours.get(path) != theirs.get(path)
+            and not isinstance(ours.get(path, theirs.get(path)), dict)
         }
         assert after.memory is not None, (after.reasons, differing, text)
         assert figures(after) == pytest.approx(figures(row.estimate), rel=1e-9), (differing, text)

@@ -1,5 +1,6 @@
-"""LoRA in the words of TRL, axolotl, LLaMA-Factory and Megatron Bridge: each key is one of the tool's, and what is read comes
-back the same."""
+"""LoRA in the words of TRL, axolotl, LLaMA-Factory and Megatron Bridge: each key is one of the
+tool's, and what is read comes back the same.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +23,31 @@ KEYS = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
 LOSS = {"trl": "chunked"}
 
 
-def query(format: str, *, lora: dict[str, Any] | None = None, frozen: str | None = "nf4", **parallel: Any) -> dict[str, Any]:
-    training: dict[str, Any] = {"framework": "torch-fsdp", "sequence_length": 4096, "global_batch_size": 64, "task": "lora",
-                                "lora": lora or {"rank": 16, "dropout": 0.05}, "cross_entropy": LOSS.get(format)}  # fmt: skip
+def query(
+    format: str, *, lora: dict[str, Any] | None = None, frozen: str | None = "nf4", **parallel: Any
+) -> dict[str, Any]:
+    training: dict[str, Any] = {
+        "framework": "torch-fsdp",
+        "sequence_length": 4096,
+        "global_batch_size": 64,
+        "task": "lora",
+        "lora": lora or {"rank": 16, "dropout": 0.05},
+        "cross_entropy": LOSS.get(format),
+    }
     training |= {"frozen_precision": frozen} if frozen else {}
-    sizes = {"tensor_parallel_size": 1, "zero_stage": 3, "recompute": "per_layer", "micro_batch_size": 2} | parallel
-    return {"kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {key: value for key, value in training.items() if value is not None}, "parallel": sizes}  # fmt: skip
+    sizes = {
+        "tensor_parallel_size": 1,
+        "zero_stage": 3,
+        "recompute": "per_layer",
+        "micro_batch_size": 2,
+    } | parallel
+    return {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {key: value for key, value in training.items() if value is not None},
+        "parallel": sizes,
+    }
 
 
 def settings(text: str, format: str) -> dict[str, Any]:
@@ -53,69 +72,123 @@ def settings(text: str, format: str) -> dict[str, Any]:
 @pytest.mark.parametrize("recompute", ["none", "per_layer"])
 @pytest.mark.parametrize("frozen", [None, "nf4"])
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
-def test_every_key_is_one_that_the_tool_knows(format: str, frozen: str | None, recompute: str) -> None:
+def test_every_key_is_one_that_the_tool_knows(
+    format: str, frozen: str | None, recompute: str
+) -> None:
     asked = query(format, frozen=frozen, recompute=recompute, micro_batch_size=1)
     said = settings(hp_tool.export(asked, format=format).text, format)
     assert not said.keys() - set(KEYS[format])
     rank = {"trl": ["16"]}.get(format, 16)
     assert rank in (said.get("lora_r"), said.get("lora_rank"))
-    assert {"load_in_4bit": said.get("load_in_4bit") in ([], True), "quantization_bit": said.get("quantization_bit") == 4}[
-        "quantization_bit" if format == "llama-factory" else "load_in_4bit"
-    ] == (frozen == "nf4")
+    assert {
+        "load_in_4bit": said.get("load_in_4bit") in ([], True),
+        "quantization_bit": said.get("quantization_bit") == 4,
+    }["quantization_bit" if format == "llama-factory" else "load_in_4bit"] == (frozen == "nf4")
     names = said.get("lora_target_modules") or said["lora_target"].split(",")
     assert [name for name in names if name.endswith("_proj")] == [
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
-    ]  # fmt: skip
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
 
 
 @pytest.mark.parametrize(("frozen", "once"), [(None, True), ("nf4", False)])
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
 def test_four_bits_are_quantised_on_every_rank(format: str, frozen: str | None, once: bool) -> None:
-    """axolotl's configuration refuses FSDP 2 that quantises on the first rank alone, as the others would wait for it."""
+    """axolotl's configuration refuses FSDP 2 that quantises on the first rank alone, as the others
+    would wait for it.
+    """
     text = hp_tool.export(query(format, frozen=frozen), format=format).text
     assert f"cpu_ram_efficient_loading: {str(once).lower()}\n" in text
 
 
 @pytest.mark.parametrize(
     ("lora", "frozen"),
-    [({"rank": 8}, "nf4"), ({"rank": 64, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}, None)],
+    [
+        ({"rank": 8}, "nf4"),
+        ({"rank": 64, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}, None),
+    ],
 )
 @pytest.mark.parametrize("format", ["trl", "axolotl"])
-def test_what_is_read_comes_back_to_the_same_prediction(format: str, lora: dict[str, Any], frozen: str | None) -> None:
+def test_what_is_read_comes_back_to_the_same_prediction(
+    format: str, lora: dict[str, Any], frozen: str | None
+) -> None:
     asked = query(format, lora=lora, frozen=frozen, data_parallel_shard_size=8)
     read = imported(exported(asked, format), "--gpu", "h100-sxm-80gb")
-    one, other = (json.loads(run("estimate", "-", "--json", content=each).stdout)["estimate"] for each in (asked, read))
+    one, other = (
+        json.loads(run("estimate", "-", "--json", content=each).stdout)["estimate"]
+        for each in (asked, read)
+    )
     assert one["time"]["step_s"] == pytest.approx(other["time"]["step_s"], rel=1e-9)
     assert one["memory"]["total_bytes"] == pytest.approx(other["memory"]["total_bytes"], rel=1e-9)
 
 
 def test_bridge_gets_the_adapters_of_a_recipe_for_peft_and_its_file_says_them() -> None:
     asked = {
-        "kind": "training", "model": "llama-3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"sequence_length": 4096, "global_batch_size": 32, "task": "lora",
-                     "lora": {"rank": 8, "dropout": 0.1, "target_modules": ["linear_qkv", "o_proj"]}},
+        "kind": "training",
+        "model": "llama-3-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {
+            "sequence_length": 4096,
+            "global_batch_size": 32,
+            "task": "lora",
+            "lora": {"rank": 8, "dropout": 0.1, "target_modules": ["linear_qkv", "o_proj"]},
+        },
         "parallel": {"tensor_parallel_size": 8},
-    }  # fmt: skip
+    }
     words = shlex.split(exported(asked, "nemo"), comments=True)
-    assert {"peft.dim=8", "peft.dropout=0.1", "peft.target_modules=[linear_qkv,linear_proj]"} <= set(words)
+    assert {
+        "peft.dim=8",
+        "peft.dropout=0.1",
+        "peft.target_modules=[linear_qkv,linear_proj]",
+    } <= set(words)
     asked["training"]["lora"]["target_modules"] = ["q_proj"]  # type: ignore[index]
     with pytest.raises(UnsupportedError, match=r"training\.lora\.target_modules"):
         hp_tool.export(asked, format="nemo")
-    model = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336, "vocab_size": 128256,
-             "num_query_groups": 8, "normalization": "RMSNorm", "position_embedding_type": "rope", "gated_linear_unit": True,
-             "add_bias_linear": False, "seq_length": 4096}  # fmt: skip
-    file = {"model": model, "train": {"micro_batch_size": 1, "global_batch_size": 32},
-            "peft": {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8, "alpha": 16, "dropout": 0.1,
-                     "target_modules": ["linear_qkv", "linear_proj"]}}  # fmt: skip
+    model = {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "ffn_hidden_size": 14336,
+        "vocab_size": 128256,
+        "num_query_groups": 8,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "seq_length": 4096,
+    }
+    file = {
+        "model": model,
+        "train": {"micro_batch_size": 1, "global_batch_size": 32},
+        "peft": {
+            "_target_": "megatron.bridge.peft.lora.LoRA",
+            "dim": 8,
+            "alpha": 16,
+            "dropout": 0.1,
+            "target_modules": ["linear_qkv", "linear_proj"],
+        },
+    }
     read = read_query(yaml.safe_dump(file), num_gpus=8, overrides={"cluster.gpu": "h100-sxm-80gb"})
     assert read["training"]["task"] == "lora"
-    assert read["training"]["lora"] == {"rank": 8, "dropout": 0.1, "target_modules": ["linear_qkv", "linear_proj"]}
+    assert read["training"]["lora"] == {
+        "rank": 8,
+        "dropout": 0.1,
+        "target_modules": ["linear_qkv", "linear_proj"],
+    }
 
 
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
 def test_what_the_tool_would_run_otherwise_is_refused_by_name(format: str) -> None:
     for change, field in (
-        ({"training": {"lora": {"rank": 8, "target_modules": ["linear_qkv"]}}}, "training.lora.target_modules"),
+        (
+            {"training": {"lora": {"rank": 8, "target_modules": ["linear_qkv"]}}},
+            "training.lora.target_modules",
+        ),
         ({"training": {"frozen_precision": "fp8"}}, "training.frozen_precision"),
         ({"training": {"cross_entropy": "fused"}}, "training.cross_entropy"),
         ({"parallel": {"tensor_parallel_size": 2}}, "parallel.tensor_parallel_size"),
@@ -130,10 +203,19 @@ def test_what_the_tool_would_run_otherwise_is_refused_by_name(format: str) -> No
 
 
 def test_trl_says_what_it_leaves_out_by_its_defaults() -> None:
-    script = "accelerate launch --config_file a.yaml -m trl.scripts.sft --model_name_or_path meta-llama/Meta-Llama-3-8B" \
-             " --use_peft --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_length 4096"  # fmt: skip
-    files = {"a.yaml": "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 1\nmixed_precision: bf16\n"}
-    training = read_query(script, files=files, overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]
+    script = (
+        "accelerate launch --config_file a.yaml -m trl.scripts.sft --model_name_or_path "
+        "meta-llama/Meta-Llama-3-8B"
+        " --use_peft --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_length "
+        "4096"
+    )
+    files = {
+        "a.yaml": "distributed_type: FSDP\nnum_processes: 8\nnum_machines: 1\nmixed_precision: "
+        "bf16\n"
+    }
+    training = read_query(script, files=files, overrides={"cluster.gpu": "h100-sxm-80gb"})[
+        "training"
+    ]
     assert training["lora"] == {"rank": 16, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
 
 
@@ -146,7 +228,10 @@ def test_a_query_of_another_framework_is_ranked_again_for_the_tool(format: str) 
     assert not settings(chosen.text, format).keys() - set(KEYS[format])
 
 
-TRL = " --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1 --gradient_accumulation_steps 4"
+TRL = (
+    " --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 4"
+)
 
 
 def test_trls_own_script_checkpoints_in_bf16_and_computes_the_loss_in_chunks_by_default() -> None:
@@ -163,7 +248,10 @@ def test_trls_own_script_checkpoints_in_bf16_and_computes_the_loss_in_chunks_by_
 
 
 def test_a_script_of_ones_own_has_the_trainers_defaults() -> None:
-    query = read_query(f"torchrun --nproc-per-node 8 sft.py{TRL} --max_length 512", overrides={"cluster.gpu": "h100-sxm-80gb"})
+    query = read_query(
+        f"torchrun --nproc-per-node 8 sft.py{TRL} --max_length 512",
+        overrides={"cluster.gpu": "h100-sxm-80gb"},
+    )
     assert (query["training"]["precision"], query["parallel"]["recompute"]) == ("fp32", "none")
     assert "cross_entropy" not in query["training"]
 

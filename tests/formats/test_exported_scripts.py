@@ -1,4 +1,6 @@
-"""Every script that is exported is valid bash: rows of random rankings, in each format that writes one."""
+"""Every script that is exported is valid bash: rows of random rankings, in each format that writes
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ SEEDS, ROWS = 6, 12
 ODD = 'it\'s "mine" $(date) `date` ${HOME} \\ *'
 """A name that a shell would take apart."""
 OWN = {
-    "name": ODD, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
-}  # fmt: skip
+    "name": ODD,
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
 LOSSES = {"trl": "chunked", "llama-factory": "unfused"}
 """What a tool computes, of the formats that none of `drawn.TOOLS` ranks for."""
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -48,13 +56,23 @@ def queries() -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
             asked = drawn.serving(seed, format=engine)
             yield {**asked, "model": OWN} if seed == 0 else asked, (engine,)
         for format, loss in LOSSES.items():
-            work = {"sequence_length": 2048, "global_batch_size": 64, "framework": "torch-fsdp", "cross_entropy": loss}
-            asked = drawn.training(seed, format="accelerate") | {"training": work, "model": OWN if seed == 0 else "llama-3-8b"}
+            work = {
+                "sequence_length": 2048,
+                "global_batch_size": 64,
+                "framework": "torch-fsdp",
+                "cross_entropy": loss,
+            }
+            asked = drawn.training(seed, format="accelerate") | {
+                "training": work,
+                "model": OWN if seed == 0 else "llama-3-8b",
+            }
             yield {**asked, "parallel": dict(get(format).fsdp_axes)}, (format,)
 
 
 def script_of(text: str) -> str:
-    """The script in an exported text: itself, the one that a manifest passes to bash, or the command that overrides end."""
+    """The script in an exported text: itself, the one that a manifest passes to bash, or the
+    command that overrides end.
+    """
     if text.startswith("#!"):
         return text
     if "apiVersion:" in text:
@@ -72,7 +90,11 @@ def exported() -> tuple[tuple[str, str], ...]:
     for query, formats in queries():
         asked = schema.parse_query(query)
         try:
-            rows = (serving if asked.kind == "inference" else training).recommend(query=asked, top=ROWS).recommendations
+            rows = (
+                (serving if asked.kind == "inference" else training)
+                .recommend(query=asked, top=ROWS)
+                .recommendations
+            )
         except HpToolError:
             continue  # no such deployment, which the error says
         for row in rows:
@@ -83,7 +105,9 @@ def exported() -> tuple[tuple[str, str], ...]:
                     continue  # the tool has no word for it, which test_export_fields.py holds
                 made.add((format, script_of(text)))
     for engine in ("vllm", "sglang"):
-        made.add((f"{engine} in pools", hp_tool.export(pool_query(engine=engine), format=engine).text))
+        made.add(
+            (f"{engine} in pools", hp_tool.export(pool_query(engine=engine), format=engine).text)
+        )
     return tuple(sorted(made))
 
 
@@ -94,19 +118,31 @@ def complaints(folder: Path, scripts: list[str]) -> str:
         paths.append(folder / f"{number}.sh")
         paths[-1].write_text(script)
     loop = 'for script; do bash -n "$script" || echo "$script is refused"; done'
-    ran = subprocess.run(["bash", "-c", loop, "bash", *map(str, paths)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        ["bash", "-c", loop, "bash", *map(str, paths)], capture_output=True, text=True, timeout=120
+    )
     return ran.stdout + ran.stderr
 
 
 def test_bash_is_asked(tmp_path: Path) -> None:
-    assert "0.sh is refused" in complaints(tmp_path, ['echo "${HOST:?set it to this host\'s address}"\n'])
+    assert "0.sh is refused" in complaints(
+        tmp_path, ['echo "${HOST:?set it to this host\'s address}"\n']
+    )
 
 
 def test_bash_reads_every_script(tmp_path: Path) -> None:
     made = exported()
     assert {format for format, _ in made} == {
-        "megatron-lm", "slurm", "kubernetes", "nemo", "verl", *LOSSES, *ENGINES, "vllm in pools", "sglang in pools",
-    }  # fmt: skip
+        "megatron-lm",
+        "slurm",
+        "kubernetes",
+        "nemo",
+        "verl",
+        *LOSSES,
+        *ENGINES,
+        "vllm in pools",
+        "sglang in pools",
+    }
     assert len(made) >= 300, len(made)
     assert complaints(tmp_path, [script for _, script in made]) == ""
 
@@ -116,10 +152,14 @@ def test_a_name_that_a_shell_would_take_apart_stays_a_word() -> None:
     assert named
     for script in named:
         for line in script.splitlines():
-            assert ODD not in line or line.startswith(("#", "model_name_or_path:")), line  # in a comment, in a heredoc
+            assert ODD not in line or line.startswith(("#", "model_name_or_path:")), (
+                line
+            )  # in a comment, in a heredoc
 
 
-@pytest.mark.parametrize("meaning", ["this host's address", 'the "host"', "$HOST", "`hostname`", "a \\ b", "a } b"])
+@pytest.mark.parametrize(
+    "meaning", ["this host's address", 'the "host"', "$HOST", "`hostname`", "a \\ b", "a } b"]
+)
 def test_a_reason_that_bash_would_not_read_as_text_is_no_reason(meaning: str) -> None:
     assert required("HOST", "set it to this host") == "${HOST:?set it to this host}"
     with pytest.raises(ValueError, match="quote"):

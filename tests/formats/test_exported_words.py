@@ -1,4 +1,6 @@
-"""What `hp-tool export` prints is what the tool takes and what was predicted: processes, pipes, files."""
+"""What `hp-tool export` prints is what the tool takes and what was predicted: processes, pipes,
+files.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,30 @@ from tests.command_line import Ended, hp_tool
 from tests.conftest import skip_or_fail
 
 CONTEXT_WORDS = {"p2p", "all_gather", "a2a", "a2a+p2p"}
-"""What attn_forward_func_with_cp of Transformer Engine 2 takes (attention/dot_product_attention/context_parallel.py)."""
+"""What attn_forward_func_with_cp of Transformer Engine 2 takes
+(attention/dot_product_attention/context_parallel.py).
+"""
 LONG = {
-    "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
     "training": {"sequence_length": 32768, "global_batch_size": 32},
-    "parallel": {"tensor_parallel_size": 2, "context_parallel_size": 4, "context_parallel_communication": "all_gather"},
-}  # fmt: skip
+    "parallel": {
+        "tensor_parallel_size": 2,
+        "context_parallel_size": 4,
+        "context_parallel_communication": "all_gather",
+    },
+}
 BRIDGE = {
-    "kind": "training", "model": "deepseek-v3", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 256},
-    "training": {"recipe": "megatron-bridge-26.08", "sequence_length": 4096, "global_batch_size": 2048},
-}  # fmt: skip
+    "kind": "training",
+    "model": "deepseek-v3",
+    "cluster": {"gpu": "gb200-nvl72", "num_gpus": 256},
+    "training": {
+        "recipe": "megatron-bridge-26.08",
+        "sequence_length": 4096,
+        "global_batch_size": 2048,
+    },
+}
 
 
 def run(*words: str, content: Any) -> Ended:
@@ -57,7 +73,10 @@ def test_context_parallelism_is_said_in_transformer_engines_words(kind: str) -> 
 @pytest.mark.parametrize("word", ["all_gather", "allgather"])
 def test_context_parallelism_is_read_in_either_spelling(word: str) -> None:
     text = re.sub(r"--cp-comm-type \S+", f"--cp-comm-type {word}", exported(LONG, "megatron-lm"))
-    assert imported(text, "--gpu", "h100-sxm-80gb")["parallel"]["context_parallel_communication"] == "all_gather"
+    assert (
+        imported(text, "--gpu", "h100-sxm-80gb")["parallel"]["context_parallel_communication"]
+        == "all_gather"
+    )
 
 
 @pytest.mark.parametrize("model", ["deepseek-v2-lite", "llama-3-8b"])
@@ -73,14 +92,16 @@ def test_an_answer_under_bridges_recipe_is_exported_to_bridge() -> None:
     text = exported(BRIDGE, "nemo")
     values = dict(word.lstrip("+").split("=", 1) for word in shlex.split(text, comments=True))
     states = {
-        name: values[f"optimizer.{name}"] for name in ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+        name: values[f"optimizer.{name}"]
+        for name in ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
     }
     assert states == {
         "use_precision_aware_optimizer": "true",
         "exp_avg_dtype": "torch.bfloat16",
         "exp_avg_sq_dtype": "torch.bfloat16",
     }
-    # Gradients in bf16, as the recipe has them: mixed_precision is laid over ddp, and its named recipes reduce in fp32.
+    # Gradients in bf16, as the recipe has them: mixed_precision is laid over ddp, and its named
+    # recipes reduce in fp32.
     assert "grad_reduce_in_fp32:false" in values["mixed_precision"]
 
 
@@ -94,51 +115,107 @@ def test_bridges_words_are_fields_of_megatron_cores_optimizer() -> None:
     import torch
 
     query = BRIDGE | {"model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16}}
-    query["training"] = {"sequence_length": 4096, "global_batch_size": 64, "optimizer_precision": "bf16",
-                         "exp_avg_sq_precision": "fp8", "master_precision": "fp16"}  # fmt: skip
-    words = [word.removeprefix("optimizer.") for word in shlex.split(exported(query, "nemo"), comments=True)
-             if word.startswith("optimizer.")]  # fmt: skip
+    query["training"] = {
+        "sequence_length": 4096,
+        "global_batch_size": 64,
+        "optimizer_precision": "bf16",
+        "exp_avg_sq_precision": "fp8",
+        "master_precision": "fp16",
+    }
+    words = [
+        word.removeprefix("optimizer.")
+        for word in shlex.split(exported(query, "nemo"), comments=True)
+        if word.startswith("optimizer.")
+    ]
     values = dict(word.split("=", 1) for word in words)
     assert set(values) <= {field.name for field in dataclasses.fields(OptimizerConfig)}
-    kinds = {name: getattr(torch, value.removeprefix("torch.")) for name, value in values.items() if value.startswith("torch.")}
-    assert kinds == {"main_params_dtype": torch.float16, "exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.uint8}
+    kinds = {
+        name: getattr(torch, value.removeprefix("torch."))
+        for name, value in values.items()
+        if value.startswith("torch.")
+    }
+    assert kinds == {
+        "main_params_dtype": torch.float16,
+        "exp_avg_dtype": torch.bfloat16,
+        "exp_avg_sq_dtype": torch.uint8,
+    }
 
 
 def test_bridges_file_says_the_optimizers_precisions() -> None:
     file = {
-        "model": {"_target_": "megatron.bridge.models.GPTModelProvider", "num_layers": 32, "hidden_size": 4096,
-                  "num_attention_heads": 32, "ffn_hidden_size": 14336, "num_query_groups": 8, "vocab_size": 128256,
-                  "tensor_model_parallel_size": 2, "normalization": "RMSNorm", "position_embedding_type": "rope",
-                  "gated_linear_unit": True, "add_bias_linear": False, "seq_length": 4096},
+        "model": {
+            "_target_": "megatron.bridge.models.GPTModelProvider",
+            "num_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "ffn_hidden_size": 14336,
+            "num_query_groups": 8,
+            "vocab_size": 128256,
+            "tensor_model_parallel_size": 2,
+            "normalization": "RMSNorm",
+            "position_embedding_type": "rope",
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+            "seq_length": 4096,
+        },
         "train": {"micro_batch_size": 1, "global_batch_size": 64},
         "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
-        "mixed_precision": {"_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig", "bf16": True,
-                            "grad_reduce_in_fp32": False},
-        "optimizer": {"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat16",
-                      "exp_avg_sq_dtype": {"_target_": "torch.uint8", "_call_": False}},
-    }  # fmt: skip
-    training = imported(yaml.safe_dump(file), "--gpu", "h100-sxm-80gb", "--num-gpus", "16")["training"]
+        "mixed_precision": {
+            "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+            "bf16": True,
+            "grad_reduce_in_fp32": False,
+        },
+        "optimizer": {
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": "torch.bfloat16",
+            "exp_avg_sq_dtype": {"_target_": "torch.uint8", "_call_": False},
+        },
+    }
+    training = imported(yaml.safe_dump(file), "--gpu", "h100-sxm-80gb", "--num-gpus", "16")[
+        "training"
+    ]
     assert (training["optimizer_precision"], training["exp_avg_sq_precision"]) == ("bf16", "fp8")
     assert training["gradient_precision"] == "bf16"
 
 
 RECOMPUTED = {
-    "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
     "training": {"sequence_length": 4096, "global_batch_size": 64},
-    "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "zero_stage": 3,
-                 "recompute": "full"},
-}  # fmt: skip
+    "parallel": {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "micro_batch_size": 1,
+        "zero_stage": 3,
+        "recompute": "full",
+    },
+}
 
 
 def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
     ran = run("export", "-", "--format", "deepspeed", content=RECOMPUTED)
     file = json.loads(ran.stdout)
     assert "activation_checkpointing" not in file  # a Trainer never looks at it
-    assert "--gradient_checkpointing" in ran.stderr and "--gradient_checkpointing" in json.dumps(file)
-    said = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--model", "llama-3-8b", "--set", "training.sequence_length=4096")
+    assert "--gradient_checkpointing" in ran.stderr and "--gradient_checkpointing" in json.dumps(
+        file
+    )
+    said = (
+        "--gpu",
+        "h100-sxm-80gb",
+        "--num-gpus",
+        "8",
+        "--model",
+        "llama-3-8b",
+        "--set",
+        "training.sequence_length=4096",
+    )
     assert imported(ran.stdout, *said)["parallel"]["recompute"] == "full"
     kept = RECOMPUTED | {"parallel": RECOMPUTED["parallel"] | {"recompute": "none"}}  # type: ignore[operator]
-    assert "gradient_checkpointing" not in run("export", "-", "--format", "deepspeed", content=kept).stderr
+    assert (
+        "gradient_checkpointing"
+        not in run("export", "-", "--format", "deepspeed", content=kept).stderr
+    )
 
 
 def test_a_free_knob_that_a_format_cannot_say_is_left_out_with_a_word_on_its_price() -> None:
@@ -150,7 +227,9 @@ def test_a_free_knob_that_a_format_cannot_say_is_left_out_with_a_word_on_its_pri
     assert f"{step_s:.4g} s with it" in note and "without" in note
     said = RECOMPUTED | {"training": RECOMPUTED["training"] | {"cross_entropy": "fused"}}  # type: ignore[operator]
     refused = run("export", "-", "--format", "deepspeed", content=said)
-    assert refused.returncode == 2 and "training.cross_entropy" in refused.stderr  # what a user asks for is never left out
+    assert (
+        refused.returncode == 2 and "training.cross_entropy" in refused.stderr
+    )  # what a user asks for is never left out
 
 
 @pytest.mark.long
@@ -159,19 +238,40 @@ def test_deepspeed_and_the_trainer_take_the_note(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(exported(RECOMPUTED, "deepspeed"), encoding="utf-8")
     program = (
-        "import sys; from deepspeed.runtime import config; from accelerate.utils.deepspeed import HfDeepSpeedConfig\n"
+        "import sys; from deepspeed.runtime import config; from accelerate.utils.deepspeed import "
+        "HfDeepSpeedConfig\n"
         "config.dist.get_rank = lambda: 0; config.dist.get_world_size = lambda: 8\n"
-        "print('read', config.DeepSpeedConfig(sys.argv[1]).train_batch_size, HfDeepSpeedConfig(sys.argv[1]).is_zero3())"
+        "print('read', config.DeepSpeedConfig(sys.argv[1]).train_batch_size, "
+        "HfDeepSpeedConfig(sys.argv[1]).is_zero3())"
     )
-    ran = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, timeout=180)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
     assert "read 64 True" in ran.stdout, ran.stderr
 
 
 def test_a_trainer_does_not_recompute_by_deepspeeds_block(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True},
-                                                  "activation_checkpointing": {"partition_activations": False}}))  # fmt: skip
-    script = "torchrun --nproc-per-node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --deepspeed ds.json" \
-             " --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_seq_length 4096"  # fmt: skip
+    (tmp_path / "ds.json").write_text(
+        json.dumps(
+            {
+                "zero_optimization": {"stage": 3},
+                "bf16": {"enabled": True},
+                "activation_checkpointing": {"partition_activations": False},
+            }
+        )
+    )
+    script = (
+        "torchrun --nproc-per-node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B "
+        "--deepspeed ds.json"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_seq_length 4096"
+    )
     said = ("--gpu", "h100-sxm-80gb", "--file", f"ds.json={tmp_path / 'ds.json'}")
     assert imported(script, *said)["parallel"]["recompute"] == "none"
-    assert imported(f"{script} --gradient_checkpointing true", *said)["parallel"]["recompute"] == "full"
+    assert (
+        imported(f"{script} --gradient_checkpointing true", *said)["parallel"]["recompute"]
+        == "full"
+    )

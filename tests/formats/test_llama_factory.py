@@ -43,8 +43,11 @@ bf16: true
 ddp_timeout: 180000000
 resume_from_checkpoint: null
 """
-ZERO = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",' \
-       ' "gradient_accumulation_steps": "auto"}'  # fmt: skip
+ZERO = (
+    '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, '
+    '"train_micro_batch_size_per_gpu": "auto",'
+    ' "gradient_accumulation_steps": "auto"}'
+)
 
 
 def test_lora_with_its_defaults() -> None:
@@ -64,13 +67,21 @@ def test_lora_with_its_defaults() -> None:
 
 
 def test_in_full_over_deepspeed_without_recomputation() -> None:
-    text = LORA.replace("finetuning_type: lora", "finetuning_type: full\ndeepspeed: examples/deepspeed/ds_z3_config.json")
-    text = text.replace("lora_rank: 16\nlora_target: all", "disable_gradient_checkpointing: true\ncutoff_len: 4096")
+    text = LORA.replace(
+        "finetuning_type: lora",
+        "finetuning_type: full\ndeepspeed: examples/deepspeed/ds_z3_config.json",
+    )
+    text = text.replace(
+        "lora_rank: 16\nlora_target: all", "disable_gradient_checkpointing: true\ncutoff_len: 4096"
+    )
     with pytest.raises(InputError, match=r"ds_z3_config\.json is not at hand"):
         read_query(text, num_gpus=8, overrides=H100)
     query = read_query(text, num_gpus=8, overrides=H100, files={"ds_z3_config.json": ZERO})
     assert "lora" not in query["training"]
-    assert (query["training"]["framework"], query["training"]["sequence_length"]) == ("deepspeed", 4096)
+    assert (query["training"]["framework"], query["training"]["sequence_length"]) == (
+        "deepspeed",
+        4096,
+    )
     assert (query["parallel"]["zero_stage"], query["parallel"]["recompute"]) == (3, "none")
 
 
@@ -84,11 +95,17 @@ def test_in_full_over_deepspeed_without_recomputation() -> None:
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(key: str, word: str) -> None:
-    kept = "\n".join(line for line in LORA.splitlines() if not line.startswith(key.partition(":")[0]))
+    kept = "\n".join(
+        line for line in LORA.splitlines() if not line.startswith(key.partition(":")[0])
+    )
     with pytest.raises(InputError, match=word):
         read_query(f"{kept}\n{key}\n", num_gpus=8, overrides=H100)
 
 
 def test_its_command_names_the_file_to_import() -> None:
     with pytest.raises(InputError, match="import the YAML file"):
-        read_query("llamafactory-cli train examples/train_lora/llama3_lora_sft.yaml\n", num_gpus=8, overrides=H100)
+        read_query(
+            "llamafactory-cli train examples/train_lora/llama3_lora_sft.yaml\n",
+            num_gpus=8,
+            overrides=H100,
+        )

@@ -31,24 +31,32 @@ CONTAINER = mapping(
 )
 WORKLOAD = {
     "replicas": {"type": "integer", "minimum": 0, "maximum": MOST},
-    "parallelism": mapping(tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}),
+    "parallelism": mapping(
+        tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}
+    ),
     "template": mapping(containers={"type": "array", "items": CONTAINER}),
 }
 SPEC = mapping(
-    model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT) | {"required": ["uri"]},
+    model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT)
+    | {"required": ["uri"]},
     **WORKLOAD,
     prefill=mapping(**WORKLOAD),
-    router=mapping(gateway={"type": "object"}, route={"type": "object"}, scheduler={"type": "object"}),
+    router=mapping(
+        gateway={"type": "object"}, route={"type": "object"}, scheduler={"type": "object"}
+    ),
 )
 SCHEMA = mapping(
     apiVersion={"const": "serving.kserve.io/v1alpha1"},
     kind={"const": "LLMInferenceService"},
-    metadata=mapping(name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}),
+    metadata=mapping(
+        name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+    ),
     spec=SPEC,
 )
-"""What the manifest may say: names, types and bounds of its fields as KServe's generated CRD has them, of a pod what it uses
-(config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml at 01b1241038b3, Apache-2.0; 2.2 MB, most of it of pods).
-A field of another name is an error."""
+"""What the manifest may say: names, types and bounds of its fields as KServe's generated CRD has
+them, of a pod what it uses (config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml at
+01b1241038b3, Apache-2.0; 2.2 MB, most of it of pods). A field of another name is an error.
+"""
 
 
 def manifest(**change: Any) -> dict[str, Any]:
@@ -62,7 +70,9 @@ def test_a_deployment_is_a_manifest_with_all_its_replicas(model: str) -> None:
     spec = manifest(model=model)["spec"]
     (container,) = spec["template"]["containers"]
     assert spec["replicas"] == 2 and spec["parallelism"] == {"tensor": 4, "expert": False}
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"} and spec["model"]["uri"].startswith("hf://")
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"} and spec["model"][
+        "uri"
+    ].startswith("hf://")
     words = container["args"]
     assert (
         words[words.index("--tensor-parallel-size") + 1] == "4"
@@ -81,7 +91,12 @@ def test_experts_share_a_pod_and_a_replica_over_nodes_is_refused() -> None:
 
 
 def test_pools_are_one_service_whose_own_replicas_decode() -> None:
-    sizes = {"prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": 4, "prefill_replicas": 2, "decode_replicas": 1}
+    sizes = {
+        "prefill_tensor_parallel_size": 2,
+        "decode_tensor_parallel_size": 4,
+        "prefill_replicas": 2,
+        "decode_replicas": 1,
+    }
     load = SERVING["inference"] | {"disaggregated": sizes}
     spec = manifest(inference=load)["spec"]
     pods = [side["template"]["containers"][0] for side in (spec, spec["prefill"])]
@@ -91,6 +106,11 @@ def test_pools_are_one_service_whose_own_replicas_decode() -> None:
     for pod in pods:
         transfer = json.loads(pod["args"][pod["args"].index("--kv-transfer-config") + 1])
         assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"} and pod["env"]
-    kinds = {"stages": [{"gpu": "h100-sxm-80gb", "num_gpus": 4}, {"gpu": "h200-sxm-141gb", "num_gpus": 4}]}
+    kinds = {
+        "stages": [
+            {"gpu": "h100-sxm-80gb", "num_gpus": 4},
+            {"gpu": "h200-sxm-141gb", "num_gpus": 4},
+        ]
+    }
     with pytest.raises(UnsupportedError, match="pools of one kind"):
         manifest(inference=SERVING["inference"] | {"disaggregated": {}}, cluster=kinds)

@@ -9,20 +9,24 @@ from hp_tool.units import GIB, MIB
 
 MEGATRON = (
     " [2025-03-01 10:00:00.123] iteration       10/     500 | consumed samples:         1280 | "
-    "elapsed time per iteration (ms): 18130.5 | throughput per GPU (TFLOP/s/GPU): 148.3 | learning rate: 1.2E-05 | "
+    "elapsed time per iteration (ms): 18130.5 | throughput per GPU (TFLOP/s/GPU): 148.3 | learning "
+    "rate: 1.2E-05 | "
     "global batch size:   128 | lm loss: 9.1E+00 | loss scale: 1.0 | grad norm: 1.234 |\n"
-    "[Rank 0] (after 10 iterations) memory (MB) | allocated: 23455.1 | max allocated: 45678.2 | reserved: 50000.0 | "
+    "[Rank 0] (after 10 iterations) memory (MB) | allocated: 23455.1 | max allocated: 45678.2 | "
+    "reserved: 50000.0 | "
     "max reserved: 51234.0\n"
     " [2025-03-01 10:01:00.123] iteration       20/     500 | consumed samples:         2560 | "
     "elapsed time per iteration (ms): 18010.0 | learning rate: 1.2E-05 |\n"
 )
 TITAN = (
-    "[rank0]:[titan] 2025-03-01 10:00:00,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.8512  "
+    "[rank0]:[titan] 2025-03-01 10:00:00,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  "
+    "7.8512  "
     "\x1b[38;2;180;60;0mgrad_norm:  1.2034  \x1b[36mmemory: 40.34GiB(42.45%)  \x1b[34mtps: 7,043  "
     "\x1b[35mtflops: 405.63  \x1b[33mmfu: 41.02%\x1b[39m\n"
 )
 DEEPSPEED = (
-    "[2025-03-01 10:00:00,123] [INFO] [timer.py:260:stop] epoch=0/micro_step=80/global_step=10, RunningAvgSamplesPerSec=61.2, "
+    "[2025-03-01 10:00:00,123] [INFO] [timer.py:260:stop] epoch=0/micro_step=80/global_step=10, "
+    "RunningAvgSamplesPerSec=61.2, "
     "CurrSamplesPerSec=64.0, MemAllocated=10.25GB, MaxMemAllocated=20.5GB\n"
 )
 
@@ -42,7 +46,10 @@ def test_torchtitan_with_colours() -> None:
 
 
 def test_deepspeed() -> None:
-    facts = read_log([DEEPSPEED, "steps: 10 loss: 2.3 iter time (s): 1.250 samples/sec: 102.4"], reader="deepspeed")
+    facts = read_log(
+        [DEEPSPEED, "steps: 10 loss: 2.3 iter time (s): 1.250 samples/sec: 102.4"],
+        reader="deepspeed",
+    )
     assert facts.samples_per_second == [64.0]
     assert facts.step_s == [1.25]
     assert facts.allocated_bytes == pytest.approx(20.5 * GIB)
@@ -50,29 +57,41 @@ def test_deepspeed() -> None:
 
 BRIDGE = (
     "Step Time : 10.35s GPU utilization: 452.1MODEL_TFLOP/s/GPU\n"
-    " [2026-03-01 10:00:00] iteration        2/      50 | consumed samples:          256 | elapsed time per iteration (ms): "
-    "10500.0 | learning rate: 3.000000E-07 | global batch size:   128 | lm loss: 1.190000E+01 | loss scale: 1.0 | "
+    " [2026-03-01 10:00:00] iteration        2/      50 | consumed samples:          256 | elapsed "
+    "time per iteration (ms): "
+    "10500.0 | learning rate: 3.000000E-07 | global batch size:   128 | lm loss: 1.190000E+01 | "
+    "loss scale: 1.0 | "
     "grad norm: 2.013 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
-    "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 63.66 | mem-reserved-gigabytes: 182.2 | "
-    "mem-max-allocated-gigabytes: 153.4 | mem-max-active-gigabytes: 169.96 | mem-max-reserved-gigabytes: 182.2\n"
+    "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 63.66 | "
+    "mem-reserved-gigabytes: 182.2 | "
+    "mem-max-allocated-gigabytes: 153.4 | mem-max-active-gigabytes: 169.96 | "
+    "mem-max-reserved-gigabytes: 182.2\n"
 )
 NEMO_RL = (
-    "========================= Step 1/4 =========================\n\n📊 Training Results:\n  • Loss: 0.0125\n"
-    "  • Avg Reward: 0.5000\n\n⏱️  Timing:\n  • Total step time: 35.70s\n  • policy_training: 10.97s (30.7%)\n"
+    "========================= Step 1/4 =========================\n\n📊 Training Results:\n  • "
+    "Loss: 0.0125\n"
+    "  • Avg Reward: 0.5000\n\n⏱️  Timing:\n  • Total step time: 35.70s\n  • policy_training: "
+    "10.97s (30.7%)\n"
     "  • generation: 4.95s (13.9%)\n"
 )
 SFT = "📊 Training Results:\n  • Loss: 2.0000\n\n⏱️  Timing:\n  • Total step time: 8.25s\n"
 VERL = (
-    "Epoch 1/1:  99%|#########9| 109/110 [1:14:27<01:11, 71.47s/it]step:71 - actor/pg_loss:np.float64(-0.25) - "
-    "perf/max_memory_allocated_gb:np.float64(20.5) - perf/max_memory_reserved_gb:np.float64(25.75) - "
-    "timing_s/gen:698.8 - timing_s/update_actor:327.5 - timing_s/step:1268.4 - perf/throughput:524.4\n"
+    "Epoch 1/1:  99%|#########9| 109/110 [1:14:27<01:11, 71.47s/it]step:71 - "
+    "actor/pg_loss:np.float64(-0.25) - "
+    "perf/max_memory_allocated_gb:np.float64(20.5) - perf/max_memory_reserved_gb:np.float64(25.75) "
+    "- "
+    "timing_s/gen:698.8 - timing_s/update_actor:327.5 - timing_s/step:1268.4 - "
+    "perf/throughput:524.4\n"
 )
 
 
 def test_bridge_counts_memory_in_gigabytes() -> None:
     facts = read_log(BRIDGE.splitlines(), reader="megatron-bridge")
     assert (facts.step_s, facts.losses, facts.ends_at) == ([10.5], [11.9], {"step_s": [2]})
-    assert (facts.allocated_bytes, facts.reserved_bytes) == (pytest.approx(153.4e9), pytest.approx(182.2e9))
+    assert (facts.allocated_bytes, facts.reserved_bytes) == (
+        pytest.approx(153.4e9),
+        pytest.approx(182.2e9),
+    )
 
 
 def test_of_reinforcement_learning_the_training_counts() -> None:
@@ -81,12 +100,19 @@ def test_of_reinforcement_learning_the_training_counts() -> None:
     assert read_log(SFT.splitlines(), reader="nemo-rl").step_s == [8.25]  # all of a step trains
     facts = read_log(VERL.splitlines(), reader="verl")
     assert (facts.step_s, facts.ends_at, facts.losses) == ([327.5], {"step_s": [71]}, [-0.25])
-    assert (facts.allocated_bytes, facts.reserved_bytes) == (pytest.approx(20.5 * GIB), pytest.approx(25.75 * GIB))
-    tuned = read_log(["step:3 - train/loss:0.3 - train/lr:1e-05 - train/time(s):1.25"], reader="verl")
+    assert (facts.allocated_bytes, facts.reserved_bytes) == (
+        pytest.approx(20.5 * GIB),
+        pytest.approx(25.75 * GIB),
+    )
+    tuned = read_log(
+        ["step:3 - train/loss:0.3 - train/lr:1e-05 - train/time(s):1.25"], reader="verl"
+    )
     assert (tuned.step_s, tuned.losses) == ([1.25], [0.3])
 
 
-@pytest.mark.parametrize("reader", ["megatron-lm", "megatron-bridge", "nemo-rl", "torchtitan", "deepspeed", "verl"])
+@pytest.mark.parametrize(
+    "reader", ["megatron-lm", "megatron-bridge", "nemo-rl", "torchtitan", "deepspeed", "verl"]
+)
 def test_out_of_memory_is_seen(reader: str) -> None:
     line = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert read_log([line], reader=reader).out_of_memory

@@ -1,4 +1,6 @@
-"""Megatron-LM's arguments in the releases that bring its parser: each is read, and it takes those that are written."""
+"""Megatron-LM's arguments in the releases that bring its parser: each is read, and it takes those
+that are written.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,19 @@ from hp_tool.formats.tools.megatron_lm import command
 from tests.formats.cases import setup_of
 from tests.formats.test_megatron_validation import parsed, queries
 
-RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("megatron_arguments.json").read_text())
+RECORDED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("megatron_arguments.json").read_text()
+)
 RELEASES = [each.rpartition(" ")[2] for each in RECORDED["source"]]
 TYPES = {"int": int, "float": float}
 CASES = (
-    ("llama-3-70b", "h100-sxm-80gb"), ("gpt3-13b", "a100-sxm-80gb"), ("qwen3-30b-a3b", "b200-sxm-180gb"),
-    ("deepseek-v3", "h100-sxm-80gb"), ("mixtral-8x7b", "h100-sxm-80gb"), ("llama-3-8b", "b200-sxm-180gb"),
-)  # fmt: skip
+    ("llama-3-70b", "h100-sxm-80gb"),
+    ("gpt3-13b", "a100-sxm-80gb"),
+    ("qwen3-30b-a3b", "b200-sxm-180gb"),
+    ("deepseek-v3", "h100-sxm-80gb"),
+    ("mixtral-8x7b", "h100-sxm-80gb"),
+    ("llama-3-8b", "b200-sxm-180gb"),
+)
 RARE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"optimizer": "muon", "framework_version": "0.19.2"}, {}),
     ({"optimizer": "muon", "overlap": {"data_parallel": False}}, {"zero_stage": 0}),
@@ -34,9 +42,15 @@ RARE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"precision": "fp8", "fp8_recipe": "blockwise"}, {}),
     ({"cuda_graphs": True}, {}),
     ({"cuda_graphs": True, "cuda_graph_modules": ["attn"]}, {}),
-    ({"optimizer_precision": "bf16", "exp_avg_sq_precision": "fp8", "master_precision": "fp16"}, {}),
+    (
+        {"optimizer_precision": "bf16", "exp_avg_sq_precision": "fp8", "master_precision": "fp16"},
+        {},
+    ),
     ({"offload": "optimizer", "offload_fraction": 0.5}, {}),
-    ({"offload": "activations", "offload_fraction": 0.5}, {"recompute": "none", "pipeline_parallel_size": 1}),
+    (
+        {"offload": "activations", "offload_fraction": 0.5},
+        {"recompute": "none", "pipeline_parallel_size": 1},
+    ),
     ({"cross_entropy": "fused"}, {}),
     ({"overlap": {"data_parallel": False, "tensor_parallel": False}}, {}),
     ({}, {"zero_stage": 3}),
@@ -63,18 +77,27 @@ def parser(release: str) -> Strict:
         else:
             kind = TYPES.get(form["type"], str)
             words = {} if form["words"] == 1 else {"nargs": form["words"]}
-            made.add_argument(f"--{name}", type=kind, choices=[kind(each) for each in form["choices"]] or None, **words)
+            made.add_argument(
+                f"--{name}",
+                type=kind,
+                choices=[kind(each) for each in form["choices"]] or None,
+                **words,
+            )
     return made
 
 
 def commands() -> list[str]:
     made = []
     rare = [
-        {"kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 32},
-         "training": {"sequence_length": 8192, "global_batch_size": 128, **training},
-         "parallel": {"micro_batch_size": 1, **parallel}}
+        {
+            "kind": "training",
+            "model": "llama-3-8b",
+            "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 32},
+            "training": {"sequence_length": 8192, "global_batch_size": 128, **training},
+            "parallel": {"micro_batch_size": 1, **parallel},
+        }
         for training, parallel in RARE
-    ]  # fmt: skip
+    ]
     for query in [*(each for case in CASES for each in queries(*case)[::5]), *rare]:
         try:
             made.append(command(setup_of(query)))
@@ -89,7 +112,9 @@ def test_the_loops_own_parser_takes_what_is_written(release: str) -> None:
     assert len(written) > 40
     for script in written:
         words, _ = parsed(script)
-        parser(release).parse_args([word for name, values in words.items() for word in (f"--{name}", *values)])
+        parser(release).parse_args(
+            [word for name, values in words.items() for word in (f"--{name}", *values)]
+        )
 
 
 def test_the_parser_refuses_what_the_release_does() -> None:
@@ -104,15 +129,23 @@ def test_every_argument_has_its_line() -> None:
     assert [name for name in RECORDED["arguments"] if name.replace("_", "-") not in arguments] == []
 
 
-GRAPHS = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu" \
-    " --ffn-hidden-size 11008 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8" \
-    " --bf16 --vocab-size 32000 --tokenizer-type NullTokenizer"  # fmt: skip
+GRAPHS = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+    "--num-attention-heads 32 --swiglu"
+    " --ffn-hidden-size 11008 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size "
+    "1 --global-batch-size 8"
+    " --bf16 --vocab-size 32000 --tokenizer-type NullTokenizer"
+)
 
 
 @pytest.mark.parametrize(
     ("older", "newer", "modules"),
     [
-        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "--cuda-graph-impl full_iteration", None),
+        (
+            "--cuda-graph-impl local --cuda-graph-scope full_iteration",
+            "--cuda-graph-impl full_iteration",
+            None,
+        ),
         (
             "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
             "--cuda-graph-impl transformer_engine --cuda-graph-modules attn",
@@ -120,24 +153,46 @@ GRAPHS = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-s
         ),
     ],
 )
-def test_graphs_are_read_in_the_words_of_0_18(older: str, newer: str, modules: list[str] | None) -> None:
+def test_graphs_are_read_in_the_words_of_0_18(
+    older: str, newer: str, modules: list[str] | None
+) -> None:
     for options in (older, newer):
-        training = read_query(f"{GRAPHS} {options}", overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]
+        training = read_query(f"{GRAPHS} {options}", overrides={"cluster.gpu": "h100-sxm-80gb"})[
+            "training"
+        ]
         assert (training["cuda_graphs"], training.get("cuda_graph_modules")) == (True, modules)
 
 
 @pytest.mark.parametrize("format", ["megatron-lm", "nemo"])
 def test_an_offload_that_megatron_core_would_refuse_is_not_written(format: str) -> None:
     def written(fraction: float | None, **parallel: Any) -> str:
-        training = {"sequence_length": 4096, "global_batch_size": 8, "offload": "activations", "offload_fraction": fraction}
+        training = {
+            "sequence_length": 4096,
+            "global_batch_size": 8,
+            "offload": "activations",
+            "offload_fraction": fraction,
+        }
         split = {"micro_batch_size": 1, "recompute": "none", **parallel}
-        query = {"kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-                 "training": training, "parallel": split}  # fmt: skip
+        query = {
+            "kind": "training",
+            "model": "llama-3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": training,
+            "parallel": split,
+        }
         text = get(format).write
         assert text is not None
         return text(setup_of(query))
 
-    assert "31" in next(line for line in written(31 / 32).splitlines() if "num-layers 31" in line or "num_layers=31" in line)
-    for fraction, parallel in ((None, {}), (0.5, {"pipeline_parallel_size": 2}), (0.5, {"recompute": "selective"})):
+    assert "31" in next(
+        line
+        for line in written(31 / 32).splitlines()
+        if "num-layers 31" in line or "num_layers=31" in line
+    )
+    for fraction, parallel in (
+        (None, {}),
+        (0.5, {"pipeline_parallel_size": 2}),
+        (0.5, {"recompute": "selective"}),
+    ):
         with pytest.raises(UnsupportedError, match="Megatron Core offloads"):
             written(fraction, **parallel)

@@ -19,7 +19,9 @@ from tests.formats.megatron_rules import complaints, configured, line, official
 from tests.formats.test_megatron_validation import parsed
 
 RELEASES = {"0.16.1": None, "0.17.1": "0.17.1", "0.18.2": "0.18.2", "0.19.2": "0.19.2"}
-"""Releases of Megatron Core, and the `framework_version` of a query for each; a query without one is for 0.16."""
+"""Releases of Megatron Core, and the `framework_version` of a query for each; a query without one
+is for 0.16.
+"""
 FEW, MANY = 8, 110
 MIXTURE = {
     "kind": "training",
@@ -34,7 +36,9 @@ def architecture(gpu: str) -> int:
 
 
 def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configuration, float]]:
-    """Return the exported rows of a ranking, each with its configuration and predicted step, without those refused by name."""
+    """Return the exported rows of a ranking, each with its configuration and predicted step,
+    without those refused by name.
+    """
     try:
         asked = schema.parse_query(query)
         rows = training.recommend(query=asked, top=top).recommendations
@@ -52,8 +56,12 @@ def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configura
     return found
 
 
-def broken(text: str, query: dict[str, Any], *, release: str, num_gpus: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the recorded assertions that a script breaks, and the case for the release's own validation."""
+def broken(
+    text: str, query: dict[str, Any], *, release: str, num_gpus: int
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the recorded assertions that a script breaks, and the case for the release's own
+    validation.
+    """
     words, environment = parsed(text)
     said = {
         "world_size": num_gpus,
@@ -75,7 +83,12 @@ def check(seeds: range, *, release: str) -> int:
     for seed in seeds:
         query = drawn_query(seed, release=release)
         for text, configuration, _ in scripts(query):
-            found, case = broken(text, query, release=release, num_gpus=configuration.mapping()["cluster"]["num_gpus"])
+            found, case = broken(
+                text,
+                query,
+                release=release,
+                num_gpus=configuration.mapping()["cluster"]["num_gpus"],
+            )
             assert found == [], (seed, text)
             cases.append(case)
             if release == "0.16.1":
@@ -115,7 +128,9 @@ def test_the_first_row_of_a_mixture_runs_and_takes_what_was_predicted(release: s
     if release == "0.16.1":
         configured(parsed(text)[0])
     given = {"cluster.gpu": "h100-sxm-80gb", "training.framework_version": RELEASES[release]}
-    again = read_configuration(text, format="megatron-lm", overrides={k: v for k, v in given.items() if v is not None}).query
+    again = read_configuration(
+        text, format="megatron-lm", overrides={k: v for k, v in given.items() if v is not None}
+    ).query
     estimate = training.estimate(query=schema.parse_query(again), with_fixes=False)
     assert estimate.time is not None and estimate.time.step_s == pytest.approx(step_s, rel=1e-9)
 
@@ -132,7 +147,12 @@ def test_the_first_row_of_a_mixture_runs_and_takes_what_was_predicted(release: s
 def test_graphs_that_megatron_core_refuses_are_refused_by_name(
     knobs: dict[str, Any], parallel: dict[str, Any], words: str
 ) -> None:
-    work = {**MIXTURE["training"], "cuda_graphs": True, "overlap": {"expert_parallel": True}, **knobs}
+    work = {
+        **MIXTURE["training"],
+        "cuda_graphs": True,
+        "overlap": {"expert_parallel": True},
+        **knobs,
+    }
     with pytest.raises(InputError, match=words) as refused:
         training.recommend(query=schema.parse_query({**MIXTURE, "training": work}))
     assert refused.value.field == "training.cuda_graphs"
@@ -141,7 +161,11 @@ def test_graphs_that_megatron_core_refuses_are_refused_by_name(
 @pytest.mark.parametrize("release", ["0.18.2", "0.19.2", "26.06.01", "26.08"])
 def test_a_loss_that_the_training_loop_refuses_is_not_written(release: str) -> None:
     work = {**MIXTURE["training"], "framework_version": release, "cross_entropy": "in_place"}
-    query = {**MIXTURE, "training": work, "parallel": {"expert_parallel_size": 8, "micro_batch_size": 1}}
+    query = {
+        **MIXTURE,
+        "training": work,
+        "parallel": {"expert_parallel_size": 8, "micro_batch_size": 1},
+    }
     with pytest.raises(InputError, match=r"0\.18\.2") as refused:
         asked = schema.parse_query(query)
         row = training.recommend(query=asked, top=1).recommendations[0]
@@ -154,11 +178,22 @@ def test_a_loss_that_the_training_loop_refuses_is_not_written(release: str) -> N
 def test_recorded_assertions_find_what_was_exported_before() -> None:
     said: dict[str, Any] = {"world_size": 8, "environment": {}, "architecture": 9}
     words = {
-        "global-batch-size": ["8"], "micro-batch-size": ["1"], "num-layers": ["2"], "seq-length": ["8"],
-        "max-position-embeddings": ["8"], "num-experts": ["8"], "expert-model-parallel-size": ["8"],
-        "cross-entropy-loss-fusion": [], "cross-entropy-fusion-impl": ["te"], "overlap-moe-expert-parallel-comm": [],
-        "cuda-graph-impl": ["local"], "cuda-graph-scope": ["full_iteration"], "no-check-for-nan-in-loss-and-grad": [],
+        "global-batch-size": ["8"],
+        "micro-batch-size": ["1"],
+        "num-layers": ["2"],
+        "seq-length": ["8"],
+        "max-position-embeddings": ["8"],
+        "num-experts": ["8"],
+        "expert-model-parallel-size": ["8"],
+        "cross-entropy-loss-fusion": [],
+        "cross-entropy-fusion-impl": ["te"],
+        "overlap-moe-expert-parallel-comm": [],
+        "cuda-graph-impl": ["local"],
+        "cuda-graph-scope": ["full_iteration"],
+        "no-check-for-nan-in-loss-and-grad": [],
         "moe-pad-experts-for-cuda-graph-inference": [],
-    }  # fmt: skip
-    assert complaints(words, **said, release="0.16.1") == ["merged passes record no whole iteration"]
+    }
+    assert complaints(words, **said, release="0.16.1") == [
+        "merged passes record no whole iteration"
+    ]
     assert complaints(words, **said, release="0.19.2") == ["Transformer Engine's loss is refused"]

@@ -1,4 +1,6 @@
-"""Exported Megatron commands pass Megatron's own checks: 20 models, three generations of GPUs, every layout of a small grid."""
+"""Exported Megatron commands pass Megatron's own checks: 20 models, three generations of GPUs,
+every layout of a small grid.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,29 @@ from tests.formats.cases import setup_of
 from tests.formats.megatron_rules import complaints, configured
 
 MODELS = (
-    "gpt3-1.3b", "gpt3-13b", "gpt3-175b", "llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b",
+    "gpt3-1.3b",
+    "gpt3-13b",
+    "gpt3-175b",
+    "llama-2-7b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "llama-3-70b",
+    "llama-3.1-405b",
     "llama-3.2-3b",
-    "mistral-7b", "mixtral-8x7b", "mixtral-8x22b", "qwen2.5-7b", "qwen2.5-72b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
-    "qwen3-235b-a22b", "deepseek-v2-lite", "deepseek-v3", "nemotron-4-15b", "gpt-22b",
-)  # fmt: skip
+    "mistral-7b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "qwen2.5-7b",
+    "qwen2.5-72b",
+    "qwen3-8b",
+    "qwen3-32b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "nemotron-4-15b",
+    "gpt-22b",
+)
 GPUS = {"a100-sxm-80gb": 8, "h100-sxm-80gb": 9, "b200-sxm-180gb": 10}
 """Of three generations, and the compute capability that Megatron asks for."""
 
@@ -34,7 +54,9 @@ CASES = [
 
 
 def queries(model: str, gpu: str) -> list[dict[str, Any]]:
-    """Layouts with and without every kind of parallelism, and the switches that Megatron asserts something about."""
+    """Layouts with and without every kind of parallelism, and the switches that Megatron asserts
+    something about.
+    """
     sizes = itertools.product((1, 8), (1, 2, 4), (1, 4), (1, 2), (0, 1, 3))
     found = []
     for number, (t, p, c, v, zero) in enumerate(sizes):
@@ -42,15 +64,27 @@ def queries(model: str, gpu: str) -> list[dict[str, Any]]:
             continue
         experts = any(each in model for each in ("x7b", "x22b", "a3b", "a22b", "deepseek"))
         parallel: dict[str, Any] = {
-            "tensor_parallel_size": t, "pipeline_parallel_size": p, "context_parallel_size": c,
+            "tensor_parallel_size": t,
+            "pipeline_parallel_size": p,
+            "context_parallel_size": c,
             "virtual_pipeline_parallel_size": v,
-            "zero_stage": zero, "micro_batch_size": 1, "recompute": ("none", "selective", "full")[number % 3],
-        }  # fmt: skip
+            "zero_stage": zero,
+            "micro_batch_size": 1,
+            "recompute": ("none", "selective", "full")[number % 3],
+        }
         if c > 1:
-            parallel["context_parallel_communication"] = ("p2p", "a2a", "a2a+p2p", "all_gather")[number % 4]
+            parallel["context_parallel_communication"] = ("p2p", "a2a", "a2a+p2p", "all_gather")[
+                number % 4
+            ]
         if experts:
-            parallel |= {"expert_parallel_size": 8 if zero < 3 else 1, "expert_tensor_parallel_size": 1}
-        training: dict[str, Any] = {"sequence_length": 2048 if model.startswith("gpt") else 4096, "global_batch_size": 512}
+            parallel |= {
+                "expert_parallel_size": 8 if zero < 3 else 1,
+                "expert_tensor_parallel_size": 1,
+            }
+        training: dict[str, Any] = {
+            "sequence_length": 2048 if model.startswith("gpt") else 4096,
+            "global_batch_size": 512,
+        }
         if number % 5 == 0 and gpu != "a100-sxm-80gb":
             training["precision"] = "fp8"
         if number % 7 == 0 and not experts:
@@ -58,7 +92,15 @@ def queries(model: str, gpu: str) -> list[dict[str, Any]]:
         if number % 11 == 0 and zero == 1:
             training["offload"] = "optimizer"
         cluster = {"gpu": gpu, "num_gpus": 256}
-        found.append({"kind": "training", "model": model, "cluster": cluster, "training": training, "parallel": parallel})
+        found.append(
+            {
+                "kind": "training",
+                "model": model,
+                "cluster": cluster,
+                "training": training,
+                "parallel": parallel,
+            }
+        )
     return found
 
 
@@ -69,10 +111,15 @@ def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     launch = find(followed, reading=reading)
     assert launch is not None
     words = {
-        each.written[2:]: list(each.values) for each in settings_of(launch.words, table=table("megatron"), reading=reading)
+        each.written[2:]: list(each.values)
+        for each in settings_of(launch.words, table=table("megatron"), reading=reading)
     }
     assert not reading.refused
-    exported = [line.removeprefix("export ").split("=") for line in script.splitlines() if line.startswith("export ")]
+    exported = [
+        line.removeprefix("export ").split("=")
+        for line in script.splitlines()
+        if line.startswith("export ")
+    ]
     return words, dict(exported)
 
 
@@ -92,7 +139,9 @@ def test_exported_commands_pass_what_megatron_checks(model: str, gpu: str) -> No
         except InputError:  # what is illegal, or has no flag, is refused by name
             continue
         words, environment = parsed(script)
-        assert complaints(words, world_size=256, environment=environment, architecture=GPUS[gpu]) == [], query
+        assert (
+            complaints(words, world_size=256, environment=environment, architecture=GPUS[gpu]) == []
+        ), query
         configured(words)
         passed += 1
     assert passed >= 6
@@ -100,11 +149,17 @@ def test_exported_commands_pass_what_megatron_checks(model: str, gpu: str) -> No
 
 def test_what_a_configuration_needs_to_start_is_there() -> None:
     query = queries("deepseek-v3", "h100-sxm-80gb")[0]
-    query["parallel"] |= {"tensor_parallel_size": 2, "context_parallel_size": 4, "context_parallel_communication": "a2a+p2p"}
+    query["parallel"] |= {
+        "tensor_parallel_size": 2,
+        "context_parallel_size": 4,
+        "context_parallel_communication": "a2a+p2p",
+    }
     query["training"]["cuda_graphs"] = False
     words, environment = parsed(command(setup_of(query)))
     assert environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert [words[name] for name in ("moe-router-score-function", "moe-router-enable-expert-bias")] == [["sigmoid"], []]
+    assert [
+        words[name] for name in ("moe-router-score-function", "moe-router-enable-expert-bias")
+    ] == [["sigmoid"], []]
     assert words["hierarchical-context-parallel-sizes"] == ["4", "1"]
     llama, _ = parsed(command(setup_of(queries("llama-3-8b", "b200-sxm-180gb")[0])))
     assert (llama["rotary-base"], llama["norm-epsilon"]) == (["500000"], ["1e-05"])

@@ -1,4 +1,6 @@
-"""ms-swift's commands: what they leave out takes its defaults, and what is not modelled is refused by name."""
+"""ms-swift's commands: what they leave out takes its defaults, and what is not modelled is refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,17 @@ FULL = "export NPROC_PER_NODE=8\nswift pt --model Qwen/Qwen3-8B --train_type ful
 MEGATRON = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --max_length 4096"
 
 
-RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
+RECORDED: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("fine_tuning_keys.json").read_text()
+)
 OLDER = {
-    "ms-swift": {"train-type", "load-safetensors", "use-tiled-mlp", "tiled-mlp-num-shards", "activation-cpu-offload"},
+    "ms-swift": {
+        "train-type",
+        "load-safetensors",
+        "use-tiled-mlp",
+        "tiled-mlp-num-shards",
+        "activation-cpu-offload",
+    },
     "axolotl": {"fsdp", "model-type", "debug"},
 }
 """Names of earlier releases, and axolotl's aliases."""
@@ -28,7 +38,9 @@ OLDER = {
 
 @pytest.mark.parametrize("tool", OLDER)
 def test_each_word_of_a_table_is_one_that_the_tool_knows(tool: str) -> None:
-    beside = [*RECORDED["llama-factory"], *table("megatron")] if tool == "ms-swift" else []  # the Trainer's, and Megatron's
+    beside = (
+        [*RECORDED["llama-factory"], *table("megatron")] if tool == "ms-swift" else []
+    )  # the Trainer's, and Megatron's
     known = {plain(key) for key in (*RECORDED[tool], *beside)} | OLDER[tool]
     words = (name.partition(".")[0] for name in table(tool) if not name.endswith("*"))
     assert [name for name in words if name not in known] == []
@@ -41,37 +53,65 @@ def query(command: str, **more: Any) -> dict[str, Any]:
 def test_what_a_command_leaves_out_is_as_ms_swift_has_it() -> None:
     read = query(LORA)
     assert read["cluster"]["num_gpus"] == 8 and read["parallel"]["recompute"] == "full"
-    assert read["training"]["lora"] == {"rank": 8, "dropout": 0.05} and read["training"]["precision"] == "bf16"
+    assert (
+        read["training"]["lora"] == {"rank": 8, "dropout": 0.05}
+        and read["training"]["precision"] == "bf16"
+    )
     assert read["training"]["global_batch_size"] == 16  # to which gradients are accumulated
     assert query(f"{LORA} --per_device_train_batch_size 4")["training"]["global_batch_size"] == 32
 
 
 @pytest.mark.parametrize(
-    ("preset", "stage", "offload"), [("zero1", 1, None), ("zero3", 3, None), ("zero2_offload", 2, "optimizer")]
+    ("preset", "stage", "offload"),
+    [("zero1", 1, None), ("zero3", 3, None), ("zero2_offload", 2, "optimizer")],
 )
-def test_its_own_files_of_deepspeed_are_known_by_name(preset: str, stage: int, offload: str | None) -> None:
+def test_its_own_files_of_deepspeed_are_known_by_name(
+    preset: str, stage: int, offload: str | None
+) -> None:
     read = query(f"{FULL} --deepspeed {preset} --gradient_accumulation_steps 2")
     assert (read["parallel"]["zero_stage"], read["training"].get("offload")) == (stage, offload)
     assert read["training"]["global_batch_size"] == 16 and "lora" not in read["training"]
 
 
 def test_four_bits_are_nf4_with_quantised_scales() -> None:
-    assert query(f"{LORA} --quant_bits 4 --quant_method bnb")["training"]["frozen_precision"] == "nf4"
+    assert (
+        query(f"{LORA} --quant_bits 4 --quant_method bnb")["training"]["frozen_precision"] == "nf4"
+    )
 
 
 def test_megatron_takes_its_arguments_with_the_defaults_of_ms_swift() -> None:
-    read = query(f"{MEGATRON} --tensor_model_parallel_size 2 --sequence_parallel true --overlap_grad_reduce false")
+    read = query(
+        f"{MEGATRON} --tensor_model_parallel_size 2 --sequence_parallel true --overlap_grad_reduce "
+        "false"
+    )
     assert read["model"] == "Qwen/Qwen3-8B"
-    training = {"global_batch_size": 16, "precision": "bf16", "dropout": 0.0, "sequence_length": 4096, "cross_entropy": "fused"}
+    training = {
+        "global_batch_size": 16,
+        "precision": "bf16",
+        "dropout": 0.0,
+        "sequence_length": 4096,
+        "cross_entropy": "fused",
+    }
     assert {key: read["training"][key] for key in training} == training
-    parallel = {"tensor_parallel_size": 2, "sequence_parallel": True, "recompute": "selective", "zero_stage": 1}
+    parallel = {
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "recompute": "selective",
+        "zero_stage": 1,
+    }
     assert {key: read["parallel"][key] for key in parallel} == parallel
-    adapted = query(f"{MEGATRON} --tuner_type lora --lora_rank 16 --target_modules linear_qkv")["training"]
+    adapted = query(f"{MEGATRON} --tuner_type lora --lora_rank 16 --target_modules linear_qkv")[
+        "training"
+    ]
     assert adapted["lora"] == {"rank": 16, "dropout": 0.05, "target_modules": ["linear_qkv"]}
     plain = query(
-        f"{MEGATRON} --recompute_granularity none --virtual_pipeline_model_parallel_size 2 --pipeline_model_parallel_size 2"
+        f"{MEGATRON} --recompute_granularity none --virtual_pipeline_model_parallel_size 2 "
+        "--pipeline_model_parallel_size 2"
     )
-    assert (plain["parallel"]["recompute"], plain["parallel"]["virtual_pipeline_parallel_size"]) == ("none", 2)
+    assert (
+        plain["parallel"]["recompute"],
+        plain["parallel"]["virtual_pipeline_parallel_size"],
+    ) == ("none", 2)
 
 
 @pytest.mark.parametrize(

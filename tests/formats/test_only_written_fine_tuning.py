@@ -1,5 +1,7 @@
-"""TRL, axolotl and LLaMA-Factory: every option of a random ranking's rows exists in the tool and stands for the row's own
-figure, every figure that has a word is written, and a word that no table here knows fails."""
+"""TRL, axolotl and LLaMA-Factory: every option of a random ranking's rows exists in the tool and
+stands for the row's own figure, every figure that has a word is written, and a word that no table
+here knows fails.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ from tests.formats import drawn
 from tests.formats.test_exported_adapters import settings
 from tests.formats.test_only_written import ANY, rows
 
-KEYS: dict[str, list[str]] = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
+KEYS: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("fine_tuning_keys.json").read_text()
+)
 FORMATS = ("trl", "axolotl", "llama-factory")
 SEEDS = 12
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 RARE: tuple[dict[str, Any], ...] = (
     {},
     {"task": "lora", "lora": {"rank": 16, "dropout": 0.05}},
-    {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj", "v_proj"]}, "frozen_precision": "nf4"},
+    {
+        "task": "lora",
+        "lora": {"rank": 8, "target_modules": ["q_proj", "v_proj"]},
+        "frozen_precision": "nf4",
+    },
     {"task": "sft", "precision": "fp16"},
     {"optimizer": "sgd", "attention": "unfused"},
 )
@@ -41,11 +49,14 @@ def trainer(configuration: Configuration) -> dict[str, Any]:
     w = problem.workload
     per_step = c.micro_batch_size * c.data_parallel_size
     return {
-        "model_name_or_path": ANY, "per_device_train_batch_size": c.micro_batch_size,
-        "gradient_accumulation_steps": w.global_batch_size // per_step, "bf16": w.precision == "bf16",
-        "fp16": w.precision == "fp16", "gradient_checkpointing": False,
+        "model_name_or_path": ANY,
+        "per_device_train_batch_size": c.micro_batch_size,
+        "gradient_accumulation_steps": w.global_batch_size // per_step,
+        "bf16": w.precision == "bf16",
+        "fp16": w.precision == "fp16",
+        "gradient_checkpointing": False,
         "optim": {"adam": "adamw_torch_fused", "sgd": "sgd"}[w.optimizer],
-    }  # fmt: skip
+    }
 
 
 def trl(configuration: Configuration) -> dict[str, Any]:
@@ -53,13 +64,19 @@ def trl(configuration: Configuration) -> dict[str, Any]:
     lora, narrow = w.lora, w.frozen_precision == "nf4"
     assert w.loss == "chunked"
     return trainer(configuration) | {
-        "max_length": w.sequence_length, "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
-        "loss_type": "chunked_nll", "dtype": "float32" if lora is None else DTYPES[w.precision],
-        "use_peft": absent(lora is not None, True), "lora_r": lora and lora.rank, "lora_dropout": lora and lora.dropout,
-        "lora_target_modules": lora and list(lora.target_modules or ()), "load_in_4bit": absent(narrow, True),
-        "bnb_4bit_quant_type": absent(narrow, "nf4"), "use_bnb_nested_quant": absent(narrow, True),
+        "max_length": w.sequence_length,
+        "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
+        "loss_type": "chunked_nll",
+        "dtype": "float32" if lora is None else DTYPES[w.precision],
+        "use_peft": absent(lora is not None, True),
+        "lora_r": lora and lora.rank,
+        "lora_dropout": lora and lora.dropout,
+        "lora_target_modules": lora and list(lora.target_modules or ()),
+        "load_in_4bit": absent(narrow, True),
+        "bnb_4bit_quant_type": absent(narrow, "nf4"),
+        "use_bnb_nested_quant": absent(narrow, True),
         "bnb_4bit_quant_storage": absent(narrow, DTYPES.get(w.precision)),
-    }  # fmt: skip
+    }
 
 
 def llama_factory(configuration: Configuration) -> dict[str, Any]:
@@ -67,33 +84,73 @@ def llama_factory(configuration: Configuration) -> dict[str, Any]:
     lora, narrow = w.lora, w.frozen_precision == "nf4"
     assert w.loss == "unfused"
     return trainer(configuration) | {
-        "stage": "pt" if w.task == "pretrain" else "sft", "do_train": True, "cutoff_len": w.sequence_length,
-        "disable_gradient_checkpointing": True, "flash_attn": "auto" if w.attention == "flash" else "disabled",
-        "finetuning_type": "full" if lora is None else "lora", "dataset": ANY, "template": ANY,
-        "lora_rank": lora and lora.rank, "lora_dropout": lora and lora.dropout,
-        "lora_target": lora and ",".join(lora.target_modules or ()), "quantization_bit": absent(narrow, 4),
-        "quantization_method": absent(narrow, "bnb"), "quantization_type": absent(narrow, "nf4"),
+        "stage": "pt" if w.task == "pretrain" else "sft",
+        "do_train": True,
+        "cutoff_len": w.sequence_length,
+        "disable_gradient_checkpointing": True,
+        "flash_attn": "auto" if w.attention == "flash" else "disabled",
+        "finetuning_type": "full" if lora is None else "lora",
+        "dataset": ANY,
+        "template": ANY,
+        "lora_rank": lora and lora.rank,
+        "lora_dropout": lora and lora.dropout,
+        "lora_target": lora and ",".join(lora.target_modules or ()),
+        "quantization_bit": absent(narrow, 4),
+        "quantization_method": absent(narrow, "bnb"),
+        "quantization_type": absent(narrow, "nf4"),
         "double_quantization": absent(narrow, True),
-    }  # fmt: skip
+    }
 
 
 def axolotl(configuration: Configuration) -> dict[str, Any]:
-    w, c, same = resolve_training(configuration.query).workload, configuration.parallel, trainer(configuration)
+    w, c, same = (
+        resolve_training(configuration.query).workload,
+        configuration.parallel,
+        trainer(configuration),
+    )
     lora, shard = w.lora, c.data_parallel_shard_size or c.data_parallel_size
-    adapter = {"adapter": "qlora" if w.frozen_precision == "nf4" else "lora", "load_in_4bit": w.frozen_precision == "nf4"}
-    names = ("adapter", "load_in_4bit", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+    adapter = {
+        "adapter": "qlora" if w.frozen_precision == "nf4" else "lora",
+        "load_in_4bit": w.frozen_precision == "nf4",
+    }
+    names = (
+        "adapter",
+        "load_in_4bit",
+        "lora_r",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_target_modules",
+    )
     kept = ("gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing")
     return {name: same[name] for name in kept} | {
-        "base_model": ANY, "sequence_len": w.sequence_length, "micro_batch_size": c.micro_batch_size,
-        "optimizer": same["optim"], "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
-        "sample_packing": False, "pad_to_sequence_len": True, "dp_shard_size": shard,
-        "dp_replicate_size": c.data_parallel_size // shard, "fsdp_version": 2, "fsdp_config": ANY, "datasets": ANY,
-        "learning_rate": ANY, "lr_scheduler": ANY, "num_epochs": ANY, "output_dir": ANY,
-        **(dict.fromkeys(names) if lora is None else {
-            **adapter, "lora_r": lora.rank, "lora_alpha": ANY, "lora_dropout": lora.dropout,
-            "lora_target_modules": list(lora.target_modules or ()),
-        }),
-    }  # fmt: skip
+        "base_model": ANY,
+        "sequence_len": w.sequence_length,
+        "micro_batch_size": c.micro_batch_size,
+        "optimizer": same["optim"],
+        "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
+        "sample_packing": False,
+        "pad_to_sequence_len": True,
+        "dp_shard_size": shard,
+        "dp_replicate_size": c.data_parallel_size // shard,
+        "fsdp_version": 2,
+        "fsdp_config": ANY,
+        "datasets": ANY,
+        "learning_rate": ANY,
+        "lr_scheduler": ANY,
+        "num_epochs": ANY,
+        "output_dir": ANY,
+        **(
+            dict.fromkeys(names)
+            if lora is None
+            else {
+                **adapter,
+                "lora_r": lora.rank,
+                "lora_alpha": ANY,
+                "lora_dropout": lora.dropout,
+                "lora_target_modules": list(lora.target_modules or ()),
+            }
+        ),
+    }
 
 
 TABLES = {"trl": trl, "axolotl": axolotl, "llama-factory": llama_factory}
@@ -112,9 +169,17 @@ def sharding(text: str, format: str, configuration: Configuration) -> None:
         found = re.search(r"cat > fsdp2.yaml <<'END'\n(.*?)\nEND\n", text, re.DOTALL)
         assert found is not None
         file = yaml.safe_load(found[1])
-        assert (file["num_machines"], file["num_processes"]) == (problem.cluster.num_nodes, problem.cluster.num_gpus)
-        assert file["mixed_precision"] == {"fp32": "no"}.get(problem.workload.precision, problem.workload.precision)
-        sizes = {name.removeprefix("parallelism_config_"): value for name, value in file["parallelism_config"].items()}
+        assert (file["num_machines"], file["num_processes"]) == (
+            problem.cluster.num_nodes,
+            problem.cluster.num_gpus,
+        )
+        assert file["mixed_precision"] == {"fp32": "no"}.get(
+            problem.workload.precision, problem.workload.precision
+        )
+        sizes = {
+            name.removeprefix("parallelism_config_"): value
+            for name, value in file["parallelism_config"].items()
+        }
         assert sizes == {
             "dp_replicate_size": c.data_parallel_size // shard,
             "dp_shard_size": shard,
@@ -147,7 +212,9 @@ def same(written: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("training", RARE, ids=["", "lora", "qlora", "fp16", "sgd"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_each_option_exists_and_is_the_rows_own(format: str, training: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_option_exists_and_is_the_rows_own(
+    format: str, training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(drawn.TOOLS, format, "torch-fsdp")
     monkeypatch.setattr(drawn, "MODELS", drawn.DENSE)
     written = []
@@ -160,7 +227,9 @@ def test_each_option_exists_and_is_the_rows_own(format: str, training: dict[str,
         options = settings(text, format)
         assert not options.keys() - set(KEYS[format]), "the tool has no such option"
         expected = TABLES[format](configuration)
-        values = {name: plain(value) for name, value in options.items()} if format == "trl" else options
+        values = (
+            {name: plain(value) for name, value in options.items()} if format == "trl" else options
+        )
         wrong = {
             name: (values.get(name), expected.get(name))
             for name in values.keys() | expected.keys()

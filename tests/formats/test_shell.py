@@ -1,4 +1,6 @@
-"""Launch scripts as people write them, held to bash itself; nothing is executed, and no word is dropped in silence."""
+"""Launch scripts as people write them, held to bash itself; nothing is executed, and no word is
+dropped in silence.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ FORMS = (
     'set -- {words}; while [ $# -gt 0 ]; do A+=("$1"); shift; done; torchtrain "${{A[@]}}"',
     'for w in {words}; do A="$A $w"; done; torchtrain $A',
     'for ((i=0; i<3; i++)); do A+=(--i$i); done; torchtrain {words} "${{A[@]}}"',
-    'X=${{Y:-7}}; if [ "$X" = 7 ]; then B="--yes"; else B="--no"; fi; torchtrain {words} $B --x $((X*2+1))',
+    'X=${{Y:-7}}; if [ "$X" = 7 ]; then B="--yes"; else B="--no"; fi; torchtrain {words} $B --x '
+    "$((X*2+1))",
     'M=13b; case "$M" in 7b|8b) L=32;; 1*b) L=40;; *) L=1;; esac; torchtrain --l $L {words}',
-    "S=a.b.c; torchtrain {words} --s ${{S%.*}} ${{S##*.}} ${{S//./_}} ${{#S}} ${{S^^}} ${{S:2:3}} ${{N:+gone}} ${{S:+there}}",
+    "S=a.b.c; torchtrain {words} --s ${{S%.*}} ${{S##*.}} ${{S//./_}} ${{#S}} ${{S^^}} ${{S:2:3}} "
+    "${{N:+gone}} ${{S:+there}}",
     'torchtrain {words} --q "a  b" \'c $d\' e\\ f "" --z=1 \\\n  --next 2 # a comment',
     'declare -A M=([k]=v [l]=w); torchtrain {words} --m "${{M[k]}}" "${{M[l]}}"',
     'bash -c "torchtrain {words}"',
@@ -44,21 +48,37 @@ FORMS = (
     'R=A; A=deep; torchtrain {words} --r ${{!R}} "${{R}}x" --c $((2**5 % 7)) $(( 1 ? 4 : 5 ))',
 )
 """Ways to write a command, with the words of it in one place."""
-WORDS = st.lists(st.from_regex(r"--[a-z]{1,6}(=[0-9a-z.]{1,4})?|[a-z0-9./,:_+-]{1,8}",
-fullmatch=True).filter(lambda w: w not in ("-", "--")), min_size=1, max_size=8)  # fmt: skip
+WORDS = st.lists(
+    st.from_regex(r"--[a-z]{1,6}(=[0-9a-z.]{1,4})?|[a-z0-9./,:_+-]{1,8}", fullmatch=True).filter(
+        lambda w: w not in ("-", "--")
+    ),
+    min_size=1,
+    max_size=8,
+)
 
 
 def by_bash(script: str) -> list[str]:
     """What bash itself passes to a program called torchtrain."""
     program = 'torchtrain() { printf "%s\\0" "$@"; printf "\\1"; }; export -f torchtrain;\n'
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(["bash", "-c", program + script], capture_output=True, check=True, timeout=20, cwd=folder, env={})
+        ran = subprocess.run(
+            ["bash", "-c", program + script],
+            capture_output=True,
+            check=True,
+            timeout=20,
+            cwd=folder,
+            env={},
+        )
     return ran.stdout.decode().split("\1")[0].split("\0")[:-1]
 
 
 def by_us(script: str) -> list[str]:
     read = shell.read(script)
-    return next([word.text for word in command.words[1:]] for command in read.commands if command.words[0].text == "torchtrain")
+    return next(
+        [word.text for word in command.words[1:]]
+        for command in read.commands
+        if command.words[0].text == "torchtrain"
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -72,18 +92,24 @@ def test_words_are_those_that_bash_passes_on(form: str, words: list[str]) -> Non
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from([form for form in FORMS if "bash" not in form]), words=WORDS)
 def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
-    """Every word of the command is read, ignored with a reason or refused by name, however it is written."""
-    script = form.replace("torchtrain", "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2").format(
-        words=" ".join(words)
-    )
+    """Every word of the command is read, ignored with a reason or refused by name, however it is
+    written.
+    """
+    script = form.replace(
+        "torchtrain", "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2"
+    ).format(words=" ".join(words))
     with pytest.raises((ImportRefusedError, InputError)) as caught:
         read_configuration(script, format="megatron-lm")
     if not isinstance(caught.value, ImportRefusedError):
-        assert re.search(r"--[a-z-]+ takes|--\w", caught.value.message)  # a flag's value is malformed
+        assert re.search(
+            r"--[a-z-]+ takes|--\w", caught.value.message
+        )  # a flag's value is malformed
         return
     reading = caught.value.reading
     said = " ".join(
-        [f"{each.flag} {each.value}" for each in reading.read] + [each.flag for each in reading.ignored] + reading.refused
+        [f"{each.flag} {each.value}" for each in reading.read]
+        + [each.flag for each in reading.ignored]
+        + reading.refused
     )
     for word in shell.read(script).commands[-1].words[4:]:
         name = word.text.partition("=")[0]
@@ -101,7 +127,7 @@ DISTRIBUTED_ARGS=(
     --master_addr $MASTER_ADDR
 )
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py --global-batch-size $((WORLD_SIZE * 2)) --data-path $DATA "$@"
-"""
+"""  # noqa: E501
 
 
 def test_slurm_tells_the_script_its_nodes_and_unset_variables_stay_marked() -> None:
@@ -109,13 +135,20 @@ def test_slurm_tells_the_script_its_nodes_and_unset_variables_stay_marked() -> N
     texts = [word.text for word in command.words]
     assert texts[texts.index("--nnodes") + 1] == "4"
     assert texts[texts.index("--global-batch-size") + 1] == "64"
-    assert [word.unknown for word in command.words if word.unknown] == [("$MASTER_ADDR",), ("$DATA",)]
+    assert [word.unknown for word in command.words if word.unknown] == [
+        ("$MASTER_ADDR",),
+        ("$DATA",),
+    ]
     assert command.words[1].line == 7
 
 
 def test_nothing_is_executed_and_quotes_must_close() -> None:
     (command,) = shell.read('x --name "$(touch /tmp/never)" `date` <(ls)').commands
-    assert [word.unknown for word in command.words if word.unknown] == [("$(touch /tmp/never)",), ("`date`",), ("<(ls)",)]
+    assert [word.unknown for word in command.words if word.unknown] == [
+        ("$(touch /tmp/never)",),
+        ("`date`",),
+        ("<(ls)",),
+    ]
     with pytest.raises(InputError, match="cannot be read as shell words: line 2 is not bash"):
         shell.read("y\nx --name 'open")
 
@@ -128,9 +161,16 @@ def test_what_only_running_would_tell_is_noted() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["A=$A\nx --n $A", "A=$B\nB=$A\nx --n $A", "A=$((A*A*A))\nx --n $A", "x --n $((1/0))", "f() { f; }; f", "eval 'eval x'",
-    "x --n $((2**63))"],
-)  # fmt: skip
+    [
+        "A=$A\nx --n $A",
+        "A=$B\nB=$A\nx --n $A",
+        "A=$((A*A*A))\nx --n $A",
+        "x --n $((1/0))",
+        "f() { f; }; f",
+        "eval 'eval x'",
+        "x --n $((2**63))",
+    ],
+)
 def test_circles_end(text: str) -> None:
     try:
         shell.read(text)
@@ -140,7 +180,13 @@ def test_circles_end(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["while :; do x; done", "a=xxxxxxxx\n" + "a=$a$a$a$a$a$a$a$a\n" * 9, "((" * 40_000, "if x; then " * 9_000, '"$(' * 30_000],
+    [
+        "while :; do x; done",
+        "a=xxxxxxxx\n" + "a=$a$a$a$a$a$a$a$a\n" * 9,
+        "((" * 40_000,
+        "if x; then " * 9_000,
+        '"$(' * 30_000,
+    ],
 )
 def test_what_asks_for_too_much_is_refused(text: str) -> None:
     with pytest.raises(InputError):
@@ -163,7 +209,10 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("TP=2\n[ -f conf ] || TP=8", None),
         ("TP=2\ncase $(hostname) in big*) TP=8;; *) ;; esac", None),
         ("TP=2\nif [ -f a ]; then TP=4; elif [ -f b ]; then TP=8; fi", None),
-        ("set_tp() { TP=8; }\nTP=2\nif [[ $(nvidia-smi -L | wc -l) -gt 4 ]]; then set_tp; fi", None),
+        (
+            "set_tp() { TP=8; }\nTP=2\nif [[ $(nvidia-smi -L | wc -l) -gt 4 ]]; then set_tp; fi",
+            None,
+        ),
         ("TP=2\nif [ ! -f conf ]; then TP=8; exit 1; fi", "2"),
         ("TP=2\nif [ -f conf ]; then TP=2; mkdir -p out; fi", "2"),
         ("TP=2\nif [ -f a ] || [ 1 = 1 ]; then TP=8; fi", "8"),
@@ -171,15 +220,24 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("TP=2\nif [ -f conf ]; then CHECKPOINT='--load last'; fi", "2"),
     ],
 )
-def test_a_value_that_an_unknown_condition_decides_is_unknown(script: str, value: str | None) -> None:
+def test_a_value_that_an_unknown_condition_decides_is_unknown(
+    script: str, value: str | None
+) -> None:
     command = shell.read(f"{script}\nx --n $TP\n").commands[-1]
     assert [word.text for word in command.words[:2]] == ["x", "--n"]
     word = command.words[2]
-    assert (word.text, word.unknown) == (value, ()) if value else word.unknown[0].startswith("$TP (by ")
+    assert (
+        (word.text, word.unknown) == (value, ())
+        if value
+        else word.unknown[0].startswith("$TP (by ")
+    )
 
 
 def test_a_branch_that_is_not_taken_leaves_nothing_behind() -> None:
-    script = "f() { echo one; }\nif [ -f conf ]; then f() { echo two; }; torchrun a.py; cat > b <<X\ntext\nX\nfi\nf\n"
+    script = (
+        "f() { echo one; }\nif [ -f conf ]; then f() { echo two; }; torchrun a.py; cat > b "
+        "<<X\ntext\nX\nfi\nf\n"
+    )
     read = shell.read(script)
     assert [[word.text for word in command.words] for command in read.commands] == [["echo", "one"]]
     assert "b" not in read.files and len(read.notes) == 1

@@ -1,4 +1,6 @@
-"""What a configuration says and an import once passed over: read, or refused by name, never another training or server."""
+"""What a configuration says and an import once passed over: read, or refused by name, never another
+training or server.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,31 @@ import pytest
 
 from tests.command_line import hp_tool
 
-LOAD = ("--set", "inference.input_length=1000", "--set", "inference.output_length=100", "--set", "inference.concurrency=8")
+LOAD = (
+    "--set",
+    "inference.input_length=1000",
+    "--set",
+    "inference.output_length=100",
+    "--set",
+    "inference.concurrency=8",
+)
 GPUS = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
 NEOX: dict[str, Any] = {
-    "pipe_parallel_size": 1, "model_parallel_size": 2, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-    "seq_length": 2048, "max_position_embeddings": 2048, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-    "pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": True}, "padded_vocab_size": 50432,
+    "pipe_parallel_size": 1,
+    "model_parallel_size": 2,
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "seq_length": 2048,
+    "max_position_embeddings": 2048,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "pos_emb": "rotary",
+    "zero_optimization": {"stage": 1},
+    "fp16": {"enabled": True},
+    "padded_vocab_size": 50432,
     "train_iters": 10,
-}  # fmt: skip
+}
 NANOTRON = """
 general: {{project: x, run: y}}
 parallelism: {{dp: 16, tp: 1, pp: 1}}
@@ -27,7 +46,7 @@ model:
   model_config: {{num_hidden_layers: 16, hidden_size: 2048, num_attention_heads: 16, num_key_value_heads: 16,
     intermediate_size: 5632, vocab_size: 32000{more}}}
 optimizer: {{zero_stage: 1}}
-"""
+"""  # noqa: E501
 DEEPSPEED = """
 cat > ds.json <<X
 {config}
@@ -35,7 +54,7 @@ X
 deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 \\
   --deepspeed --deepspeed_config ds.json --vocab-size 50257 --data-path x {flags}
-"""
+"""  # noqa: E501
 
 
 def read(folder: Path, name: str, text: str, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -47,7 +66,9 @@ def read(folder: Path, name: str, text: str, *options: str) -> tuple[int, dict[s
 
 
 def test_an_unknown_flag_with_an_unset_variable_is_named(tmp_path: Path) -> None:
-    code, _, shown = read(tmp_path, "run.sh", "vllm serve meta-llama/Llama-3.1-8B --my-flag $X\n", *GPUS[:2], *LOAD)
+    code, _, shown = read(
+        tmp_path, "run.sh", "vllm serve meta-llama/Llama-3.1-8B --my-flag $X\n", *GPUS[:2], *LOAD
+    )
     assert code == 2 and "--my-flag" in shown and "internal" not in shown
 
 
@@ -58,7 +79,9 @@ SERVE = "tensor-parallel-size: 8\nenable_expert_parallel: false\nmax_num_seqs: 3
 @pytest.mark.parametrize("flag", ["--config serve.yaml", "--config=serve.yaml"])
 def test_a_servers_file_is_read_where_it_is_beside(tmp_path: Path, flag: str) -> None:
     (tmp_path / "serve.yaml").write_text(SERVE)
-    code, query, shown = read(tmp_path, "run.sh", VLLM.replace("--config serve.yaml", flag), *GPUS[:2], *LOAD)
+    code, query, shown = read(
+        tmp_path, "run.sh", VLLM.replace("--config serve.yaml", flag), *GPUS[:2], *LOAD
+    )
     assert code in (0, 3), shown
     assert query["parallel"]["tensor_parallel_size"] == 8 and query["cluster"]["num_gpus"] == 8
     assert query["parallel"]["max_num_seqs"] == 64  # the command's own word wins
@@ -69,7 +92,9 @@ def test_a_servers_file_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None
     assert code == 2 and "serve.yaml" in shown and "--file" in shown
 
 
-@pytest.mark.parametrize("more", [", moe: {num_experts: 8, top_k: 2}", ", moe_num_experts: 8", ", num_experts: 8"])
+@pytest.mark.parametrize(
+    "more", [", moe: {num_experts: 8, top_k: 2}", ", moe_num_experts: 8", ", num_experts: 8"]
+)
 def test_nanotrons_experts_are_no_dense_model(tmp_path: Path, more: str) -> None:
     assert read(tmp_path, "dense.yaml", NANOTRON.format(more=""), *GPUS)[0] in (0, 3)
     code, _, shown = read(tmp_path, "experts.yaml", NANOTRON.format(more=more), *GPUS)
@@ -80,22 +105,39 @@ def test_gpt_neox_drops_out_and_adds_biases_as_its_file_says(tmp_path: Path) -> 
     plain = read(tmp_path, "plain.yml", json.dumps(NEOX), *GPUS)[1]
     assert plain["training"].get("dropout", 0.0) == 0.0  # its own default, not Megatron's 0.1
     assert plain["model"]["attention_bias"] is True
-    changed = NEOX | {"hidden_dropout": 0.1, "attention_dropout": 0.2, "use_bias_in_attn_linear": False}
+    changed = NEOX | {
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.2,
+        "use_bias_in_attn_linear": False,
+    }
     said = read(tmp_path, "said.yml", json.dumps(changed), *GPUS)[1]
     assert said["training"]["dropout"] == 0.2
     assert said["model"]["attention_bias"] is False and said["model"]["mlp_bias"] is True
 
 
-@pytest.mark.parametrize(("flags", "kind"), [("", "fp16"), ("--fp16", "fp16"), ("", "bf16"), ("--fp16 --zero-stage 1", "fp16")])
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [("", "fp16"), ("--fp16", "fp16"), ("", "bf16"), ("--fp16 --zero-stage 1", "fp16")],
+)
 def test_deepspeeds_file_decides_precision_and_stage(tmp_path: Path, flags: str, kind: str) -> None:
-    config = json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 3}, kind: {"enabled": True}})
-    code, query, shown = read(tmp_path, "run.sh", DEEPSPEED.format(config=config, flags=flags), *GPUS)
+    config = json.dumps(
+        {"train_batch_size": 64, "zero_optimization": {"stage": 3}, kind: {"enabled": True}}
+    )
+    code, query, shown = read(
+        tmp_path, "run.sh", DEEPSPEED.format(config=config, flags=flags), *GPUS
+    )
     assert code in (0, 3), shown
-    assert (query["training"].get("precision", "bf16"), query["parallel"]["zero_stage"]) == (kind, 3)
+    assert (query["training"].get("precision", "bf16"), query["parallel"]["zero_stage"]) == (
+        kind,
+        3,
+    )
 
 
 def test_axolotls_file_is_not_taken_for_deepspeeds(tmp_path: Path) -> None:
-    text = "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nbf16: true\nsequence_len: 2048\n"
+    text = (
+        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nbf16: "
+        "true\nsequence_len: 2048\n"
+    )
     code, query, shown = read(tmp_path, "config.yaml", text, *GPUS)
     assert code in (0, 3), shown
     assert query["training"]["task"] == "lora" and query["training"]["sequence_length"] == 2048

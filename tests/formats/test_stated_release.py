@@ -20,7 +20,12 @@ SERVING: dict[str, Any] = {
     "kind": "inference",
     "model": "llama-3-8b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
-    "inference": {"input_length": 1000, "output_length": 100, "concurrency": 8, "engine_version": "0.17.0"},
+    "inference": {
+        "input_length": 1000,
+        "output_length": 100,
+        "concurrency": 8,
+        "engine_version": "0.17.0",
+    },
     "parallel": {"tensor_parallel_size": 1},
 }
 GIVEN = {"model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": 8}
@@ -40,7 +45,10 @@ def test_both_ways(query: dict[str, Any], format: str, field: str) -> None:
     reader = "megatron-lm" if format == "slurm" else format
     given = GIVEN if query is TRAINING else GIVEN | {"cluster.num_gpus": 1}
     load = (
-        {f"inference.{each}": query["inference"][each] for each in ("input_length", "output_length", "concurrency")}
+        {
+            f"inference.{each}": query["inference"][each]
+            for each in ("input_length", "output_length", "concurrency")
+        }
         if (query is SERVING)
         else {}
     )
@@ -48,8 +56,13 @@ def test_both_ways(query: dict[str, Any], format: str, field: str) -> None:
     assert reading.query[section][name] == query[section][name]
     (read,) = [each for each in reading.read if each.field == field]
     assert read.line and query[section][name] in text.splitlines()[read.line - 1]
-    unnamed = {**query, section: {key: value for key, value in query[section].items() if key != name}}
-    silent = read_configuration(export(result=unnamed, format=format), format=reader, overrides=given | load)
+    unnamed = {
+        **query,
+        section: {key: value for key, value in query[section].items() if key != name},
+    }
+    silent = read_configuration(
+        export(result=unnamed, format=format), format=reader, overrides=given | load
+    )
     assert silent.query[section].get(name) != query[section][name] and not [
         each for each in silent.read if each.flag == "comment"
     ]
@@ -66,7 +79,12 @@ def test_both_ways(query: dict[str, Any], format: str, field: str) -> None:
     ],
 )
 def test_comments_of_others(comment: str, release: str | None) -> None:
-    text = export(result={**TRAINING, "training": {"sequence_length": 4096, "global_batch_size": 16}}, format="megatron-lm")
+    text = export(
+        result={**TRAINING, "training": {"sequence_length": 4096, "global_batch_size": 16}},
+        format="megatron-lm",
+    )
     head, _, rest = text.partition("\n")
-    reading = read_configuration(f"{head}\n{comment}\n{rest}", format="megatron-lm", overrides=GIVEN)
+    reading = read_configuration(
+        f"{head}\n{comment}\n{rest}", format="megatron-lm", overrides=GIVEN
+    )
     assert reading.query["training"].get("framework_version") == release

@@ -1,4 +1,6 @@
-"""torchtitan 0.3's configurations in Python: written in words of its classes, read by their syntax, never executed."""
+"""torchtitan 0.3's configurations in Python: written in words of its classes, read by their syntax,
+never executed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,34 @@ from hp_tool.formats.tools import torchtitan_python
 from tests.formats.cases import same_work, setup_of
 from tests.formats.test_torchtitan import queries
 
-RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("torchtitan_classes.json").read_text())
-CLASSES = {name: fields for module in RECORDED["modules"].values() for name, fields in module.items()}
+RECORDED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("torchtitan_classes.json").read_text()
+)
+CLASSES = {
+    name: fields for module in RECORDED["modules"].values() for name, fields in module.items()
+}
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("llama-3-8b", {"precision": "fp8"}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "recompute": "per_layer"}),
-    ("llama-3-70b", {}, {"tensor_parallel_size": 8, "sequence_parallel": True, "recompute": "per_op"}),
+    (
+        "llama-3-8b",
+        {"precision": "fp8"},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "recompute": "per_layer"},
+    ),
+    (
+        "llama-3-70b",
+        {},
+        {"tensor_parallel_size": 8, "sequence_parallel": True, "recompute": "per_op"},
+    ),
     ("llama-3.2-1b", {"cuda_graphs": True}, {"recompute": "none", "zero_stage": 2}),
-    ("qwen3-32b", {}, {"context_parallel_size": 2, "context_parallel_communication": "all_gather", "recompute": "per_layer"}),
+    (
+        "qwen3-32b",
+        {},
+        {
+            "context_parallel_size": 2,
+            "context_parallel_communication": "all_gather",
+            "recompute": "per_layer",
+        },
+    ),
     ("qwen3-30b-a3b", {}, {"expert_parallel_size": 8, "recompute": "none"}),
     ("deepseek-v3", {}, {"expert_parallel_size": 8, "recompute": "per_layer"}),
 ]
@@ -76,30 +98,54 @@ def qwen3_8b_sharded() -> Trainer.Config:
         ("llama31_8b", "8B", None),
     ],
 )
-def test_a_function_names_its_model_in_full_or_the_model_is_asked_for(name: str, flavor: str, model: str | None) -> None:
-    text = REGISTRY.partition("\n\ndef qwen3_8b_sharded")[0].replace("qwen3_8b", name).replace('"8B"', f'"{flavor}"')
+def test_a_function_names_its_model_in_full_or_the_model_is_asked_for(
+    name: str, flavor: str, model: str | None
+) -> None:
+    text = (
+        REGISTRY.partition("\n\ndef qwen3_8b_sharded")[0]
+        .replace("qwen3_8b", name)
+        .replace('"8B"', f'"{flavor}"')
+    )
     if model is not None:
         assert read_query(text, num_gpus=32, overrides=H100)["model"] == model
         return
     with pytest.raises(
-        UnsupportedError, match=r"model; the file does not name the package of model_registry\('\d+B'\); add --model"
+        UnsupportedError,
+        match=r"model; the file does not name the package of model_registry\('\d+B'\); add --model",
     ):
         read_query(text, num_gpus=32, overrides=H100)
-    assert read_query(text, num_gpus=32, overrides={**H100, "model": "qwen3-4b"})["model"] == "qwen3-4b"
+    assert (
+        read_query(text, num_gpus=32, overrides={**H100, "model": "qwen3-4b"})["model"]
+        == "qwen3-4b"
+    )
 
 
 def query_of(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> dict[str, Any]:
-    work = {"sequence_length": 8192, "global_batch_size": 128, "framework": "torch-fsdp", **training}
+    work = {
+        "sequence_length": 8192,
+        "global_batch_size": 128,
+        "framework": "torch-fsdp",
+        **training,
+    }
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
     split = {"micro_batch_size": 1, "zero_stage": 3, **parallel}
-    return {"kind": "training", "model": model, "cluster": cluster, "training": work, "parallel": split}
+    return {
+        "kind": "training",
+        "model": model,
+        "cluster": cluster,
+        "training": work,
+        "parallel": split,
+    }
 
 
 @settings(max_examples=40, deadline=None)
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
     setup = setup_of(query)
-    if setup.strategy.context_parallel_communication == "p2p" and setup.parallel.context_parallel_size > 1:
+    if (
+        setup.strategy.context_parallel_communication == "p2p"
+        and setup.parallel.context_parallel_size > 1
+    ):
         with pytest.raises(UnsupportedError, match="gathers keys"):
             torchtitan_python.text(setup)
         return
@@ -110,14 +156,23 @@ def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
 def calls(value: Any) -> list[Call]:
     if isinstance(value, list):
         return [each for item in value for each in calls(item)]
-    return [value, *calls([*value.words, *value.arguments.values()])] if isinstance(value, Call) else []
+    return (
+        [value, *calls([*value.words, *value.arguments.values()])]
+        if isinstance(value, Call)
+        else []
+    )
 
 
 def hold_to_its_classes(text: str) -> None:
-    """Assert that each name, field and choice of a module that was written is one of torchtitan's."""
+    """Assert that each name, field and choice of a module that was written is one of
+    torchtitan's.
+    """
     functions = Functions(text)
     for name, module in functions.modules.items():
-        assert any(each.partition(".")[0] == name for each in RECORDED["modules"][module]), (module, name)
+        assert any(each.partition(".")[0] == name for each in RECORDED["modules"][module]), (
+            module,
+            name,
+        )
     written = calls(functions.value("run"))
     for call in written:
         for key, value in call.arguments.items():
@@ -125,11 +180,15 @@ def hold_to_its_classes(text: str) -> None:
             choices = CLASSES[call.name][key]
             assert not choices or value in choices, (call.name, key, value)
     spec = next(each for each in written if each.name == "model_registry")
-    assert spec.words[0] in RECORDED["flavors"][functions.modules["model_registry"].rpartition(".")[2]]
+    assert (
+        spec.words[0] in RECORDED["flavors"][functions.modules["model_registry"].rpartition(".")[2]]
+    )
 
 
 @pytest.mark.parametrize(("model", "training", "parallel"), CASES)
-def test_each_word_written_is_one_of_torchtitans(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
+def test_each_word_written_is_one_of_torchtitans(
+    model: str, training: dict[str, Any], parallel: dict[str, Any]
+) -> None:
     hold_to_its_classes(torchtitan_python.text(setup_of(query_of(model, training, parallel))))
 
 
@@ -137,17 +196,37 @@ def test_every_field_of_its_classes_has_its_line() -> None:
     arguments = table("torchtitan-python")
     named = [f"training.{each}" for each in CLASSES["TrainingConfig"]]
     named += [f"parallelism.{each}" for each in CLASSES["ParallelismConfig"]]
-    named += [f"model_spec.{each}" for module in RECORDED["modules"].values() for each in module.get("model_registry", ())]
-    named += [each for each in CLASSES["Trainer.Config"] if each not in ("model_spec", "training", "parallelism")]
+    named += [
+        f"model_spec.{each}"
+        for module in RECORDED["modules"].values()
+        for each in module.get("model_registry", ())
+    ]
+    named += [
+        each
+        for each in CLASSES["Trainer.Config"]
+        if each not in ("model_spec", "training", "parallelism")
+    ]
     assert [each for each in named if look_up(plain(each), arguments) is None] == []
 
 
 def test_a_registry_is_read_by_the_function_that_is_named() -> None:
-    query = read_query(REGISTRY, num_gpus=16, overrides=H100, variables={"CONFIG": "qwen3_8b_sharded"})
+    query = read_query(
+        REGISTRY, num_gpus=16, overrides=H100, variables={"CONFIG": "qwen3_8b_sharded"}
+    )
     assert query["model"] == "qwen3-8b"
-    work = {"sequence_length": 8192, "global_batch_size": 8, "cross_entropy": "chunked", "cuda_graphs": False}
+    work = {
+        "sequence_length": 8192,
+        "global_batch_size": 8,
+        "cross_entropy": "chunked",
+        "cuda_graphs": False,
+    }
     assert {key: query["training"][key] for key in work} == work
-    split = {"tensor_parallel_size": 4, "data_parallel_shard_size": 2, "micro_batch_size": 2, "recompute": "per_layer"}
+    split = {
+        "tensor_parallel_size": 4,
+        "data_parallel_shard_size": 2,
+        "micro_batch_size": 2,
+        "recompute": "per_layer",
+    }
     assert {key: query["parallel"][key] for key in split} == split
     query = read_query(REGISTRY, num_gpus=16, overrides=H100, variables={"CONFIG": "qwen3_8b"})
     assert (query["training"]["cuda_graphs"], query["parallel"]["recompute"]) == (True, "per_op")
@@ -169,12 +248,21 @@ def run() -> Trainer.Config:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (RUN.format("", "", "for each in config.layers:\n        each.x = 1"), "for each in config.layers"),
+        (
+            RUN.format("", "", "for each in config.layers:\n        each.x = 1"),
+            "for each in config.layers",
+        ),
         (RUN.format("", "", "change(config)"), r"change\(config\)"),
-        (RUN.format("", "", "config.training.seq_len = length()"), r"training.seq_len.*length\(...\)"),
+        (
+            RUN.format("", "", "config.training.seq_len = length()"),
+            r"training.seq_len.*length\(...\)",
+        ),
         (RUN.format("", "", "config.training.seq_len *= 2"), r"config.training.seq_len \*= 2"),
         (RUN.format("", "", "config.training.sequence = 4096"), "training.sequence"),
-        (RUN.format("", "", "config.activation_checkpoint = MemoryBudgetAC.Config()"), "MemoryBudgetAC"),
+        (
+            RUN.format("", "", "config.activation_checkpoint = MemoryBudgetAC.Config()"),
+            "MemoryBudgetAC",
+        ),
         (RUN.format("", "", "config.loss = MTPLoss.Config()"), "MTPLoss"),
         (RUN.format("", "", "config.override.imports = ['mine']"), "override"),
         (RUN.format("", "", "config.model_spec.model.layers = []"), "model_spec.model.layers"),
@@ -182,7 +270,10 @@ def run() -> Trainer.Config:
         (RUN.format(', moe_comm_backend="deepep"', "", ""), "moe_comm_backend"),
         (RUN.format("", ", **others", ""), "returns"),
         (RUN.format("", ", optimizer=MuonContainer.Config()", ""), "optimizer"),
-        (RUN.format("", f", optimizer=OptimizersContainer.Config(param_groups={MUON})", ""), "param_groups.optimizer_name"),
+        (
+            RUN.format("", f", optimizer=OptimizersContainer.Config(param_groups={MUON})", ""),
+            "param_groups.optimizer_name",
+        ),
         (RUN.format("", "", "return run()"), "calls itself"),
         (RUN.format("", "", "config = undefined"), "returns undefined"),
         ("from torchtitan.trainer import Trainer\n", "no function returns"),
@@ -196,21 +287,29 @@ def test_what_cannot_be_read_is_named(text: str, word: str) -> None:
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
     touch = f"open({str(tmp_path / 'ran')!r}, 'w')"
-    query = read_query(f"{touch}\n" + RUN.format("", f", dump_folder={touch}", ""), num_gpus=8, overrides=H100)
+    query = read_query(
+        f"{touch}\n" + RUN.format("", f", dump_folder={touch}", ""), num_gpus=8, overrides=H100
+    )
     assert query["model"] == "llama-3-8b"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_numbers_and_calls_stay_small() -> None:
-    doubled = "n = 9\n    " + "\n    ".join(["n = n * n"] * 40) + "\n    config.training.seq_len = n"
+    doubled = (
+        "n = 9\n    " + "\n    ".join(["n = n * n"] * 40) + "\n    config.training.seq_len = n"
+    )
     with pytest.raises(InputError, match=r"training\.seq_len"):
         read_query(RUN.format("", "", doubled), num_gpus=8, overrides=H100)
     tower = "".join(f"def f{i}():\n    return [f{i + 1}(), f{i + 1}()]\n" for i in range(40))
     with pytest.raises(InputError, match="expressions"):
-        read_query(tower + RUN.format("", "", "config.training.steps = f0()"), num_gpus=8, overrides=H100)
+        read_query(
+            tower + RUN.format("", "", "config.training.steps = f0()"), num_gpus=8, overrides=H100
+        )
 
 
 def test_the_words_that_were_read_say_their_line() -> None:
-    reading = read_configuration(RUN.format("", "", "config.training.seq_len = 4096"), num_gpus=8, overrides=H100)
+    reading = read_configuration(
+        RUN.format("", "", "config.training.seq_len = 4096"), num_gpus=8, overrides=H100
+    )
     words = {each.flag: each.value for each in reading.read}
     assert words == {"model_spec.flavor": "8B", "training.seq_len": "4096"}

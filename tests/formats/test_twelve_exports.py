@@ -1,5 +1,6 @@
-"""Twelve cases in every format: what is written holds to the words of the releases that the page names, and what a tool cannot
-say is refused, or left out, by its name."""
+"""Twelve cases in every format: what is written holds to the words of the releases that the page
+names, and what a tool cannot say is refused, or left out, by its name.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +41,20 @@ NOT_SAID: dict[str, dict[str, str]] = {
         **dict.fromkeys(("accelerate", *SHARDED), "parallel.expert_parallel_size"),
         **dict.fromkeys(("nanotron", "torchtitan"), "model"),
     },
-    "latent": {**dict.fromkeys(("accelerate", *SHARDED), "parallel.expert_parallel_size"), "nanotron": "model"},
+    "latent": {
+        **dict.fromkeys(("accelerate", *SHARDED), "parallel.expert_parallel_size"),
+        "nanotron": "model",
+    },
     "context": dict.fromkeys(("nanotron", *SHARDED), "parallel.context_parallel_size"),
-    "fp8": dict.fromkeys(("axolotl", "deepspeed", "llama-factory", "nanotron", "trl", "verl"), "training.precision"),
+    "fp8": dict.fromkeys(
+        ("axolotl", "deepspeed", "llama-factory", "nanotron", "trl", "verl"), "training.precision"
+    ),
     "lora": {
         **dict.fromkeys(OF_MEGATRON, "training.lora"),
-        **dict.fromkeys(("accelerate", "deepspeed", "nanotron", "torchtitan", "torchtitan-python", "verl"), "training.task"),
+        **dict.fromkeys(
+            ("accelerate", "deepspeed", "nanotron", "torchtitan", "torchtitan-python", "verl"),
+            "training.task",
+        ),
     },
     "uneven": dict.fromkeys(("accelerate", *SHARDED), "parallel.pipeline_parallel_size"),
     "blackwell": dict.fromkeys(SHARDED, "parallel.tensor_parallel_size"),
@@ -54,7 +63,16 @@ NOT_SAID: dict[str, dict[str, str]] = {
         **dict.fromkeys(("nanotron", "torchtitan", "torchtitan-python"), "model"),
     },
     "offload": dict.fromkeys(
-        ("accelerate", "axolotl", "llama-factory", "nanotron", "torchtitan", "torchtitan-python", "trl"), "training.offload"
+        (
+            "accelerate",
+            "axolotl",
+            "llama-factory",
+            "nanotron",
+            "torchtitan",
+            "torchtitan-python",
+            "trl",
+        ),
+        "training.offload",
     ),
     "hybrid": {
         **dict.fromkeys(OF_MEGATRON, "model.expert_bias"),
@@ -64,7 +82,13 @@ NOT_SAID: dict[str, dict[str, str]] = {
 }
 """By case and format the field that the tool has no word for; every other pair is written."""
 PAIRS = [
-    pytest.param(format, case, marks=pytest.mark.long if format in OF_MEGATRON[1:] and case not in ("dense", "uneven") else ())
+    pytest.param(
+        format,
+        case,
+        marks=pytest.mark.long
+        if format in OF_MEGATRON[1:] and case not in ("dense", "uneven")
+        else (),
+    )
     for format in writable("training")
     for case in TRAININGS
 ]
@@ -82,7 +106,11 @@ def exported(format: str, case: str) -> Exported | HpToolError:
 def written(format: str, case: str) -> tuple[str | None, str]:
     """A training's text (None: it was refused), and what was not said, in words."""
     answer = exported(format, case)
-    return (None, f"{answer.field} {answer}") if isinstance(answer, HpToolError) else (answer.text, " ".join(answer.left_out))
+    return (
+        (None, f"{answer.field} {answer}")
+        if isinstance(answer, HpToolError)
+        else (answer.text, " ".join(answer.left_out))
+    )
 
 
 def texts(format: str) -> dict[str, str]:
@@ -108,10 +136,20 @@ def test_megatrons_arguments_hold_to_four_releases(case: str) -> None:
         return
     cluster = TRAININGS[case]["cluster"]
     words, environment = parsed(text)
-    assert complaints(words, world_size=cluster["num_gpus"], environment=environment, architecture=GPUS[cluster["gpu"]]) == []
+    assert (
+        complaints(
+            words,
+            world_size=cluster["num_gpus"],
+            environment=environment,
+            architecture=GPUS[cluster["gpu"]],
+        )
+        == []
+    )
     configured(words)
     for release in RELEASES:
-        parser(release).parse_args([word for name, values in words.items() for word in (f"--{name}", *values)])
+        parser(release).parse_args(
+            [word for name, values in words.items() for word in (f"--{name}", *values)]
+        )
 
 
 @pytest.mark.parametrize("format", ["megatron-lm", "nemo"])
@@ -127,14 +165,19 @@ def test_graphs_beside_merged_exchanges_name_the_modules_that_were_predicted(for
 @pytest.mark.parametrize("case", ["dense", "uneven"])
 def test_slurm_and_kubernetes_start_megatrons_own_command(case: str) -> None:
     manifest = list(yaml.safe_load_all(written("kubernetes", case)[0] or ""))[1]
-    scripts = [manifest["spec"]["template"]["spec"]["containers"][0]["command"][2], written("slurm", case)[0] or ""]
+    scripts = [
+        manifest["spec"]["template"]["spec"]["containers"][0]["command"][2],
+        written("slurm", case)[0] or "",
+    ]
     own = (written("megatron-lm", case)[0] or "").partition("pretrain_gpt.py")[2]
     assert own and [each.partition("pretrain_gpt.py")[2] for each in scripts] == [own, own]
 
 
 @pytest.mark.parametrize("format", ["accelerate", "trl", "llama-factory"])
 def test_accelerate_reads_its_file(format: str, tmp_path: Path) -> None:
-    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
+    config_args = pytest.importorskip(
+        "accelerate.commands.config.config_args", reason="accelerate is not installed"
+    )
     from accelerate.parallelism_config import ParallelismConfig
 
     for case, text in texts(format).items():
@@ -142,9 +185,16 @@ def test_accelerate_reads_its_file(format: str, tmp_path: Path) -> None:
         path = tmp_path / f"{case}.yaml"
         path.write_text(text if format == "accelerate" else inner[1])  # type: ignore[index]
         config = config_args.ClusterConfig.from_yaml_file(str(path))
-        sizes = {name.removeprefix("parallelism_config_"): size for name, size in config.parallelism_config.items()}
+        sizes = {
+            name.removeprefix("parallelism_config_"): size
+            for name, size in config.parallelism_config.items()
+        }
         assert sizes.pop("cp_comm_strategy", None) == ("alltoall" if sizes["cp_size"] > 1 else None)
-        assert ParallelismConfig(**sizes).total_size == config.num_processes == TRAININGS[case]["cluster"]["num_gpus"]
+        assert (
+            ParallelismConfig(**sizes).total_size
+            == config.num_processes
+            == TRAININGS[case]["cluster"]["num_gpus"]
+        )
 
 
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
@@ -163,7 +213,12 @@ def test_deepspeed_reads_each_file(tmp_path: Path) -> None:
         worlds.append(TRAININGS[case]["cluster"]["num_gpus"])
         paths.append(tmp_path / f"{case}.{worlds[-1]}.json")
         paths[-1].write_text(text)
-    ran = subprocess.run([sys.executable, "-c", DEEPSPEED, *map(str, paths)], capture_output=True, text=True, timeout=180)
+    ran = subprocess.run(
+        [sys.executable, "-c", DEEPSPEED, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert ran.returncode == 0, ran.stderr
     lines = [line.split() for line in ran.stdout.splitlines() if line.startswith("read")]
     assert [(int(line[2]), int(line[3])) for line in lines] == [(world, 128) for world in worlds]
@@ -178,9 +233,18 @@ def test_torchtitan_reads_each_file(tmp_path: Path) -> None:
     for case, text in texts("torchtitan").items():
         paths.append(tmp_path / f"{case}.{TRAININGS[case]['cluster']['num_gpus']}.toml")
         paths[-1].write_text(text)
-    ran = subprocess.run([sys.executable, "-c", LOAD, str(root), *map(str, paths)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, str(root), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
-    assert len([line for line in ran.stdout.splitlines() if line.startswith("read")]) == len(paths) >= 6
+    assert (
+        len([line for line in ran.stdout.splitlines() if line.startswith("read")])
+        == len(paths)
+        >= 6
+    )
 
 
 def test_torchtitans_classes_know_each_word() -> None:
@@ -192,7 +256,10 @@ def test_torchtitans_classes_know_each_word() -> None:
 
 def test_nanotrons_file_comes_back() -> None:
     for case, text in texts("nanotron").items():
-        query, cluster = read_query(text, overrides={"cluster.gpu": "h100-sxm-80gb"}), TRAININGS[case]["cluster"]
+        query, cluster = (
+            read_query(text, overrides={"cluster.gpu": "h100-sxm-80gb"}),
+            TRAININGS[case]["cluster"],
+        )
         assert query["cluster"]["num_gpus"] == cluster["num_gpus"]
         assert query["training"]["global_batch_size"] == 128
 
@@ -209,12 +276,18 @@ def test_bridges_configuration_has_each_key(release: str) -> None:
     assert len(made) == len(TRAININGS)
     for case, text in made.items():
         keys = overrides(text)
-        merged = keys.get("comm_overlap.overlap_moe_expert_parallel_comm") == "true"  # which no graph of a step may be
+        merged = (
+            keys.get("comm_overlap.overlap_moe_expert_parallel_comm") == "true"
+        )  # which no graph of a step may be
         assert not (merged and keys.get("model.cuda_graph_impl") == "local")
         for path, value in keys.items():
             section, _, key = path.lstrip("+").partition(".")
             if section == "mixed_precision":
-                fields = re.findall(r"[{,](\w+):", value.replace("{_target_:", "{")) if value.startswith("{") else []
+                fields = (
+                    re.findall(r"[{,](\w+):", value.replace("{_target_:", "{"))
+                    if value.startswith("{")
+                    else []
+                )
                 assert value in sections["recipes"] or fields, (case, path, value)
                 continue
             assert key in sections[section], (case, path)
@@ -231,7 +304,9 @@ def test_verls_files_have_each_key(release: str) -> None:
         for path in overrides(text.partition("OVERRIDES=(")[2]):
             if path.startswith("++"):
                 folder, _, name = path[2:].rpartition(".")
-                assert f"{folder}.*" in known or any(each.startswith(f"{folder}.") for each in known), (case, path)
+                assert f"{folder}.*" in known or any(
+                    each.startswith(f"{folder}.") for each in known
+                ), (case, path)
                 assert name in fields or folder.endswith("override_optimizer_config"), (case, path)
             else:
                 assert path in known, (case, path)
@@ -247,11 +322,19 @@ def test_engines_take_each_deployment(format: str, case: str) -> None:
         (container,) = yaml.safe_load(text)["spec"]["template"]["containers"]
         words = list(container["args"])
     else:
-        words = [word for word in shlex.split(text.replace("\\\n", " "), comments=True) if word != "$@"]
-        command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[format]
+        words = [
+            word for word in shlex.split(text.replace("\\\n", " "), comments=True) if word != "$@"
+        ]
+        command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[
+            format
+        ]
         words = words[words.index(command) + (1 if format == "sglang" else 2) :]
     ranks = parsed_by_engine(engine, words)
-    size = {"vllm": "--tensor-parallel-size", "sglang": "--tensor-parallel-size", "trtllm": "--tensor_parallel_size"}[engine]
+    size = {
+        "vllm": "--tensor-parallel-size",
+        "sglang": "--tensor-parallel-size",
+        "trtllm": "--tensor_parallel_size",
+    }[engine]
     split = query["parallel"]
     apart = split["attention_data_parallel_size"] if engine != "vllm" else 1
     assert int(ranks.get(size, 1)) == split.get("tensor_parallel_size", 1) * apart

@@ -1,4 +1,6 @@
-"""A value that a configuration does not tell is refused or asked for by its flag and its variable; no default replaces it."""
+"""A value that a configuration does not tell is refused or asked for by its flag and its variable;
+no default replaces it.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,31 @@ REFERENCES = ("$HP_UNSET", "$(hp_unset)", "${HP_UNSET}")
 GPUS = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
 MODEL = "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --bf16 true"
 ACCUMULATED = {
-    "trainer": f"torchrun --nproc_per_node 16 train.py {MODEL} --max_seq_length 4096 --gradient_accumulation_steps $GAS\n",
-    "trl": f"accelerate launch --num_processes 16 -m trl.scripts.sft {MODEL} --gradient_accumulation_steps $GAS\n",
+    "trainer": f"torchrun --nproc_per_node 16 train.py {MODEL} --max_seq_length 4096 "
+    "--gradient_accumulation_steps $GAS\n",
+    "trl": f"accelerate launch --num_processes 16 -m trl.scripts.sft {MODEL} "
+    "--gradient_accumulation_steps $GAS\n",
     "deepspeed": f"""cat > ds.json <<X
 {{"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": true}}, "gradient_accumulation_steps": "auto"}}
 X
 deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json {MODEL} --max_seq_length 4096 \\
   --gradient_accumulation_steps $GAS
-""",
+""",  # noqa: E501
     "ms-swift": """NNODES=2 NPROC_PER_NODE=8 swift sft --model meta-llama/Llama-3.1-8B --tuner_type lora \\
   --torch_dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps $GAS --max_length 4096
-""",
+""",  # noqa: E501
 }
 SHAPE = (
-    "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
+    "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 "
+    "--micro-batch-size 1 "
     "--global-batch-size 64 --bf16 --vocab-size 32000 --max-position-embeddings 4096"
 )
 
 
 def references(name: str) -> list[tuple[str, str, str]]:
-    """The file with the value of one setting that is read replaced, for each of them: its flag, the reference, the text."""
+    """The file with the value of one setting that is read replaced, for each of them: its flag, the
+    reference, the text.
+    """
     expected, text = FILES[name]
     if "error" in expected:
         return []
@@ -46,10 +53,16 @@ def references(name: str) -> list[tuple[str, str, str]]:
         return []
     given, made = expected.get("given", {}), []
     for number, each in enumerate(reading.read):
-        if not each.value or " " in each.value or any(each.field.startswith(path) for path in given):
+        if (
+            not each.value
+            or " " in each.value
+            or any(each.field.startswith(path) for path in given)
+        ):
             continue
-        written = rf"(?<![\w.-]){re.escape(each.flag)}(['\"]?\s*[:=]\s*|=|\s+)(['\"]?)({re.escape(each.value)})(?![\w.])"
-        if (found := list(re.finditer(written, text, re.IGNORECASE))) and not text.lstrip().startswith("{"):
+        written = rf"(?<![\w.-]){re.escape(each.flag)}(['\"]?\s*[:=]\s*|=|\s+)(['\"]?)({re.escape(each.value)})(?![\w.])"  # noqa: E501
+        if (
+            found := list(re.finditer(written, text, re.IGNORECASE))
+        ) and not text.lstrip().startswith("{"):
             start, end = found[-1].span(3)
             reference = REFERENCES[number % len(REFERENCES)]
             made.append((each.flag, reference, text[:start] + reference + text[end:]))
@@ -72,7 +85,9 @@ def test_steps_of_accumulation_that_nothing_sets_are_asked_for(tmp_path: Path, t
     options = () if "NPROC" in ACCUMULATED[tool] else GPUS
     code, _, shown = read(tmp_path, "run.sh", ACCUMULATED[tool], *(options or GPUS[:2]))
     assert code == 2 and "--gradient_accumulation_steps is $GAS" in shown and "--var GAS=" in shown
-    code, query, shown = read(tmp_path, "run.sh", ACCUMULATED[tool], *(options or GPUS[:2]), "--var", "GAS=4")
+    code, query, shown = read(
+        tmp_path, "run.sh", ACCUMULATED[tool], *(options or GPUS[:2]), "--var", "GAS=4"
+    )
     assert code in (0, 3), shown
     assert query["training"]["global_batch_size"] == 2 * 4 * 16
 
@@ -81,7 +96,9 @@ def test_a_size_that_is_given_counts_in_what_follows_from_it(tmp_path: Path) -> 
     text = ACCUMULATED["trainer"].replace("batch_size 2", "batch_size $MICRO").replace("$GAS", "4")
     code, _, shown = read(tmp_path, "run.sh", text, *GPUS)
     assert code == 2 and "--per_device_train_batch_size is $MICRO" in shown
-    code, query, shown = read(tmp_path, "run.sh", text, *GPUS, "--set", "parallel.micro_batch_size=2")
+    code, query, shown = read(
+        tmp_path, "run.sh", text, *GPUS, "--set", "parallel.micro_batch_size=2"
+    )
     assert code in (0, 3), shown
     assert query["training"]["global_batch_size"] == 2 * 4 * 16
 
@@ -94,10 +111,18 @@ def test_a_setting_whose_field_is_given_is_accounted_for(tmp_path: Path) -> None
 
 
 def test_what_depends_on_a_degree_that_is_given_is_kept(tmp_path: Path) -> None:
-    text = f"torchrun --nproc-per-node 8 {SHAPE} --tensor-model-parallel-size $TP --sequence-parallel\n"
-    code, query, shown = read(tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=4")
+    text = (
+        f"torchrun --nproc-per-node 8 {SHAPE} --tensor-model-parallel-size $TP "
+        "--sequence-parallel\n"
+    )
+    code, query, shown = read(
+        tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=4"
+    )
     assert code in (0, 3), shown
-    assert query["parallel"]["tensor_parallel_size"] == 4 and query["parallel"]["sequence_parallel"] is True
+    assert (
+        query["parallel"]["tensor_parallel_size"] == 4
+        and query["parallel"]["sequence_parallel"] is True
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,15 +135,23 @@ def test_what_depends_on_a_degree_that_is_given_is_kept(tmp_path: Path) -> None:
         ("#SBATCH --comment='two nodes' --nodes=2\n#SBATCH --time=1:00:00 --gpus-per-node=8", 16),
     ],
 )
-def test_each_option_of_a_line_of_slurms_header_counts(tmp_path: Path, header: str, gpus: int) -> None:
-    code, query, shown = read(tmp_path, "run.sh", f"#!/bin/bash\n{header}\nsrun python {SHAPE}\n", *GPUS[:2])
+def test_each_option_of_a_line_of_slurms_header_counts(
+    tmp_path: Path, header: str, gpus: int
+) -> None:
+    code, query, shown = read(
+        tmp_path, "run.sh", f"#!/bin/bash\n{header}\nsrun python {SHAPE}\n", *GPUS[:2]
+    )
     assert code in (0, 3), shown
     assert query["cluster"]["num_gpus"] == gpus
 
 
 @pytest.mark.parametrize(
     ("command", "gpus"),
-    [("srun -N8 --ntasks-per-node=8 python", 64), ("srun -n64 python", 64), ("srun -N 8 --ntasks-per-node 8 python", 64)],
+    [
+        ("srun -N8 --ntasks-per-node=8 python", 64),
+        ("srun -n64 python", 64),
+        ("srun -N 8 --ntasks-per-node 8 python", 64),
+    ],
 )
 def test_a_short_option_may_touch_its_number(tmp_path: Path, command: str, gpus: int) -> None:
     code, query, shown = read(tmp_path, "run.sh", f"{command} {SHAPE}\n", *GPUS[:2])
@@ -129,16 +162,32 @@ def test_a_short_option_may_touch_its_number(tmp_path: Path, command: str, gpus:
 @pytest.mark.parametrize(
     ("launch", "named"),
     [
-        ("#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes $COUNT --nproc-per-node 8", "--nnodes is $COUNT"),
-        ("#SBATCH --nodes=4 --gpus-per-node=8\ntorchrun --nnodes 4 --nproc-per-node $(nvidia-smi -L | wc -l)", "nvidia-smi"),
-        ("#SBATCH --nodes=4 --ntasks-per-node=$TASKS --gpus-per-node=8\nsrun python", "#SBATCH --ntasks-per-node is $TASKS"),
+        (
+            "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes $COUNT --nproc-per-node 8",
+            "--nnodes is $COUNT",
+        ),
+        (
+            "#SBATCH --nodes=4 --gpus-per-node=8\ntorchrun --nnodes 4 --nproc-per-node "
+            "$(nvidia-smi -L | wc -l)",
+            "nvidia-smi",
+        ),
+        (
+            "#SBATCH --nodes=4 --ntasks-per-node=$TASKS --gpus-per-node=8\nsrun python",
+            "#SBATCH --ntasks-per-node is $TASKS",
+        ),
         ("deepspeed --hostfile hosts.txt --num_gpus 8", "hosts.txt"),
         ("trl sft --accelerate_config fsdp2 --num_processes $COUNT", "--num_processes is $COUNT"),
         ("NNODES=$COUNT NPROC_PER_NODE=8 swift sft", "NNODES is $COUNT"),
     ],
 )
-def test_a_number_of_processes_that_nothing_tells_is_asked_for(tmp_path: Path, launch: str, named: str) -> None:
-    program = f"{MODEL.replace('--model_name_or_path', '--model')} --max_length 4096" if "sft" in launch else SHAPE
+def test_a_number_of_processes_that_nothing_tells_is_asked_for(
+    tmp_path: Path, launch: str, named: str
+) -> None:
+    program = (
+        f"{MODEL.replace('--model_name_or_path', '--model')} --max_length 4096"
+        if "sft" in launch
+        else SHAPE
+    )
     code, _, shown = read(tmp_path, "run.sh", f"#!/bin/bash\n{launch} {program}\n", *GPUS[:2])
     assert code == 2 and "cluster.num_gpus" in shown and named in shown, shown
 
@@ -147,17 +196,30 @@ def test_a_degree_that_an_unknown_condition_decides_is_asked_for(tmp_path: Path)
     choice = "if [ -f /etc/big ]; then TP=8; else TP=2; fi\n"
     text = f"{choice}torchrun --nproc-per-node 8 {SHAPE} --tensor-model-parallel-size $TP\n"
     code, _, shown = read(tmp_path, "run.sh", text, *GPUS[:2])
-    assert code == 2 and "--tensor-model-parallel-size is $TP (by [ -f /etc/big ]), which only running would tell" in shown
-    code, query, shown = read(tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=8")
+    assert (
+        code == 2
+        and "--tensor-model-parallel-size is $TP (by [ -f /etc/big ]), which only running would "
+        "tell"
+        in shown
+    )
+    code, query, shown = read(
+        tmp_path, "run.sh", text, *GPUS[:2], "--set", "parallel.tensor_parallel_size=8"
+    )
     assert code in (0, 3) and query["parallel"]["tensor_parallel_size"] == 8, shown
 
 
-@pytest.mark.parametrize("option", ["--config_file fsdp.yaml", "--config_file=fsdp.yaml", "--config_file $CONFIG"])
-def test_a_file_of_accelerates_that_is_not_at_hand_is_asked_for(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    "option", ["--config_file fsdp.yaml", "--config_file=fsdp.yaml", "--config_file $CONFIG"]
+)
+def test_a_file_of_accelerates_that_is_not_at_hand_is_asked_for(
+    tmp_path: Path, option: str
+) -> None:
     text = ACCUMULATED["trl"].replace("launch ", f"launch {option} ").replace("$GAS", "4")
     code, _, shown = read(tmp_path, "run.sh", text, *GPUS)
     assert code == 2 and option.split("=")[-1].split()[-1] in shown
-    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 16\nfsdp_config: {fsdp_version: 2}\n")
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 16\nfsdp_config: {fsdp_version: 2}\n"
+    )
     options = ("--var", "CONFIG=fsdp.yaml", "--file", str(tmp_path / "fsdp.yaml"))
     code, query, shown = read(tmp_path, "run.sh", text, *GPUS, *options)
     assert code in (0, 3), shown
@@ -177,7 +239,7 @@ NANOTRON = """parallelism:
 tokens: {micro_batch_size: 1, sequence_length: 2048, batch_accumulation_per_replica: 4}
 model: {dtype: bfloat16, model_config: {num_hidden_layers: 16, hidden_size: 2048, num_attention_heads: 16, vocab_size: 32000}}
 optimizer: {zero_stage: 1, accumulate_grad_in_fp32: true}
-"""
+"""  # noqa: E501
 TITAN = """[model]
 name = "llama3"
 flavor = "8B"
@@ -256,7 +318,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         (SGLANG, "--kv-cache-dtype bf16", "--kv-cache-dtype"),
     ],
 )
-def test_a_word_that_means_nothing_here_is_no_default(tmp_path: Path, text: str, right: str, wrong: str) -> None:
+def test_a_word_that_means_nothing_here_is_no_default(
+    tmp_path: Path, text: str, right: str, wrong: str
+) -> None:
     assert right in text
     code, _, shown = read(tmp_path, "right", text, *OPTIONS[text])
     assert code in (0, 3), shown
@@ -268,6 +332,8 @@ def test_devices_are_not_counted_from_a_degree_that_nothing_tells(tmp_path: Path
     text = VLLM.replace("-size 2", "-size $TP")
     _, _, shown = read(tmp_path, "run.sh", text, *OPTIONS[VLLM])
     assert "cluster.num_gpus" in shown
-    code, query, shown = read(tmp_path, "run.sh", text, *OPTIONS[VLLM], "--set", "parallel.tensor_parallel_size=2")
+    code, query, shown = read(
+        tmp_path, "run.sh", text, *OPTIONS[VLLM], "--set", "parallel.tensor_parallel_size=2"
+    )
     assert code in (0, 3), shown
     assert query["cluster"]["num_gpus"] == 2

@@ -1,4 +1,6 @@
-"""verl's actor: which workers train it, what else changes its update, and what its overrides express."""
+"""verl's actor: which workers train it, what else changes its update, and what its overrides
+express.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,21 @@ from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import look_up, plain, table
 from tests.formats.test_silent_readings import read
 
-RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("bridge_keys.json").read_text())["verl"]
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("bridge_keys.json").read_text())[
+    "verl"
+]
 GPU = ("--gpu", "h100-sxm-80gb")
 ACTOR = "actor_rollout_ref.actor"
 COMMAND = (
-    "python3 -m verl.trainer.main_ppo data.max_prompt_length=1024 data.max_response_length=1024 trainer.nnodes=3 "
-    f"actor_rollout_ref.model.path=Qwen/Qwen3-8B {ACTOR}.ppo_mini_batch_size=64 {ACTOR}.ppo_micro_batch_size_per_gpu=1 "
+    "python3 -m verl.trainer.main_ppo data.max_prompt_length=1024 data.max_response_length=1024 "
+    "trainer.nnodes=3 "
+    f"actor_rollout_ref.model.path=Qwen/Qwen3-8B {ACTOR}.ppo_mini_batch_size=64 "
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=1 "
     "actor_rollout_ref.rollout.n=8"
 )
-SIZES = f"{ACTOR}.megatron.tensor_model_parallel_size=4 {ACTOR}.megatron.pipeline_model_parallel_size=3"
+SIZES = (
+    f"{ACTOR}.megatron.tensor_model_parallel_size=4 {ACTOR}.megatron.pipeline_model_parallel_size=3"
+)
 FILE = """data: {max_prompt_length: 1024, max_response_length: 1024}
 actor_rollout_ref:
   model: {path: Qwen/Qwen3-8B, use_fused_kernels: false}
@@ -46,25 +54,38 @@ def test_megatrons_workers_are_read_with_their_sizes(tmp_path: Path, command: st
     code, query, shown = read(tmp_path, "run.sh", f"{command}\n", *GPU)
     assert code in (0, 3), shown
     assert query["training"]["framework"] == "verl" and query["cluster"]["num_gpus"] == 24
-    assert query["parallel"]["tensor_parallel_size"] == 4 and query["parallel"]["pipeline_parallel_size"] == 3
+    assert (
+        query["parallel"]["tensor_parallel_size"] == 4
+        and query["parallel"]["pipeline_parallel_size"] == 3
+    )
 
 
 @pytest.mark.parametrize(
-    "defaults", ["[ppo_trainer, {override model_engine: megatron}, _self_]", "[ppo_megatron_trainer, _self_]"]
+    "defaults",
+    ["[ppo_trainer, {override model_engine: megatron}, _self_]", "[ppo_megatron_trainer, _self_]"],
 )
 def test_a_file_chooses_the_workers_in_its_defaults(tmp_path: Path, defaults: str) -> None:
     text = f"defaults: {defaults}\n{FILE}"
     code, query, shown = read(tmp_path, "mine.yaml", text, *GPU, "--format", "verl")
     assert code in (0, 3), shown
-    assert query["training"]["framework"] == "verl" and query["parallel"]["tensor_parallel_size"] == 4
+    assert (
+        query["training"]["framework"] == "verl" and query["parallel"]["tensor_parallel_size"] == 4
+    )
     command = f"{COMMAND} --config-path=$PWD --config-name=mine actor_rollout_ref.rollout.n=16\n"
-    code, query, shown = read(tmp_path, "run.sh", command, *GPU, "--file", str(tmp_path / "mine.yaml"))
+    code, query, shown = read(
+        tmp_path, "run.sh", command, *GPU, "--file", str(tmp_path / "mine.yaml")
+    )
     assert code in (0, 3), shown
-    assert query["parallel"]["pipeline_parallel_size"] == 3 and query["training"]["global_batch_size"] == 64 * 16
+    assert (
+        query["parallel"]["pipeline_parallel_size"] == 3
+        and query["training"]["global_batch_size"] == 64 * 16
+    )
 
 
 def test_a_file_of_ones_own_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None:
-    code, _, shown = read(tmp_path, "run.sh", f"{COMMAND} --config-path=conf --config-name=mine\n", *GPU)
+    code, _, shown = read(
+        tmp_path, "run.sh", f"{COMMAND} --config-path=conf --config-name=mine\n", *GPU
+    )
     assert code == 2 and "--file mine.yaml" in shown
 
 
@@ -100,9 +121,17 @@ def test_what_changes_the_update_is_refused_by_name(tmp_path: Path, more: str, n
 
 
 def test_ulysses_and_deepep_are_read_under_their_newer_names(tmp_path: Path) -> None:
-    code, query, shown = read(tmp_path, "run.sh", f"{COMMAND} {ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2\n", *GPU)
+    code, query, shown = read(
+        tmp_path,
+        "run.sh",
+        f"{COMMAND} {ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2\n",
+        *GPU,
+    )
     assert code in (0, 3) and query["parallel"]["context_parallel_size"] == 2, shown
-    more = f"model_engine=megatron +{ACTOR}.megatron.override_transformer_config.moe_enable_deepep=True"
+    more = (
+        "model_engine=megatron "
+        f"+{ACTOR}.megatron.override_transformer_config.moe_enable_deepep=True"
+    )
     text = COMMAND.replace("Qwen3-8B", "Qwen3-30B-A3B").replace("nnodes=3", "nnodes=2")
     code, query, shown = read(tmp_path, "run.sh", f"{text} {more}\n", *GPU)
     assert code in (0, 3) and query["parallel"]["moe_token_dispatcher_type"] == "flex", shown
@@ -112,7 +141,10 @@ def test_ulysses_and_deepep_are_read_under_their_newer_names(tmp_path: Path) -> 
 def test_each_key_of_the_actor_has_a_line_of_its_own(release: str) -> None:
     known = table("verl")
     keys = {
-        key for keys in RECORDED[release].values() for key in keys if key.startswith((f"{ACTOR}.", "actor_rollout_ref.model."))
+        key
+        for keys in RECORDED[release].values()
+        for key in keys
+        if key.startswith((f"{ACTOR}.", "actor_rollout_ref.model."))
     }
     assert keys and [key for key in sorted(keys) if look_up(plain(key), known) is None] == []
     for section in ("model", "actor", "actor.fsdp-config", "actor.megatron", "actor.optim"):
@@ -141,6 +173,8 @@ def test_overrides_of_fsdps_workers_drop_no_degree(split: dict[str, int], field:
     with pytest.raises(UnsupportedError) as refused:
         hp_tool.export(query, format="verl")
     assert refused.value.field == field
-    again = hp_tool.export({**query, "parallel": dict(query["parallel"])}, format="verl", rerank=True)  # type: ignore[call-overload]
+    again = hp_tool.export(
+        {**query, "parallel": dict(query["parallel"])}, format="verl", rerank=True
+    )  # type: ignore[call-overload]
     assert again.parallel is not None and again.parallel[field.partition(".")[2]] == 1
     assert field in again.left_out

@@ -1,4 +1,6 @@
-"""Differences between golden answers: of two versions on one machine, or of a version and the stored answers."""
+"""Differences between golden answers: of two versions on one machine, or of a version and the
+stored answers.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ TOLERANCE = 1e-12
 """Relative, of what is only computed: processors and releases of NumPy round differently."""
 ABSENT = "absent"
 ROUNDED_AS_A_WHOLE = {"parts_s": None, "accuracy": 1.0}
-"""Mappings whose values are differences of larger numbers and carry their rounding: the parts of a sum, held to the largest one
-(None), and medians of |predicted / measured - 1|."""
+"""Mappings whose values are differences of larger numbers and carry their rounding: the parts of a
+sum, held to the largest one (None), and medians of |predicted / measured - 1|.
+"""
 
 Answers = Mapping[str, Any]
 
@@ -33,7 +36,9 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """Relative to the larger of two numbers, or to `scale` where that is larger still; infinite for anything else."""
+        """Relative to the larger of two numbers, or to `scale` where that is larger still; infinite
+        for anything else.
+        """
         if not (_is_number(self.before) and _is_number(self.after)):
             return math.inf
         return abs(self.after - self.before) / max(abs(self.before), abs(self.after), self.scale)
@@ -44,15 +49,23 @@ class Difference:
 
 
 def differences(before: Answers, after: Answers, *, exact: bool = False) -> list[Difference]:
-    """What moved, most first: beyond the tolerance, or at all. A key that came anew has moved nothing."""
+    """What moved, most first: beyond the tolerance, or at all. A key that came anew has moved
+    nothing.
+    """
     found = []
     for key, answer in before.items():
         tolerance = 0.0 if exact else TOLERANCES.get(key.partition("/")[0], TOLERANCE)
-        found += [each for each in _differences(key, answer, after.get(key, ABSENT)) if each.share > tolerance]
+        found += [
+            each
+            for each in _differences(key, answer, after.get(key, ABSENT))
+            if each.share > tolerance
+        ]
     return sorted(found, key=lambda each: -each.share)
 
 
-def _differences(place: str, before: Any, after: Any, *, scale: float = 0.0) -> Iterator[Difference]:
+def _differences(
+    place: str, before: Any, after: Any, *, scale: float = 0.0
+) -> Iterator[Difference]:
     if isinstance(before, dict) and isinstance(after, dict):
         name = place.rpartition("/")[2]
         if name in ROUNDED_AS_A_WHOLE:
@@ -81,15 +94,21 @@ def normal(answers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def files(answers: Answers) -> dict[str, str]:
-    """The stored files: name and content, one for each family of answers; a batch's are those of its queries alone."""
+    """The stored files: name and content, one for each family of answers; a batch's are those of
+    its queries alone.
+    """
     lines: dict[str, list[str]] = {}
     for key, answer in answers.items():
         family = key.partition("/")[0]
         if family != "batch":
-            lines.setdefault(f"{family}.jsonl", []).append(json.dumps({"key": key, "answer": answer}, separators=(",", ":")))
+            lines.setdefault(f"{family}.jsonl", []).append(
+                json.dumps({"key": key, "answer": answer}, separators=(",", ":"))
+            )
     return {name: "\n".join(rows) + "\n" for name, rows in lines.items()}
 
 
 def stored() -> dict[str, Any]:
     """The answers in the repository."""
-    return load(line for path in sorted(STORED.glob("*.jsonl")) for line in path.read_text().splitlines())
+    return load(
+        line for path in sorted(STORED.glob("*.jsonl")) for line in path.read_text().splitlines()
+    )

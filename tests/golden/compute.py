@@ -1,4 +1,5 @@
-"""The answers to all golden queries, through `hp_tool.estimate`, `hp_tool.recommend` and the `hp-tool` command.
+"""The answers to all golden queries, through `hp_tool.estimate`, `hp_tool.recommend` and the
+`hp-tool` command.
 
 This file imports nothing else of the repository, so that it runs beside any version of hp_tool:
 
@@ -20,16 +21,36 @@ from pathlib import Path
 from typing import Any
 
 QUERIES = Path(__file__).parent / "queries"
-WORDS = frozenset({"provenance", "message", "source", "change", "query", "seconds", "version", "id", "status", "name"})
+WORDS = frozenset(
+    {
+        "provenance",
+        "message",
+        "source",
+        "change",
+        "query",
+        "seconds",
+        "version",
+        "id",
+        "status",
+        "name",
+    }
+)
 """Keys of an answer that predict nothing: words for people, bookkeeping, the clock."""
 SHOWN = 2
 """Rows of a ranking, and of a front."""
 NEIGHBOURS = [
     {"micro_batch_size": size, "recompute": recompute}
-    for recompute in ("none", "selective", "full", {"granularity": "full", "method": "block", "num_layers": 1})
+    for recompute in (
+        "none",
+        "selective",
+        "full",
+        {"granularity": "full", "method": "block", "num_layers": 1},
+    )
     for size in (1, 2, 4)
 ]
-"""Laid over a query's `parallel`, these stand beside it in a batch: its own configuration is then a row of an array."""
+"""Laid over a query's `parallel`, these stand beside it in a batch: its own configuration is then a
+row of an array.
+"""
 
 
 def answers() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -59,7 +80,9 @@ def _batch() -> Iterator[tuple[str, dict[str, Any]]]:
     lines = []
     for query in read("training.jsonl"):
         lines.append(query)
-        lines.extend(query | {"id": "", "parallel": query["parallel"] | other} for other in NEIGHBOURS[::4])
+        lines.extend(
+            query | {"id": "", "parallel": query["parallel"] | other} for other in NEIGHBOURS[::4]
+        )
     for answer in _command_batch(lines + read("serving.jsonl")):
         if answer["id"]:
             yield f"batch/{answer['id']}", predicted(answer)
@@ -71,7 +94,11 @@ def _grids() -> Iterator[tuple[str, dict[str, Any]]]:
 
     for row in read("grids.jsonl"):
         answer = asdict(hp_tool.recommend(row["query"], top=SHOWN, pareto=row.get("pareto")))
-        answer |= {front: answer[front][:SHOWN] for front in ("pareto", "throughput_front") if answer[front]}
+        answer |= {
+            front: answer[front][:SHOWN]
+            for front in ("pareto", "throughput_front")
+            if answer[front]
+        }
         yield f"grid/{row['query']['id']}", predicted(answer)
 
 
@@ -80,13 +107,20 @@ def _fits() -> Iterator[tuple[str, dict[str, Any]]]:
     for evidence in sorted(QUERIES.glob("measured/*.jsonl")):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HP_DATABASE_URL"] = f"sqlite:///{folder}/fits.sqlite3"
-            made = json.loads(_command("calibrate", "--measurements", str(evidence), "--json"))["calibrations"]
+            made = json.loads(_command("calibrate", "--measurements", str(evidence), "--json"))[
+                "calibrations"
+            ]
             for fit in made:
                 record = fit["record"]
-                name = f"fit/{evidence.stem}/{record['framework']}/{record['model_family'] or 'all'}"
+                name = (
+                    f"fit/{evidence.stem}/{record['framework']}/{record['model_family'] or 'all'}"
+                )
                 yield name, {"summary": record["payload"]["summary"], "accuracy": fit["accuracy"]}
             rows = [json.loads(line) for line in evidence.read_text().splitlines()]
-            asked = [row["query"] | {"id": str(n), "parallel": row["parallel"]} for n, row in enumerate(rows)]
+            asked = [
+                row["query"] | {"id": str(n), "parallel": row["parallel"]}
+                for n, row in enumerate(rows)
+            ]
             asked += [
                 query | {"id": f"{query['id']}+{n}", "parallel": query["parallel"] | other}
                 for query in asked[:1]
@@ -99,7 +133,9 @@ def _fits() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def predicted(answer: Any) -> Any:
-    """The numbers, verdicts and configurations of an answer, without words and without what is None or empty."""
+    """The numbers, verdicts and configurations of an answer, without words and without what is None
+    or empty.
+    """
     if isinstance(answer, dict):
         kept = {key: predicted(value) for key, value in answer.items() if key not in WORDS}
         return {key: value for key, value in kept.items() if value not in (None, {}, [])}

@@ -24,7 +24,11 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
     if missing or os.geteuid() != 0:
-        reason = f"no {', '.join(missing)}: scripts/slurm-cluster.sh install" if missing else "Slurm's nodes start as root only"
+        reason = (
+            f"no {', '.join(missing)}: scripts/slurm-cluster.sh install"
+            if missing
+            else "Slurm's nodes start as root only"
+        )
         skip_or_fail(component="SLURM", reason=reason)
     cluster = SlurmCluster(folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")), port=free_ports())
     try:
@@ -37,7 +41,9 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The cluster with both nodes idle and an empty queue. Mark its users `slurm`; none may leave a job behind."""
+    """The cluster with both nodes idle and an empty queue. Mark its users `slurm`; none may leave a
+    job behind.
+    """
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.folder / "slurm.conf"))
     monkeypatch.delenv("HP_SLURM_CONFIG", raising=False)
     yield slurm_cluster
@@ -48,7 +54,9 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
         raise
     try:
         until(lambda: slurm_cluster.idle_nodes() == NODES, limit_s=20)
-    except AssertionError:  # a node that died, or that the controller took for down while the machine was busy
+    except (
+        AssertionError
+    ):  # a node that died, or that the controller took for down while the machine was busy
         slurm_cluster.start_nodes(*NODES - slurm_cluster.idle_nodes())
 
 

@@ -1,4 +1,6 @@
-"""What every launcher promises (hp_tool.domain.ports.Launcher), checked with small scripts in place of training jobs."""
+"""What every launcher promises (hp_tool.domain.ports.Launcher), checked with small scripts in place
+of training jobs.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 60.0) -> La
     )
 
 
-def wait(launcher: Launcher, handle: str, *, until: set[JobState], limit_s: float = 120.0) -> JobState:
+def wait(
+    launcher: Launcher, handle: str, *, until: set[JobState], limit_s: float = 120.0
+) -> JobState:
     """Poll until the job is in one of the states; fails after limit_s."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -64,11 +68,15 @@ def wait(launcher: Launcher, handle: str, *, until: set[JobState], limit_s: floa
             return state
         asked = time.monotonic()
         assert asked < deadline, f"still {state}"
-        time.sleep(0.02 + 2.0 * (asked - began))  # asking may start a process: the job needs the processor too
+        time.sleep(
+            0.02 + 2.0 * (asked - began)
+        )  # asking may start a process: the job needs the processor too
 
 
 def _mark(job_name: str) -> str:
-    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0]  # other tests and sessions on this machine have a job-1 too
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[
+        0
+    ]  # other tests and sessions on this machine have a job-1 too
     return f"--mark-of-{job_name}-{os.getpid()}-{zlib.crc32(test.encode()):x}"
 
 
@@ -77,7 +85,10 @@ def processes(job_name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[-1:] == [_mark(job_name)] and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.cmdline()[-1:] == [_mark(job_name)]
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -96,7 +107,9 @@ def started(launcher: Launcher, script: str = STUBBORN, **options: float) -> str
 
 
 def await_the_end(job_name: str, *, limit_s: float = 120.0) -> None:
-    """Wait until no process of the job lives: one that was killed is there until it has had its turn."""
+    """Wait until no process of the job lives: one that was killed is there until it has had its
+    turn.
+    """
     deadline = time.monotonic() + limit_s
     while alive := processes(job_name):
         assert time.monotonic() < deadline, [(each, each.parents()) for each in alive]
@@ -122,14 +135,23 @@ class EngineContract(Launching):
         handle = launcher.submit(plan(GOOD))
         assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
+        assert (measurement.status, measurement.step_s, measurement.losses) == (
+            "ok",
+            0.5,
+            (2.0, 1.0),
+        )
         assert measurement.wall_s is not None and 0 < measurement.wall_s < 30
 
     def test_a_restarted_worker_finds_the_running_job(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
     ) -> None:
         told = tmp_path / "end"
-        handle = launcher.submit(plan(f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.1)\n" + GOOD))
+        handle = launcher.submit(
+            plan(
+                f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.1)\n"
+                + GOOD
+            )
+        )
         other = new_launcher()
         assert other.find("job-1") == handle
         assert other.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING)
@@ -169,7 +191,11 @@ class EngineContract(Launching):
             assert launcher.poll(handles[:1]) == {handles[0]: JobState.CANCELLED}
             wall_s = launcher.fetch(handles[0]).wall_s
             assert wall_s is not None and wall_s >= 1.0
-            assert cost() == store.get_search(search_id=stray.search_id).progress["gpu_seconds"] == pytest.approx(2 * wall_s)
+            assert (
+                cost()
+                == store.get_search(search_id=stray.search_id).progress["gpu_seconds"]
+                == pytest.approx(2 * wall_s)
+            )
             assert sorted(launcher.open_jobs()) == sorted(names[1:])
             assert store.runs(search_id=owned.search_id) == [owned]
         finally:
@@ -179,7 +205,9 @@ class EngineContract(Launching):
             store.close()
 
     def test_the_time_limit_ends_every_process(self, launcher: Launcher) -> None:
-        handle = launcher.submit(plan(STUBBORN, timeout_s=6.0))  # the job speaks before it, on a busy machine too
+        handle = launcher.submit(
+            plan(STUBBORN, timeout_s=6.0)
+        )  # the job speaks before it, on a busy machine too
         assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
         await_the_end("job-1")
         measurement = launcher.fetch(handle)
@@ -189,9 +217,13 @@ class EngineContract(Launching):
 
 
 class FurtherContract(Launching):
-    """What else an engine does with a job: of one whose jobs take seconds to start, in the long run."""
+    """What else an engine does with a job: of one whose jobs take seconds to start, in the long
+    run.
+    """
 
-    def test_submitting_a_name_again_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+    def test_submitting_a_name_again_starts_nothing(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
+    ) -> None:
         script = GOOD.replace('"ok"', '"ok", "versions": {"runs": runs.read_text()}')
         handle = launcher.submit(plan(script))
         assert launcher.submit(plan(script)) == handle
@@ -208,7 +240,9 @@ class FurtherContract(Launching):
         assert launcher.find("never") is None
         assert launcher.poll(["never"]) == {"never": JobState.LOST}
 
-    def test_a_cancelled_name_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+    def test_a_cancelled_name_starts_nothing(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
+    ) -> None:
         """A worker that slept, and submits a job that was given up meanwhile."""
         new_launcher().cancel("job-1")
         handle = launcher.submit(plan(STUBBORN))
@@ -234,7 +268,9 @@ class FurtherContract(Launching):
         assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
         assert (launcher.open_jobs(), processes("job-1")) == ([], [])
 
-    def test_jobs_that_have_not_ended_are_listed(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+    def test_jobs_that_have_not_ended_are_listed(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
+    ) -> None:
         assert launcher.open_jobs() == []
         handle = launcher.submit(plan("import time; time.sleep(300)"))
         assert new_launcher().open_jobs() == ["job-1"]
@@ -244,36 +280,58 @@ class FurtherContract(Launching):
 
     def test_what_a_finished_job_leaves_running_ends_with_it(self, launcher: Launcher) -> None:
         handle = launcher.submit(
-            plan(STUBBORN.replace("time.sleep(300)\n", "", 1).replace('"\nsub', 'time.sleep(300)"\nsub') + GOOD)
+            plan(
+                STUBBORN.replace("time.sleep(300)\n", "", 1).replace(
+                    '"\nsub', 'time.sleep(300)"\nsub'
+                )
+                + GOOD
+            )
         )
         wait(launcher, handle, until=_ENDED)
         await_the_end("job-1")
 
-    def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(self, launcher: Launcher) -> None:
-        handle = launcher.submit(plan("print('x' * 9000)\nraise ValueError('the fabric is on fire')"))
+    def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(
+        self, launcher: Launcher
+    ) -> None:
+        handle = launcher.submit(
+            plan("print('x' * 9000)\nraise ValueError('the fabric is on fire')")
+        )
         assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert measurement.status == "crashed"
-        assert measurement.cause == "exit code 1 without a result: ValueError: the fabric is on fire"
+        assert (
+            measurement.cause == "exit code 1 without a result: ValueError: the fabric is on fire"
+        )
         assert measurement.log_tail is not None and len(measurement.log_tail) == 4096
         assert measurement.hardware is not None and measurement.hardware.num_gpus == 1
 
     def test_a_command_that_cannot_start_is_a_crash(self, launcher: Launcher) -> None:
-        broken = LaunchPlan(job_name="job-1", command=("/no/such/program",), environment={}, files={}, num_gpus=1, timeout_s=9)
+        broken = LaunchPlan(
+            job_name="job-1",
+            command=("/no/such/program",),
+            environment={},
+            files={},
+            num_gpus=1,
+            timeout_s=9,
+        )
         handle = launcher.submit(broken)
         wait(launcher, handle, until=_ENDED)
         measurement = launcher.fetch(handle)
         assert measurement.status == "crashed"
         assert "/no/such/program" in (measurement.cause or "")
 
-    def test_secrets_stay_with_the_worker(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_secrets_stay_with_the_worker(
+        self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HP_DATABASE_URL", "postgresql://user:pa55word@host/db")
         monkeypatch.setenv("HP_API_KEY", "k3y-of-the-worker")
         script = GOOD.replace('"ok"', '"ok", "versions": {k: v for k, v in os.environ.items()}')
         handle = launcher.submit(plan(script))
         wait(launcher, handle, until=_ENDED)
         seen = launcher.fetch(handle).versions
-        assert not {"pa55word", "k3y-of-the-worker"} & set(re.findall(r"[\w-]+", " ".join(seen.values())))
+        assert not {"pa55word", "k3y-of-the-worker"} & set(
+            re.findall(r"[\w-]+", " ".join(seen.values()))
+        )
         assert seen["MARK_OF_TEST"] == "job-1"
 
     @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 129, "a b", "a\n"])
@@ -285,7 +343,9 @@ class FurtherContract(Launching):
 
 
 class ResultContract(Launching):
-    """What is read from a job's folder, wherever it ran: of an engine whose jobs take seconds to start, in the long run."""
+    """What is read from a job's folder, wherever it ran: of an engine whose jobs take seconds to
+    start, in the long run.
+    """
 
     def test_a_result_that_is_a_pipe_hangs_nobody(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan("import os; os.mkfifo('result.json')"))
@@ -299,27 +359,50 @@ class ResultContract(Launching):
 
     @pytest.mark.parametrize(
         ("torn", "status"),
-        [("", "preempted"), ('{"status": "ok", "step_s": 0.', "preempted"), ('{"status": "ok", "surprise": 1}', "crashed")],
+        [
+            ("", "preempted"),
+            ('{"status": "ok", "step_s": 0.', "preempted"),
+            ('{"status": "ok", "surprise": 1}', "crashed"),
+        ],
     )
     def test_a_torn_result_is_never_read(self, launcher: Launcher, torn: str, status: str) -> None:
-        """One that was cut off is worth another try; one that means nothing will mean nothing again."""
+        """One that was cut off is worth another try; one that means nothing will mean nothing
+        again.
+        """
         handle = launcher.submit(plan(f"open('result.json', 'w').write({torn!r})"))
         wait(launcher, handle, until=_ENDED)
         assert launcher.fetch(handle).status == status
 
     def test_the_rank_that_failed_first_of_its_own_is_the_cause(self, launcher: Launcher) -> None:
         accounts = {
-            "result.rank0.json": {"status": "crashed", "cause": "rank 0: RuntimeError: Connection closed by peer"},
-            "result.rank1.json": {"status": "oom", "cause": "rank 1: OutOfMemoryError: tried to allocate 2 GiB"},
-            "result.rank2.json": {"status": "crashed", "cause": "rank 2: RuntimeError: Broken pipe"},
+            "result.rank0.json": {
+                "status": "crashed",
+                "cause": "rank 0: RuntimeError: Connection closed by peer",
+            },
+            "result.rank1.json": {
+                "status": "oom",
+                "cause": "rank 1: OutOfMemoryError: tried to allocate 2 GiB",
+            },
+            "result.rank2.json": {
+                "status": "crashed",
+                "cause": "rank 2: RuntimeError: Broken pipe",
+            },
         }
-        writes = [f"open({name!r}, 'w').write({json.dumps(account)!r})" for name, account in accounts.items()]
+        writes = [
+            f"open({name!r}, 'w').write({json.dumps(account)!r})"
+            for name, account in accounts.items()
+        ]
         script = "\n".join([*writes, "raise SystemExit(1)"])
         handle = launcher.submit(plan(script))
         wait(launcher, handle, until=_ENDED)
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB")
+        assert (measurement.status, measurement.cause) == (
+            "oom",
+            "rank 1: OutOfMemoryError: tried to allocate 2 GiB",
+        )
 
 
 class LauncherContract(EngineContract, FurtherContract, ResultContract):
-    """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another object over the same jobs."""
+    """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another
+    object over the same jobs.
+    """

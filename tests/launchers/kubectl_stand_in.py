@@ -1,6 +1,7 @@
 #!/usr/bin/env -S python3 -I -S
-"""Stands in for kubectl and the Job controller, for the launcher's protocol alone: objects are files, pods are processes of
-this host. What a manifest may say is not its business: that is held against Kubernetes' own schema.
+"""Stands in for kubectl and the Job controller, for the launcher's protocol alone: objects are
+files, pods are processes of this host. What a manifest may say is not its business: that is held
+against Kubernetes' own schema.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def start_pods(job: dict[str, Any]) -> None:
     """As soon as the ConfigMap that they mount is there."""
     name = job["metadata"]["name"]
     config = read("configmap", name)
-    if config is None or (ROOT / f"pods.{name}").exists() or job["metadata"].get("deletionTimestamp"):
+    if (
+        config is None
+        or (ROOT / f"pods.{name}").exists()
+        or job["metadata"].get("deletionTimestamp")
+    ):
         return
     pods = ROOT / f"pods.{name}"
     pods.mkdir()
@@ -49,7 +54,9 @@ def start_pods(job: dict[str, Any]) -> None:
     container = job_of(job)["template"]["spec"]["containers"][0]
     mount = container["volumeMounts"][0]["mountPath"]
     for index in range(job_of(job)["completions"]):
-        values = {each["name"]: each.get("value", str(index)) for each in container["env"]} | {"PET_MASTER_ADDR": "127.0.0.1"}
+        values = {each["name"]: each.get("value", str(index)) for each in container["env"]} | {
+            "PET_MASTER_ADDR": "127.0.0.1"
+        }
         command = [word.replace(mount, str(pods)) for word in container["command"]]
         log = (pods / f"log.{index}").open("wb")
         # A shell notes the exit code, since nobody waits for the process.
@@ -62,7 +69,9 @@ def start_pods(job: dict[str, Any]) -> None:
 def end_pods(name: str) -> None:
     for path in (ROOT / f"pods.{name}").glob("pid.*"):
         if not path.with_name(path.name.replace("pid", "code")).exists():
-            children = subprocess.run(["pgrep", "-P", path.read_text()], capture_output=True, text=True, check=False).stdout
+            children = subprocess.run(
+                ["pgrep", "-P", path.read_text()], capture_output=True, text=True, check=False
+            ).stdout
             for pid in children.split():  # the container's first process, as kubelet does
                 os.kill(int(pid), signal.SIGTERM)
 
@@ -87,7 +96,9 @@ def with_status(job: dict[str, Any]) -> dict[str, Any] | None:
     if codes and all(code == 0 for code in codes) and not active:
         status["conditions"] = [{"type": "Completed" if jobset else "Complete", "status": "True"}]
     elif any(codes):
-        status["conditions"] = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+        status["conditions"] = [
+            {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+        ]
         end_pods(job["metadata"]["name"])
     return {**job, "status": status}
 
@@ -103,10 +114,22 @@ def main() -> int:
             found = read("configmap", name)
             print(json.dumps(found) if found else "")
         case ["get", ("jobs" | "jobsets") as kinds, "--selector=hp-tool/job", "-o", "json"]:
-            jobs = [with_status(json.loads(path.read_text())) for path in ROOT.glob(f"{kinds[:-1]}.*.json")]
+            jobs = [
+                with_status(json.loads(path.read_text()))
+                for path in ROOT.glob(f"{kinds[:-1]}.*.json")
+            ]
             print(json.dumps({"items": [job for job in jobs if job]}))
         case ["get", "configmaps", "--selector=hp-tool/cancelled", "-o", "json"]:
-            print(json.dumps({"items": [json.loads(path.read_text()) for path in ROOT.glob("configmap.*-ended.json")]}))
+            print(
+                json.dumps(
+                    {
+                        "items": [
+                            json.loads(path.read_text())
+                            for path in ROOT.glob("configmap.*-ended.json")
+                        ]
+                    }
+                )
+            )
         case ["create", "-f", "-", "-o", "json"]:
             job = json.load(sys.stdin)
             if read(job["kind"].lower(), job["metadata"]["name"]):
@@ -118,17 +141,25 @@ def main() -> int:
         case ["create", "--dry-run=server", "-f", "-"]:
             job = json.load(sys.stdin)
             if (ROOT / "no-admission").exists():
-                print(f"Error from server (Forbidden): jobs {job['metadata']['name']} is forbidden: no quota", file=sys.stderr)
+                print(
+                    f"Error from server (Forbidden): jobs {job['metadata']['name']} is forbidden: "
+                    "no quota",
+                    file=sys.stderr,
+                )
                 return 1
         case ["auth", "can-i", verb, kind]:  # kubectl fails with its no
-            allowed = not ((ROOT / f"forbidden.{kind}").exists() or (ROOT / f"forbidden.{verb}").exists())
+            allowed = not (
+                (ROOT / f"forbidden.{kind}").exists() or (ROOT / f"forbidden.{verb}").exists()
+            )
             print("yes" if allowed else "no")
             return 0 if allowed else 1
         case ["apply", "-f", "-"]:
             content = json.load(sys.stdin)
             assert content["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
             write(content)
-            job = read("job", content["metadata"]["name"]) or read("jobset", content["metadata"]["name"])
+            job = read("job", content["metadata"]["name"]) or read(
+                "jobset", content["metadata"]["name"]
+            )
             if job is not None:  # else it was deleted meanwhile, and what belongs to it goes
                 start_pods(job)
         case ["patch", "configmap", name, "--type=merge", "--patch", patch]:
@@ -138,7 +169,14 @@ def main() -> int:
             kept["metadata"].setdefault("annotations", {}).update(said["metadata"]["annotations"])
             kept["data"] |= said["data"]
             write(kept)
-        case ["delete", ("job" | "jobset") as kind, name, "--cascade=foreground", "--wait=false", "--ignore-not-found"]:
+        case [
+            "delete",
+            ("job" | "jobset") as kind,
+            name,
+            "--cascade=foreground",
+            "--wait=false",
+            "--ignore-not-found",
+        ]:
             job = read(kind, name)
             if job is not None:
                 job["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat()
@@ -147,14 +185,25 @@ def main() -> int:
         case ["delete", "configmap", name, "--ignore-not-found"]:
             (ROOT / f"configmap.{name}.json").unlink(missing_ok=True)
         case ["get", "pods", "--selector=hp-tool/job", "-o", "json"]:
-            print(json.dumps({"items": [json.loads(path.read_text()) for path in ROOT.glob("waiting.*.json")]}))
-        case ["get", "pods", selector, "-o", "json"] if waiting := list(ROOT.glob("waiting.*.json")):
+            print(
+                json.dumps(
+                    {
+                        "items": [
+                            json.loads(path.read_text()) for path in ROOT.glob("waiting.*.json")
+                        ]
+                    }
+                )
+            )
+        case ["get", "pods", selector, "-o", "json"] if waiting := list(
+            ROOT.glob("waiting.*.json")
+        ):
             print(json.dumps({"items": [json.loads(path.read_text()) for path in waiting]}))
         case ["get", "pods", selector, "-o", "json"]:
             name = selector.rpartition("=")[2]
             found = sorted((ROOT / f"pods.{name}").glob("pid.*"))
             items = [
-                {"metadata": {"name": f"{name}-{i}", "annotations": {INDEX: str(i)}}, "status": {}} for i in range(len(found))
+                {"metadata": {"name": f"{name}-{i}", "annotations": {INDEX: str(i)}}, "status": {}}
+                for i in range(len(found))
             ]
             print(json.dumps({"items": items}))
         case ["logs", pod, "--container=run", _]:

@@ -1,4 +1,6 @@
-"""A proxy in front of a Ray head's Jobs API that can answer in its place, as proxies do while a head restarts."""
+"""A proxy in front of a Ray head's Jobs API that can answer in its place, as proxies do while a
+head restarts.
+"""
 
 from __future__ import annotations
 

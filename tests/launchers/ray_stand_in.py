@@ -1,5 +1,6 @@
-"""A stand-in for a Ray head's Jobs API over HTTP: jobs end at once with the result they were given; while `refusals` lasts it
-answers as a head whose agents have not started yet."""
+"""A stand-in for a Ray head's Jobs API over HTTP: jobs end at once with the result they were given;
+while `refusals` lasts it answers as a head whose agents have not started yet.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ class RayHead:
     def log(self) -> str:
         """What a job's supervisor prints."""
         ended = {"reason": "exited", "exit_code": 0, "wall_s": 1.0, "oom_kills": 0}
-        lines = ({"began": 1.0}, {"file": "result.json", "text": json.dumps(self.result)}, {"ended": ended})
+        lines = (
+            {"began": 1.0},
+            {"file": "result.json", "text": json.dumps(self.result)},
+            {"ended": ended},
+        )
         return "".join(f"\n{MARK[0]}{json.dumps(line)}{MARK[1]}\n" for line in lines)
 
 
@@ -57,7 +62,14 @@ def ray_head(head: RayHead) -> Iterator[RayHead]:
         def do_GET(self) -> None:
             name = self.path.removeprefix("/api/jobs/").removesuffix("/logs")
             if self.path == "/api/version":
-                self._answer({"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "s"})
+                self._answer(
+                    {
+                        "version": "4",
+                        "ray_version": "2.60.0",
+                        "ray_commit": "x",
+                        "session_name": "s",
+                    }
+                )
             elif self.path.startswith("/api/packages/"):
                 self._answer("")
             elif self.path == "/api/jobs/":
@@ -76,8 +88,17 @@ def ray_head(head: RayHead) -> Iterator[RayHead]:
                 self._answer({"stopped": True})
             elif not self._refused("submit"):
                 name = asked["submission_id"]
-                about = {"type": "SUBMISSION", "submission_id": name, "status": "SUCCEEDED", "start_time": 1, "end_time": 2}
-                head.jobs[name] = about | {"entrypoint": asked["entrypoint"], "metadata": asked["metadata"]}
+                about = {
+                    "type": "SUBMISSION",
+                    "submission_id": name,
+                    "status": "SUCCEEDED",
+                    "start_time": 1,
+                    "end_time": 2,
+                }
+                head.jobs[name] = about | {
+                    "entrypoint": asked["entrypoint"],
+                    "metadata": asked["metadata"],
+                }
                 self._answer({"job_id": name, "submission_id": name})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -29,7 +29,13 @@ OPTIONS: Mapping[str, Any] = {
 }
 QUERY: Mapping[str, Any] = {
     "kind": "training",
-    "model": {"name": "tiny", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
+    "model": {
+        "name": "tiny",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 1, "gpus_per_node": 1},
     "training": {"sequence_length": 32, "global_batch_size": 4, "precision": "fp32"},
     "parallel": {"micro_batch_size": [1, 2], "recompute": "none"},
@@ -60,10 +66,16 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """What one of Slurm's programs prints."""
-        return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=True, timeout=30).stdout
+        return subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, check=True, timeout=30
+        ).stdout
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "HP_SLURM_PORT": str(self.port)}
+        return {
+            **os.environ,
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "HP_SLURM_PORT": str(self.port),
+        }
 
     def open_jobs(self) -> list[str]:
         """Jobs that have not ended, as `name state`."""
@@ -77,7 +89,14 @@ class SlurmCluster:
     @contextlib.contextmanager
     def urgent_job(self) -> Iterator[None]:
         """A job that takes both nodes whole, from a partition that goes before all others."""
-        command = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+        command = [
+            "--parsable",
+            "--partition=urgent",
+            "--nodes=2",
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 60",
+        ]
         job_id = self.run("sbatch", *command).strip()
         yield
         self.run("scancel", job_id)
@@ -93,7 +112,9 @@ class SlurmCluster:
         until(lambda: "UP" in self.run("scontrol", "ping"))
 
     def kill_node(self, name: str) -> None:
-        """The node's daemon and everything that runs on it, at once and from the top: what a power cut does."""
+        """The node's daemon and everything that runs on it, at once and from the top: what a power
+        cut does.
+        """
         psutil.Process(int((self.folder / "run" / f"slurmd.{name}.pid").read_text())).kill()
         while tasks := [process for process in psutil.process_iter() if _node_of(process) == name]:
             for task in tasks:
@@ -102,25 +123,46 @@ class SlurmCluster:
                         process.kill()
 
     def start_nodes(self, *names: str) -> None:
-        """As an administrator brings them back: each daemon in place of an older one, and nodes that Slurm drained resumed."""
+        """As an administrator brings them back: each daemon in place of an older one, and nodes
+        that Slurm drained resumed.
+        """
         for _ in range(5):
             with contextlib.suppress(AssertionError, subprocess.SubprocessError):
                 for name in names:
                     self._script("node", name)
-                until(lambda: all(map(self._lives, names)) and self.idle_nodes() == NODES, limit_s=25)
+                until(
+                    lambda: all(map(self._lives, names)) and self.idle_nodes() == NODES, limit_s=25
+                )
                 return
-            with contextlib.suppress(subprocess.SubprocessError):  # refused for nodes that were not drained
+            with contextlib.suppress(
+                subprocess.SubprocessError
+            ):  # refused for nodes that were not drained
                 self.run("scontrol", "update", f"nodename={','.join(names)}", "state=resume")
-        logs = [(self.folder / "log" / f"slurmd.{name}.log").read_text(errors="replace")[-3000:] for name in names]
-        raise AssertionError("\n".join([self.run("scontrol", "show", "node", ",".join(names)), self.run("squeue"), *logs]))
+        logs = [
+            (self.folder / "log" / f"slurmd.{name}.log").read_text(errors="replace")[-3000:]
+            for name in names
+        ]
+        raise AssertionError(
+            "\n".join(
+                [self.run("scontrol", "show", "node", ",".join(names)), self.run("squeue"), *logs]
+            )
+        )
 
     def idle_nodes(self) -> set[str]:
-        return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
+        return set(
+            self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split()
+        )
 
     def _lives(self, node: str) -> bool:
-        """Whether its daemon runs: the controller believes in one that was killed for some seconds more."""
+        """Whether its daemon runs: the controller believes in one that was killed for some seconds
+        more.
+        """
         written = (self.folder / "run" / f"slurmd.{node}.pid").read_text()
-        return bool(written) and psutil.pid_exists(int(written)) and psutil.Process(int(written)).name() == "slurmd"
+        return (
+            bool(written)
+            and psutil.pid_exists(int(written))
+            and psutil.Process(int(written)).name() == "slurmd"
+        )
 
     def _script(self, command: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -148,7 +190,9 @@ def _steps_above(task: psutil.Process) -> list[psutil.Process]:
 
 
 def free_ports(*, count: int = 3, among: range = range(10_000, 20_000)) -> int:
-    """The first of `count` free ports in a row, below those that the system gives away by itself."""
+    """The first of `count` free ports in a row, below those that the system gives away by
+    itself.
+    """
     blocks = among[::count]
     for first in random.sample(blocks, min(100, len(blocks))):
         with contextlib.ExitStack() as stack:

@@ -50,7 +50,9 @@ def test_catalogue_name(driver: str, catalogue: str) -> None:
 
 def test_every_nvidia_gpu_of_the_catalogue_is_recognised() -> None:
     known = {name for name in catalog.names("gpus") if not name.startswith(("mi", "gaudi", "cpu"))}
-    assert known == {devices.catalogue_name(driver) for driver in DRIVERS} & set(catalog.names("gpus"))
+    assert known == {devices.catalogue_name(driver) for driver in DRIVERS} & set(
+        catalog.names("gpus")
+    )
 
 
 def _fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,9 @@ def _fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_gpus_are_counted_as_far_as_they_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_as_far_as_they_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _fake_nvidia_smi(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = devices.detect()
@@ -71,7 +75,9 @@ def test_gpus_are_counted_as_far_as_they_are_visible(tmp_path: Path, monkeypatch
     assert devices.detect().gpu == "cpu"
 
 
-def test_a_cpu_host_offers_more_processes_than_cores_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_host_offers_more_processes_than_cores_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _fake_nvidia_smi(tmp_path, monkeypatch)
     found = devices.detect(cpu_only=True)
     assert found.gpu == "cpu"

@@ -1,5 +1,6 @@
-"""The Kubernetes launcher: manifests against Kubernetes' own schema, states as kubectl prints them, and the contract over a
-stand-in for kubectl (tests/launchers/kubectl_stand_in.py), since there is no cluster here.
+"""The Kubernetes launcher: manifests against Kubernetes' own schema, states as kubectl prints them,
+and the contract over a stand-in for kubectl (tests/launchers/kubectl_stand_in.py), since there is
+no cluster here.
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ from tests.launchers.contract import GOOD, LauncherContract, Launching, plan, wa
 from tests.launchers.slurm_cluster import until
 from tests.profiler.requests import request
 
-GOOD_ON_TWO = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
+GOOD_ON_TWO = (
+    "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n"
+    + GOOD
+)
 STAND_IN = Path(__file__).with_name("kubectl_stand_in.py")
-OPTIONS: dict[str, Any] = {"image": "registry.example/hp-tool:1", "gpu": "h100-sxm-80gb", "gpus_per_node": 8, "max_nodes": 4}
+OPTIONS: dict[str, Any] = {
+    "image": "registry.example/hp-tool:1",
+    "gpu": "h100-sxm-80gb",
+    "gpus_per_node": 8,
+    "max_nodes": 4,
+}
 FULL: dict[str, Any] = {
     **OPTIONS,
     "namespace": "training",
@@ -47,7 +56,14 @@ def over_the_stand_in(folder: Path, **changes: Any) -> Callable[[], Launcher]:
     kubectl = folder / "kubectl"
     shutil.copy(STAND_IN, kubectl)
     kubectl.chmod(0o755)
-    given = {"gpu": "cpu", "gpus_per_node": 1, "max_nodes": 2, "poll_s": 0.2, "python": sys.executable, **changes}
+    given = {
+        "gpu": "cpu",
+        "gpus_per_node": 1,
+        "max_nodes": 2,
+        "poll_s": 0.2,
+        "python": sys.executable,
+        **changes,
+    }
     return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
 
 
@@ -67,14 +83,20 @@ class TestKubernetesLauncher(OnKubernetes):
     def test_a_cancelled_job_is_deleted_and_its_log_stays(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
     ) -> None:
-        handle = launcher.submit(plan("print('half-way', flush=True)\nimport time; time.sleep(300)"))
+        handle = launcher.submit(
+            plan("print('half-way', flush=True)\nimport time; time.sleep(300)")
+        )
         until(lambda: "half-way" in launcher.output(handle))
         launcher.cancel("job-1")
         assert wait(launcher, handle, until={JobState.CANCELLED}) is JobState.CANCELLED
         assert not (tmp_path / f"job.{handle}.json").exists()
         assert "half-way" in launcher.output(handle)
         measurement = launcher.fetch(handle)
-        assert measurement.wall_s is not None and measurement.hardware is not None and measurement.hardware.num_gpus == 1
+        assert (
+            measurement.wall_s is not None
+            and measurement.hardware is not None
+            and measurement.hardware.num_gpus == 1
+        )
         left = tmp_path / f"configmap.{handle}-ended.json"
         record = json.loads(left.read_text())
         record["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
@@ -84,20 +106,38 @@ class TestKubernetesLauncher(OnKubernetes):
         launcher.cancel("job-2")  # and what was cancelled long ago is tidied up
         assert not left.exists()
 
-    def test_a_rendezvous_that_never_filled_is_no_time_limit(self, launcher: Launcher, tmp_path: Path) -> None:
-        """One node's supervisor counts down while the other waits for devices: its output is all there is."""
-        handle = launcher.submit(replace(plan("import time; time.sleep(300)", timeout_s=2.0), num_gpus=2))
+    def test_a_rendezvous_that_never_filled_is_no_time_limit(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        """One node's supervisor counts down while the other waits for devices: its output is all
+        there is.
+        """
+        handle = launcher.submit(
+            replace(plan("import time; time.sleep(300)", timeout_s=2.0), num_gpus=2)
+        )
         until(lambda: (tmp_path / f"pods.{handle}" / "log.1").exists())
         wait(launcher, handle, until={JobState.FINISHED})
         assert launcher.fetch(handle).status == "timeout"  # both nodes began
-        logs = sorted((tmp_path / f"pods.{handle}").glob("log.*"), key=lambda log: '"timeout"' in log.read_text())
-        logs[0].write_text("")  # the other node's supervisor told of the limit; this one may have been ended by then
+        logs = sorted(
+            (tmp_path / f"pods.{handle}").glob("log.*"),
+            key=lambda log: '"timeout"' in log.read_text(),
+        )
+        logs[0].write_text(
+            ""
+        )  # the other node's supervisor told of the limit; this one may have been ended by then
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("preempted", "the rendezvous never filled: 1 of 2 nodes began")
+        assert (measurement.status, measurement.cause) == (
+            "preempted",
+            "the rendezvous never filled: 1 of 2 nodes began",
+        )
 
-    def test_a_user_who_may_not_create_jobs_is_told(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_a_user_who_may_not_create_jobs_is_told(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         (tmp_path / "forbidden.configmaps").touch()
-        with pytest.raises(LauncherError, match="may not create configmaps in the namespace default"):
+        with pytest.raises(
+            LauncherError, match="may not create configmaps in the namespace default"
+        ):
             launcher.answers()
         (tmp_path / "forbidden.configmaps").unlink()
         (tmp_path / "forbidden.delete").touch()
@@ -107,7 +147,9 @@ class TestKubernetesLauncher(OnKubernetes):
         (tmp_path / "no-admission").touch()
         with pytest.raises(LauncherError, match="no quota"):
             launcher.answers()
-        (tmp_path / "kubectl").write_text("#!/bin/sh\necho 'Unable to connect to the server' >&2; exit 1\n")
+        (tmp_path / "kubectl").write_text(
+            "#!/bin/sh\necho 'Unable to connect to the server' >&2; exit 1\n"
+        )
         with pytest.raises(LauncherError, match="Unable to connect"):
             launcher.answers()
 
@@ -123,12 +165,28 @@ class TestKubernetesLauncher(OnKubernetes):
                 json.dumps({"metadata": {"name": "p", "labels": labels}, "status": status})
             )
 
-        waits(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes"}])
+        waits(
+            conditions=[
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/4 nodes",
+                }
+            ]
+        )
         assert wait(launcher, handle, until={JobState.QUEUED}) is JobState.QUEUED
-        assert isinstance(launcher, Queueing) and launcher.waiting(handle) == Waiting(reason="Unschedulable: 0/4 nodes")
+        assert isinstance(launcher, Queueing) and launcher.waiting(handle) == Waiting(
+            reason="Unschedulable: 0/4 nodes"
+        )
         waits(
             containerStatuses=[
-                {"name": "run", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+                {
+                    "name": "run",
+                    "state": {
+                        "waiting": {"reason": "ImagePullBackOff", "message": "no such image"}
+                    },
+                }
             ]
         )
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
@@ -148,16 +206,24 @@ class TestKubernetesLauncher(OnKubernetes):
 
         def logs_say(message: str) -> None:
             words = f"echo 'Error from server: {message}' >&2; exit 1"
-            kubectl.write_text(f'#!/bin/sh\ncase "$*" in *logs*) {words};; esac\nexec {tmp_path / "real"} "$@"\n')
+            kubectl.write_text(
+                f'#!/bin/sh\ncase "$*" in *logs*) {words};; esac\nexec {tmp_path / "real"} "$@"\n'
+            )
             kubectl.chmod(0o755)
 
         logs_say("(ServiceUnavailable): apiserver not ready")
         with pytest.raises(EngineAwayError, match="ServiceUnavailable"):
             launcher.fetch(handle)
-        logs_say("Get https://n1:10250/containerLogs/default/p/run: dial tcp: connect: connection refused")
+        logs_say(
+            "Get https://n1:10250/containerLogs/default/p/run: dial tcp: connect: connection "
+            "refused"
+        )
         assert launcher.fetch(handle).status != "ok"  # the node is gone, and the log with it
         kubectl.write_text("#!/bin/sh\nexec sleep 30\n")
-        with monkeypatch.context() as patch, pytest.raises(EngineAwayError, match=r"no answer within 0\.2 s"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(EngineAwayError, match=r"no answer within 0\.2 s"),
+        ):
             patch.setattr(kubernetes, "_COMMAND_LIMIT_S", 0.2)
             launcher.find("job-1")
         (tmp_path / "real").replace(kubectl)
@@ -206,7 +272,12 @@ def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Pat
     import kubernetes_validate
 
     options = KubernetesOptions.parse(yaml.safe_load(path.read_text()), origin=str(path))
-    asked = replace(plan(GOOD, job_name="job-1"), num_gpus=2 * options.gpus_per_node, search="0123", owner="Ada <ada@x>")
+    asked = replace(
+        plan(GOOD, job_name="job-1"),
+        num_gpus=2 * options.gpus_per_node,
+        search="0123",
+        owner="Ada <ada@x>",
+    )
     *others, workload = kubernetes.manifest(options, plan=asked)["items"]
     inner = workload
     if workload["kind"] == "JobSet":
@@ -215,7 +286,9 @@ def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Pat
     for each in (*others, inner):
         kubernetes_validate.validate(each, "1.33", strict=True)
     assert "Ada-ada-x" in json.dumps(workload["metadata"])
-    (run,) = (each for each in inner["spec"]["template"]["spec"]["containers"] if each["name"] == "run")
+    (run,) = (
+        each for each in inner["spec"]["template"]["spec"]["containers"] if each["name"] == "run"
+    )
     assert run["resources"]["limits"]["nvidia.com/gpu"] == str(options.gpus_per_node)
     assert run["volumeMounts"][0]["mountPath"] == "/hp-tool"  # whatever the patch adds
 
@@ -224,7 +297,14 @@ POD: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},
     "spec": {
         "restartPolicy": "Never",
-        "containers": [{"name": "run", "image": "x", "env": [{"name": "A", "value": "1"}], "command": ["a", "b"]}],
+        "containers": [
+            {
+                "name": "run",
+                "image": "x",
+                "env": [{"name": "A", "value": "1"}],
+                "command": ["a", "b"],
+            }
+        ],
         "tolerations": [{"key": "old"}],
         "nodeSelector": {"pool": "x"},
         "volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "emptyDir": {}}],
@@ -235,7 +315,11 @@ PATCHES: dict[str, dict[str, Any]] = {
         "metadata": {"labels": {"b": "2"}, "annotations": {"c": "3"}},
         "spec": {
             "containers": [
-                {"name": "run", "env": [{"name": "B", "value": "2"}], "securityContext": {"privileged": True}},
+                {
+                    "name": "run",
+                    "env": [{"name": "B", "value": "2"}],
+                    "securityContext": {"privileged": True},
+                },
                 {"name": "sidecar", "image": "y"},
             ],
             "tolerations": [{"key": "new"}],
@@ -243,10 +327,20 @@ PATCHES: dict[str, dict[str, Any]] = {
             "priorityClassName": "high",
         },
     },
-    "other values": {"spec": {"nodeSelector": {"pool": None, "kind": "y"}, "containers": [{"name": "run", "command": ["c"]}]}},
-    "deleted": {"spec": {"volumes": [{"name": "v", "$patch": "delete"}, {"name": "z", "emptyDir": {}}]}},
+    "other values": {
+        "spec": {
+            "nodeSelector": {"pool": None, "kind": "y"},
+            "containers": [{"name": "run", "command": ["c"]}],
+        }
+    },
+    "deleted": {
+        "spec": {"volumes": [{"name": "v", "$patch": "delete"}, {"name": "z", "emptyDir": {}}]}
+    },
     "replaced": {
-        "spec": {"volumes": [{"name": "z", "emptyDir": {}}, {"$patch": "replace"}], "nodeSelector": {"$patch": "replace"}}
+        "spec": {
+            "volumes": [{"name": "z", "emptyDir": {}}, {"$patch": "replace"}],
+            "nodeSelector": {"$patch": "replace"},
+        }
     },
 }
 
@@ -264,17 +358,37 @@ def in_order(value: Any) -> Any:
 def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": POD}}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "a"},
+        "spec": {"template": POD},
+    }
     (tmp_path / "job.json").write_text(json.dumps(job))
     patch = json.dumps({"spec": {"template": PATCHES[name]}})
-    command = ("kubectl", "patch", "--local", "-f", "job.json", "--type=strategic", "-p", patch, "-o", "json")
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    command = (
+        "kubectl",
+        "patch",
+        "--local",
+        "-f",
+        "job.json",
+        "--type=strategic",
+        "-p",
+        patch,
+        "-o",
+        "json",
+    )
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     theirs, ours = json.loads(printed)["spec"]["template"], merged(POD, PATCHES[name])
     assert in_order(ours) == in_order(theirs)
     assert merged(POD, {}) == POD
 
 
-@pytest.mark.parametrize("options", [OPTIONS, FULL, {**OPTIONS, "gpu": "cpu"}], ids=["plain", "full", "cpu"])
+@pytest.mark.parametrize(
+    "options", [OPTIONS, FULL, {**OPTIONS, "gpu": "cpu"}], ids=["plain", "full", "cpu"]
+)
 @pytest.mark.parametrize("version", ["1.30", "1.33"])
 def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
     import kubernetes_validate
@@ -288,29 +402,55 @@ def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: s
     kubernetes_validate.validate(kubernetes.ended_object(asked, handle="a"), version, strict=True)
     job = items[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate({**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True)
+        kubernetes_validate.validate(
+            {**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True
+        )
 
 
 def test_the_manifest_of_a_profile_run() -> None:
     launcher = create("kubernetes", options={**FULL, "gpus_per_node": 1})
-    asked = replace(request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True}), gpu="h100-sxm-80gb")
+    asked = replace(
+        request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True}),
+        gpu="h100-sxm-80gb",
+    )
     given = launcher.plan(asked, job_name="a")
     assert given.command[1:5] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
     assert "PYTHONPATH" not in given.environment
-    job = kubernetes.workload_object(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
+    job = kubernetes.workload_object(
+        KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given
+    )
     assert (job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 0)
     pod = job["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "512Gi", "rdma/hca": "8"}
+    assert pod["containers"][0]["resources"]["limits"] == {
+        "nvidia.com/gpu": "1",
+        "memory": "512Gi",
+        "rdma/hca": "8",
+    }
     assert pod["containers"][0]["env"][0] == {"name": "PET_MASTER_ADDR", "value": "a-0.a"}
     assert pod["nodeSelector"] == {"gpu": "h100"} and pod["hostNetwork"]
 
 
 def test_names_are_kubernetes_names_and_stay_apart() -> None:
-    names = ["a", "A", "a.b", "a-b", "a_b", "9", "x" * 128, "x" * 127 + "y", "search-1.run-2.token-3"]
+    names = [
+        "a",
+        "A",
+        "a.b",
+        "a-b",
+        "a_b",
+        "9",
+        "x" * 128,
+        "x" * 127 + "y",
+        "search-1.run-2.token-3",
+    ]
     made = [kubernetes.object_name(name) for name in names]
     assert len(set(made)) == len(names) and made[0] == "a"
     for name in made:
-        assert len(name) <= 45 and name == name.lower() and name[0].isalpha() and name.replace("-", "").isalnum()
+        assert (
+            len(name) <= 45
+            and name == name.lower()
+            and name[0].isalpha()
+            and name.replace("-", "").isalnum()
+        )
 
 
 @pytest.mark.parametrize(
@@ -344,7 +484,17 @@ def job(**status: Any) -> dict[str, Any]:
 
 def failed(reason: str) -> dict[str, Any]:
     at = "2026-11-21T10:01:40Z"
-    return job(conditions=[{"type": "Failed", "status": "True", "reason": reason, "message": "m", "lastTransitionTime": at}])
+    return job(
+        conditions=[
+            {
+                "type": "Failed",
+                "status": "True",
+                "reason": reason,
+                "message": "m",
+                "lastTransitionTime": at,
+            }
+        ]
+    )
 
 
 def pod(**status: Any) -> dict[str, Any]:
@@ -358,7 +508,10 @@ def pod(**status: Any) -> dict[str, Any]:
         (job(active=2, ready=0), JobState.QUEUED),
         (job(active=2, ready=2), JobState.RUNNING),
         (job(conditions=[{"type": "Complete", "status": "True"}]), JobState.FINISHED),
-        (job(conditions=[{"type": "Failed", "status": "False"}], active=1, ready=1), JobState.RUNNING),
+        (
+            job(conditions=[{"type": "Failed", "status": "False"}], active=1, ready=1),
+            JobState.RUNNING,
+        ),
         (failed("BackoffLimitExceeded"), JobState.FINISHED),
         (job(replicatedJobsStatus=[{"name": "node", "ready": 1}]), JobState.RUNNING),
         (job(conditions=[{"type": "Completed", "status": "True"}]), JobState.FINISHED),
@@ -379,18 +532,32 @@ def container(**state: Any) -> dict[str, Any]:
     [
         ([], "terminated", "BackoffLimitExceeded"),
         ([pod(reason="Evicted")], "terminated", "Evicted"),
-        ([pod(conditions=[{"type": "DisruptionTarget", "reason": "PreemptionByScheduler"}])], "terminated", "Preemption"),
+        (
+            [pod(conditions=[{"type": "DisruptionTarget", "reason": "PreemptionByScheduler"}])],
+            "terminated",
+            "Preemption",
+        ),
         ([pod(reason="DeadlineExceeded")], "timeout", ""),
-        ([container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})], "failed_to_start", "no such image"),
+        (
+            [container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})],
+            "failed_to_start",
+            "no such image",
+        ),
         ([container(terminated={"reason": "OOMKilled", "exitCode": 137})], "exited", ""),
         (
-            [container(terminated={"reason": "StartError", "exitCode": 128, "message": "no python3"})],
+            [
+                container(
+                    terminated={"reason": "StartError", "exitCode": 128, "message": "no python3"}
+                )
+            ],
             "failed_to_start",
             "python3",
         ),
     ],
 )
-def test_ends_that_a_job_cannot_tell_itself(pods: list[dict[str, Any]], reason: str, word: str) -> None:
+def test_ends_that_a_job_cannot_tell_itself(
+    pods: list[dict[str, Any]], reason: str, word: str
+) -> None:
     told = ending(failed("BackoffLimitExceeded"), pods=pods)
     assert told.reason == reason and told.wall_s == 100.0
     assert word in (told.error or "")
@@ -426,7 +593,9 @@ def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.Mo
     assert launcher.poll(["a"]) == {"a": JobState.RUNNING}
     listed["jobs"] = [job() | {"kind": "Job", "spec": {"parallelism": 2, "suspend": True}}]
     assert launcher.poll(["a"]) == {"a": JobState.QUEUED}
-    assert isinstance(launcher, Queueing) and "queue has not admitted it" in str(launcher.waiting("a"))
+    assert isinstance(launcher, Queueing) and "queue has not admitted it" in str(
+        launcher.waiting("a")
+    )
 
 
 def test_what_is_printed_for_people_is_json() -> None:

@@ -1,4 +1,6 @@
-"""Who can reach a job on one node: what its processes listen on, and whether its store answers beyond the loopback device."""
+"""Who can reach a job on one node: what its processes listen on, and whether its store answers
+beyond the loopback device.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
     launcher = create("local", root=tmp_path, cpu_only=True)
     yield launcher
     launcher.cancel("run")
@@ -53,18 +58,32 @@ def _listening(folder: Path) -> dict[tuple[str, int], str]:
 def _own_addresses() -> list[str]:
     """This host's addresses that others can reach."""
     every = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
-    inet = [each.address for each in every if each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address]
+    inet = [
+        each.address
+        for each in every
+        if each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
+    ]
     return [address for address in inet if not ipaddress.ip_address(address).is_loopback]
 
 
 def test_jobs_on_one_node_listen_to_their_host_alone(launcher: Launcher, tmp_path: Path) -> None:
     parallel = {"tensor_parallel_size": 2, "sequence_parallel": True}
-    handle = launcher.submit(launcher.plan(request(parallel=parallel, steps=100_000), job_name="run"))
+    handle = launcher.submit(
+        launcher.plan(request(parallel=parallel, steps=100_000), job_name="run")
+    )
     wait(launcher, handle, until={JobState.RUNNING})
-    until(lambda: "hp-tool step" in launcher.output(handle) or not launcher.poll([handle])[handle].is_open)
+    until(
+        lambda: (
+            "hp-tool step" in launcher.output(handle) or not launcher.poll([handle])[handle].is_open
+        )
+    )
     sockets = _listening(tmp_path / "run")
     assert sockets, launcher.output(handle)
-    open_to_others = {where: what for where, what in sockets.items() if not ipaddress.ip_address(where[0]).is_loopback}
+    open_to_others = {
+        where: what
+        for where, what in sockets.items()
+        if not ipaddress.ip_address(where[0]).is_loopback
+    }
     assert open_to_others == {}
 
     for address in _own_addresses():
@@ -84,13 +103,19 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.long
-def test_a_store_for_several_nodes_can_be_held_to_the_address_that_peers_are_given(tmp_path: Path) -> None:
+def test_a_store_for_several_nodes_can_be_held_to_the_address_that_peers_are_given(
+    tmp_path: Path,
+) -> None:
     """Two agents of one job, as two nodes start them, that meet at 127.0.0.2."""
     if not importlib.util.find_spec("torch"):
         skip_or_fail(component="MEGATRON", reason="torch (the profiler extra) is not installed")
-    options = RayOptions(gpu="cpu", gpus_per_node=1, max_nodes=2, bind_rendezvous=True, python=sys.executable)
+    options = RayOptions(
+        gpu="cpu", gpus_per_node=1, max_nodes=2, bind_rendezvous=True, python=sys.executable
+    )
     program = Program(command=("meet.py", "4"), files={"meet.py": ON_TWO_NODES})
-    asked = replace(request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True}), program=program)
+    asked = replace(
+        request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True}), program=program
+    )
     planned = torchrun.cluster_plan(asked, job_name="run", options=options)
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
@@ -101,15 +126,32 @@ def test_a_store_for_several_nodes_can_be_held_to_the_address_that_peers_are_giv
         folder.mkdir()
         for name, text in planned.files.items():
             (folder / name).write_text(text)
-        there = {"PET_MASTER_ADDR": "127.0.0.2", "PET_MASTER_PORT": str(port), "PET_NODE_RANK": str(node)}
-        variables = torchrun.full_environment(planned.environment) | there | {"GLOO_SOCKET_IFNAME": "lo"}
+        there = {
+            "PET_MASTER_ADDR": "127.0.0.2",
+            "PET_MASTER_PORT": str(port),
+            "PET_NODE_RANK": str(node),
+        }
+        variables = (
+            torchrun.full_environment(planned.environment) | there | {"GLOO_SOCKET_IFNAME": "lo"}
+        )
         with (folder / "log").open("w") as log:
-            nodes.append(subprocess.Popen(planned.command, cwd=folder, env=variables, stdout=log, stderr=log))
+            nodes.append(
+                subprocess.Popen(planned.command, cwd=folder, env=variables, stdout=log, stderr=log)
+            )
     try:
-        until(lambda: all("met 0 1" in (tmp_path / str(node) / "log").read_text() for node in range(2)))
+        until(
+            lambda: all(
+                "met 0 1" in (tmp_path / str(node) / "log").read_text() for node in range(2)
+            )
+        )
         every = [psutil.Process(node.pid) for node in nodes]
         tree = [each for process in every for each in (process, *process.children(recursive=True))]
-        listening = [each.laddr for one in tree for each in one.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        listening = [
+            each.laddr
+            for one in tree
+            for each in one.net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        ]
         assert ("127.0.0.2", port) in listening
         assert {each.ip for each in listening} <= {"127.0.0.1", "127.0.0.2"}
         assert [node.wait(60) for node in nodes] == [0, 0]

@@ -26,7 +26,9 @@ class TestLocalLauncher(LauncherContract):
     def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:
         return lambda: create("local", root=tmp_path, cpu_only=True)
 
-    def test_a_killed_supervisor_loses_the_job_and_leaves_no_orphan(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_a_killed_supervisor_loses_the_job_and_leaves_no_orphan(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         handle = started(launcher)
         record = read_json(tmp_path / "job-1" / "started.json")
         assert record is not None
@@ -36,18 +38,27 @@ class TestLocalLauncher(LauncherContract):
         assert processes("job-1") == []
         assert launcher.fetch(handle).status == "preempted"
 
-    def test_a_job_that_is_killed_from_outside_says_nothing_of_its_configuration(self, launcher: Launcher) -> None:
+    def test_a_job_that_is_killed_from_outside_says_nothing_of_its_configuration(
+        self, launcher: Launcher
+    ) -> None:
         handle = started(launcher)
         next(each for each in processes("job-1") if "job.py" in each.cmdline()).kill()
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
-        assert (launcher.fetch(handle).status, launcher.fetch(handle).cause) == ("preempted", KILLED)
+        assert (launcher.fetch(handle).status, launcher.fetch(handle).cause) == (
+            "preempted",
+            KILLED,
+        )
 
-    def test_a_terminated_supervisor_ends_the_job_as_preempted(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_a_terminated_supervisor_ends_the_job_as_preempted(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         handle = started(launcher)
         record = read_json(tmp_path / "job-1" / "started.json")
         assert record is not None
         psutil.Process(record["pid"]).terminate()
-        assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.LOST}) is JobState.PREEMPTED
+        assert (
+            wait(launcher, handle, until={JobState.PREEMPTED, JobState.LOST}) is JobState.PREEMPTED
+        )
         assert processes("job-1") == []
 
     def test_jobs_share_no_devices(self, launcher: Launcher) -> None:
@@ -66,7 +77,9 @@ class TestLocalLauncher(LauncherContract):
         assert launcher.poll([second]) == {second: JobState.CANCELLED}
         launcher.cancel("job-1")
 
-    def test_a_submit_that_died_half_way_is_taken_up_again(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_submit_that_died_half_way_is_taken_up_again(
+        self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(type(launcher), "_start", lambda *_, **__: None)
             launcher.submit(plan(GOOD))
@@ -77,20 +90,26 @@ class TestLocalLauncher(LauncherContract):
     def test_of_many_callers_in_one_instant_one_starts_the_job(
         self, new_launcher: Callable[[], Launcher], tmp_path: Path
     ) -> None:
-        callers = [threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)]
+        callers = [
+            threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)
+        ]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
         wait(new_launcher(), "job-1", until={JobState.FINISHED})
         assert (tmp_path / "job-1" / "runs.txt").read_text() == "x"
-        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("~")] == ["~devices"]
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("~")] == [
+            "~devices"
+        ]
 
 
 def _request(**changes: object) -> ProfileRequest:
     values: dict[str, object] = {
         "run_id": "run-1",
-        "model": ModelSpec(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256),
+        "model": ModelSpec(
+            num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256
+        ),
         "training": TrainingWorkload(sequence_length=32, global_batch_size=4),
         "parallel": ParallelConfig(tensor_parallel_size=2, sequence_parallel=True),
         "num_gpus": 2,

@@ -24,7 +24,10 @@ TP2 = {"tensor_parallel_size": 2, "sequence_parallel": True}
 @pytest.fixture(autouse=True)
 def _megatron() -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
 
 
 def _profile(root: Path, **changes: Any) -> Measurement:
@@ -32,7 +35,9 @@ def _profile(root: Path, **changes: Any) -> Measurement:
     handle = launcher.submit(launcher.plan(request(**changes), job_name="run"))
     assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=120) is JobState.FINISHED
     folder = str(root / "run")
-    assert not [p for p in psutil.process_iter() if folder in _folder_of(p) and not _is_supervisor(p)]
+    assert not [
+        p for p in psutil.process_iter() if folder in _folder_of(p) and not _is_supervisor(p)
+    ]
     return launcher.fetch(handle)
 
 
@@ -55,13 +60,25 @@ def test_a_run_over_two_processes(tmp_path: Path) -> None:
     measurement = _profile(tmp_path, parallel=TP2)
     assert measurement.status == "ok", measurement.log_tail
     assert len(measurement.step_times_s) == 2
-    assert measurement.wall_s is not None and measurement.step_s is not None and measurement.wall_s > measurement.step_s
+    assert (
+        measurement.wall_s is not None
+        and measurement.step_s is not None
+        and measurement.wall_s > measurement.step_s
+    )
 
 
 def test_running_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
-    # One weight of 192 TiB: more than a process can address, so that no machine even tries to give it.
-    model = {"num_hidden_layers": 2, "hidden_size": 2**22, "num_attention_heads": 2**16, "vocab_size": 4}
-    measurement = _profile(tmp_path, model=model, training={"sequence_length": 4, "global_batch_size": 1})
+    # One weight of 192 TiB: more than a process can address, so that no machine even tries to give
+    # it.
+    model = {
+        "num_hidden_layers": 2,
+        "hidden_size": 2**22,
+        "num_attention_heads": 2**16,
+        "vocab_size": 4,
+    }
+    measurement = _profile(
+        tmp_path, model=model, training={"sequence_length": 4, "global_batch_size": 1}
+    )
     assert measurement.status == "oom", measurement.log_tail
     assert "can't allocate memory" in (measurement.cause or "")
 

@@ -1,4 +1,6 @@
-"""The Ray launcher on a real Ray cluster of this host: the contract, two nodes, a whole search, and what only it promises."""
+"""The Ray launcher on a real Ray cluster of this host: the contract, two nodes, a whole search, and
+what only it promises.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,17 @@ class TestRayLauncher(OnRay, EngineContract):
     def test_a_job_over_two_nodes_and_its_end(self, ray_cluster: RayCluster, prefix: str) -> None:
         ray_cluster.add_node()
         launcher = ray_cluster.launcher(prefix=prefix, gpus_per_node=1)
-        both = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(1); raise SystemExit\n"
+        both = (
+            "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(1); raise "
+            "SystemExit\n"
+        )
         handle = launcher.submit(replace(plan(both + GOOD), num_gpus=2))
         assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=60) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
-        stuck = "import os, time\nif os.environ['PET_NODE_RANK'] == '0': time.sleep(300)\nraise ValueError('node 1 is on fire')"
+        stuck = (
+            "import os, time\nif os.environ['PET_NODE_RANK'] == '0': time.sleep(300)\nraise "
+            "ValueError('node 1 is on fire')"
+        )
         handle = launcher.submit(replace(plan(stuck, job_name="job-2"), num_gpus=2, timeout_s=60.0))
         assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=60) is JobState.FINISHED
         measurement = launcher.fetch(handle)
@@ -82,16 +90,24 @@ class TestRayLauncher(OnRay, EngineContract):
             launcher.fetch(second)
         launcher.cancel("job-2")
         launcher.cancel("job-1")
-        assert wait(launcher, second, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
+        assert (
+            wait(launcher, second, until={JobState.CANCELLED, JobState.FINISHED})
+            is JobState.CANCELLED
+        )
 
 
 @pytest.mark.long
 def test_a_search_over_two_ray_nodes(ray_cluster: RayCluster, tmp_path: Path) -> None:
     """Real Megatron Core steps, one process a node."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
     ray_cluster.add_node()
-    launcher = ray_cluster.launcher(prefix="search-", gpus_per_node=1, environment={"GLOO_SOCKET_IFNAME": "lo"})
+    launcher = ray_cluster.launcher(
+        prefix="search-", gpus_per_node=1, environment={"GLOO_SOCKET_IFNAME": "lo"}
+    )
     query = schema.parse_query((EXAMPLES / "slurm.yaml").read_bytes())
     query = replace(query, search=replace(query.search, launcher="ray", budget_runs=2))
     store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")

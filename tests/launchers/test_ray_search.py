@@ -1,4 +1,6 @@
-"""Whole searches over a real Ray: by the command line with real steps, and through a head that is away for a while."""
+"""Whole searches over a real Ray: by the command line with real steps, and through a head that is
+away for a while.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +44,33 @@ for step in range(1, 6):
 def ray_jobs(cluster: RayCluster, prefix: str) -> dict[str, Any]:
     """Ray's own records of the jobs with this prefix, by job name."""
     listed = cluster.launcher(prefix=prefix)._list_jobs()
-    return {handle.removeprefix(prefix): job for handle, job in listed.items() if handle.startswith(prefix)}
+    return {
+        handle.removeprefix(prefix): job
+        for handle, job in listed.items()
+        if handle.startswith(prefix)
+    }
 
 
-def test_a_head_that_is_away_is_waited_for_and_nothing_is_lost_or_run_twice(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    """A proxy's 503 before the first job is taken, its 429 until that one is long over, and a lost answer to the second."""
+def test_a_head_that_is_away_is_waited_for_and_nothing_is_lost_or_run_twice(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """A proxy's 503 before the first job is taken, its 429 until that one is long over, and a lost
+    answer to the second.
+    """
     script = tmp_path / "train.py"
     script.write_text(TRAINER)
-    query = schema.parse_query({
-        **QUERY,
-        "cluster": {"gpu": "cpu", "num_gpus": GPUS, "gpus_per_node": GPUS},
-        "search": {**QUERY["search"], "launcher": "ray", "budget_runs": 2},
-        "trainer": {"command": [sys.executable, str(script), "{flags:megatron-lm}"], "reader": "json", "launch": "command"},
-    })  # fmt: skip
+    query = schema.parse_query(
+        {
+            **QUERY,
+            "cluster": {"gpu": "cpu", "num_gpus": GPUS, "gpus_per_node": GPUS},
+            "search": {**QUERY["search"], "launcher": "ray", "budget_runs": 2},
+            "trainer": {
+                "command": [sys.executable, str(script), "{flags:megatron-lm}"],
+                "reader": "json",
+                "launch": "command",
+            },
+        }
+    )
     waits: list[str] = []
 
     def hear(kind: str, payload: dict[str, Any]) -> None:
@@ -93,11 +109,18 @@ def test_a_head_that_is_away_is_waited_for_and_nothing_is_lost_or_run_twice(ray_
     jobs = ray_jobs(ray_cluster, "away-")
     assert sorted(jobs) == sorted(run.job_name for run in runs)
     for run in runs:
-        assert run.measurement is not None and (run.measurement.status, run.measurement.step_s) == ("ok", 0.5)
-        assert run.account is not None and run.gpu_seconds == pytest.approx(GPUS * run.account["wall_s"])
+        assert run.measurement is not None and (run.measurement.status, run.measurement.step_s) == (
+            "ok",
+            0.5,
+        )
+        assert run.account is not None and run.gpu_seconds == pytest.approx(
+            GPUS * run.account["wall_s"]
+        )
         lasted_s = (jobs[run.job_name].end_time - jobs[run.job_name].start_time) / 1e3
         assert run.account["wall_s"] >= STEPS_S
-        assert run.account["queue_s"] + run.account["wall_s"] == pytest.approx(lasted_s)  # none of what the head was away for
+        assert run.account["queue_s"] + run.account["wall_s"] == pytest.approx(
+            lasted_s
+        )  # none of what the head was away for
     assert result.search.gpu_seconds == pytest.approx(sum(run.gpu_seconds or 0.0 for run in runs))
 
 
@@ -116,10 +139,20 @@ def test_a_proxys_page_is_no_word_of_ray(ray_cluster: RayCluster) -> None:
 
 
 @pytest.mark.long
-def test_a_search_by_the_command_line_with_real_steps(ray_cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_search_by_the_command_line_with_real_steps(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
-    options = {**OPTIONS, "address": ray_cluster.address, "job_prefix": "whole-", "environment": {"PYTHONPATH": str(ROOT)}}
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
+    options = {
+        **OPTIONS,
+        "address": ray_cluster.address,
+        "job_prefix": "whole-",
+        "environment": {"PYTHONPATH": str(ROOT)},
+    }
     (tmp_path / "ray.yaml").write_text(yaml.safe_dump(options))
     environment = {
         **os.environ,
@@ -128,20 +161,34 @@ def test_a_search_by_the_command_line_with_real_steps(ray_cluster: RayCluster, t
         "PYTHONPATH": str(ROOT),
     }
     example = str(ROOT / "examples" / "quickstart.yaml")
-    smaller = ("search.launcher=ray", "search.budget_runs=3", "search.steps=2", "search.configurations_per_job=1")
+    smaller = (
+        "search.launcher=ray",
+        "search.budget_runs=3",
+        "search.steps=2",
+        "search.configurations_per_job=1",
+    )
     settings = [word for setting in smaller for word in ("--set", setting)]
     command = [*COMMAND, "tune", "--json", example, *settings]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     with closing(open_store(environment["HP_DATABASE_URL"])) as store:
         runs = store.runs(search_id=result["search"]["id"])
     assert result["search"]["profile_runs"] == 3
-    assert "ok" in [row["measurement"]["status"] for row in result["recommendations"] if row["measurement"]]
+    assert "ok" in [
+        row["measurement"]["status"] for row in result["recommendations"] if row["measurement"]
+    ]
     assert result["answer"]["source"] == "calibrated"
     for run in runs:
         assert run.measurement is not None and run.measurement.status == "ok", run.measurement
         assert run.measurement.losses[-1] < run.measurement.losses[0]
-        assert run.account is not None and run.gpu_seconds == pytest.approx(2 * run.account["wall_s"])
-        assert run.measurement.wall_s == pytest.approx(run.account["wall_s"]) and run.account["queue_s"] < 60.0
+        assert run.account is not None and run.gpu_seconds == pytest.approx(
+            2 * run.account["wall_s"]
+        )
+        assert (
+            run.measurement.wall_s == pytest.approx(run.account["wall_s"])
+            and run.account["queue_s"] < 60.0
+        )
     assert sorted(ray_jobs(ray_cluster, "whole-")) == sorted(run.job_name for run in runs)

@@ -33,10 +33,14 @@ for each in threads:
 for each in threads:
     each.join()
 print(errors)
-"""
+"""  # noqa: E501
 
 
 def test_many_threads_may_need_their_first_reader_at_once() -> None:
-    """Python before 3.11.8 cannot parse docstrings in two threads at once (python/cpython#106905)."""
-    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True, timeout=120)
+    """Python before 3.11.8 cannot parse docstrings in two threads at once
+    (python/cpython#106905).
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"

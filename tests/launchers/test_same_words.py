@@ -1,4 +1,6 @@
-"""One search on this host, on a real Slurm and on a real Ray: the same words, the same keys, the same accounts."""
+"""One search on this host, on a real Slurm and on a real Ray: the same words, the same keys, the
+same accounts.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,18 @@ class Ended:
 
 
 @pytest.fixture
-def searches(ray_cluster: ray_engine.RayCluster, slurm: slurm_cluster.SlurmCluster, tmp_path: Path) -> dict[str, Ended]:
+def searches(
+    ray_cluster: ray_engine.RayCluster, slurm: slurm_cluster.SlurmCluster, tmp_path: Path
+) -> dict[str, Ended]:
     """The search by engine, each with a database of its own."""
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "slurm.yaml").write_text(yaml.safe_dump(dict(slurm_cluster.OPTIONS)))
-    options = {**ray_engine.OPTIONS, "address": ray_cluster.address, "gpus_per_node": GPUS, "job_prefix": "words-"}
+    options = {
+        **ray_engine.OPTIONS,
+        "address": ray_cluster.address,
+        "gpus_per_node": GPUS,
+        "job_prefix": "words-",
+    }
     (tmp_path / "ray.yaml").write_text(yaml.safe_dump(options))
     return {engine: search(engine, tmp_path) for engine in ENGINES}
 
@@ -60,7 +69,12 @@ def search(engine: str, folder: Path) -> Ended:
     query = {
         **slurm_cluster.QUERY,
         "cluster": {"gpu": "cpu", "num_gpus": GPUS, "gpus_per_node": GPUS},
-        "parallel": {"micro_batch_size": [1, 2], "pipeline_parallel_size": 1, "tensor_parallel_size": 1, "recompute": "none"},
+        "parallel": {
+            "micro_batch_size": [1, 2],
+            "pipeline_parallel_size": 1,
+            "tensor_parallel_size": 1,
+            "recompute": "none",
+        },
         "search": {**slurm_cluster.QUERY["search"], "launcher": engine, "budget_runs": 3},
         "trainer": {
             "command": [sys.executable, str(folder / "train.py"), "{flags:megatron-lm}"],
@@ -70,7 +84,10 @@ def search(engine: str, folder: Path) -> Ended:
     }
     (folder / f"{engine}.json").write_text(json.dumps(query))
     url = f"sqlite:///{folder / engine}.sqlite3"
-    environment = {"HP_SLURM_CONFIG": str(folder / "slurm.yaml"), "HP_RAY_CONFIG": str(folder / "ray.yaml")}
+    environment = {
+        "HP_SLURM_CONFIG": str(folder / "slurm.yaml"),
+        "HP_RAY_CONFIG": str(folder / "ray.yaml"),
+    }
     environment |= {"HP_DATABASE_URL": url, "HP_RUNS_DIR": str(folder / "runs")}
     ended = hp_tool("tune", str(folder / f"{engine}.json"), **environment)
     assert ended.returncode == 0, ended.stderr
@@ -79,13 +96,17 @@ def search(engine: str, folder: Path) -> Ended:
         assert record.result is not None
         runs = store.runs(search_id=record.id)
         events = [each.kind for each in store.events(search_id=record.id)]
-    return Ended(stdout=ended.stdout, stderr=ended.stderr, result=record.result, runs=runs, events=events)
+    return Ended(
+        stdout=ended.stdout, stderr=ended.stderr, result=record.result, runs=runs, events=events
+    )
 
 
 def masked(text: str) -> list[str]:
     """The lines of a text with every figure and identifier as `#`."""
     text = re.sub(r"\b[0-9a-f]{16}\b", "#", text)
-    return [re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip() for line in text.splitlines()]
+    return [
+        re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip() for line in text.splitlines()
+    ]
 
 
 def unwaited(ended: Ended) -> list[str]:
@@ -97,17 +118,28 @@ def keys(value: Any, path: str = "") -> set[str]:
     """The paths of everything in a JSON value."""
     if isinstance(value, dict):
         return {path}.union(*(keys(each, f"{path}.{name}") for name, each in value.items()))
-    return {path}.union(*(keys(each, f"{path}[]") for each in value)) if isinstance(value, list) else {path}
+    return (
+        {path}.union(*(keys(each, f"{path}[]") for each in value))
+        if isinstance(value, list)
+        else {path}
+    )
 
 
-def test_a_search_ends_with_the_same_words_and_accounts_on_every_engine(searches: dict[str, Ended]) -> None:
+def test_a_search_ends_with_the_same_words_and_accounts_on_every_engine(
+    searches: dict[str, Ended],
+) -> None:
     here = searches["local"]
-    assert any(line.startswith("search # succeeded: # profile runs, # GPU-seconds; ") for line in masked(here.stdout))
+    assert any(
+        line.startswith("search # succeeded: # profile runs, # GPU-seconds; ")
+        for line in masked(here.stdout)
+    )
     for engine, there in searches.items():
         assert unwaited(there) == unwaited(here), engine
         assert masked(there.stderr) == masked(here.stderr), engine
         assert keys(there.result) == keys(here.result), engine
-        assert [kind for kind in there.events if kind != "pending"] == [kind for kind in here.events if kind != "pending"]
+        assert [kind for kind in there.events if kind != "pending"] == [
+            kind for kind in here.events if kind != "pending"
+        ]
 
         spent = there.result["search"]
         assert (f"\n{WAITED}" in there.stdout) == (spent["queue_s"] >= 1.0)
@@ -116,6 +148,11 @@ def test_a_search_ends_with_the_same_words_and_accounts_on_every_engine(searches
         assert [run.parallel for run in there.runs] == [run.parallel for run in here.runs]
         for run in there.runs:
             assert run.account is not None and set(run.account) == {"queue_s", "wall_s"}
-            assert STARTUP_S <= run.account["wall_s"] < STARTUP_S + 10.0 and 0.0 <= run.account["queue_s"] < 60.0
+            assert (
+                STARTUP_S <= run.account["wall_s"] < STARTUP_S + 10.0
+                and 0.0 <= run.account["queue_s"] < 60.0
+            )
             assert run.gpu_seconds == pytest.approx(GPUS * run.account["wall_s"])
-            assert run.measurement is not None and run.measurement.wall_s == pytest.approx(run.account["wall_s"])
+            assert run.measurement is not None and run.measurement.wall_s == pytest.approx(
+                run.account["wall_s"]
+            )

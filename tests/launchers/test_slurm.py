@@ -52,15 +52,24 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
     def test_of_many_callers_in_one_instant_one_submits(
         self, new_launcher: Callable[[], Launcher], slurm: SlurmCluster, tmp_path: Path
     ) -> None:
-        callers = [threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)]
+        callers = [
+            threading.Thread(target=lambda: new_launcher().submit(plan(GOOD))) for _ in range(6)
+        ]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
         wait(new_launcher(), "job-1", until={JobState.FINISHED})
-        assert slurm.run("squeue", "--noheader", "--states=all", "--format=%Z").splitlines().count(str(tmp_path / "job-1")) == 1
+        assert (
+            slurm.run("squeue", "--noheader", "--states=all", "--format=%Z")
+            .splitlines()
+            .count(str(tmp_path / "job-1"))
+            == 1
+        )
 
-    def test_of_two_submissions_for_one_folder_one_runs(self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_of_two_submissions_for_one_folder_one_runs(
+        self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         handle = launcher.submit(plan(BRIEF))
         slurm.run("sbatch", f"--chdir={tmp_path / 'job-1'}", str(tmp_path / "job-1" / "job.sbatch"))
         until(lambda: slurm.open_jobs() == [])
@@ -93,7 +102,10 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
             (tmp_path / "job-1" / "cancel").touch()
         finally:
             slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
-        assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
+        assert (
+            wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED})
+            is JobState.CANCELLED
+        )
         assert launcher.fetch(handle).cause == "cancelled on request"
         assert not (tmp_path / "job-1" / "runs.txt").exists()
 
@@ -102,33 +114,59 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
     ) -> None:
         handle = started(launcher)
         slurm.run("scancel", slurm.job_id(tmp_path / "job-1"))
-        assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.CANCELLED}) is JobState.PREEMPTED
+        assert (
+            wait(launcher, handle, until={JobState.PREEMPTED, JobState.CANCELLED})
+            is JobState.PREEMPTED
+        )
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: CANCELLED")
+        assert (measurement.status, measurement.cause) == (
+            "preempted",
+            "Slurm ended the job: CANCELLED",
+        )
         assert measurement.wall_s is not None
         assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
 
-    def test_a_partition_that_does_not_exist_is_refused(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_partition_that_does_not_exist_is_refused(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         with pytest.raises(RefusedError, match="invalid partition"):
             slurm.launcher(root=tmp_path, partition="nowhere").submit(plan(GOOD))
         with pytest.raises(LauncherError, match="invalid partition"):
             slurm.launcher(root=tmp_path, partition="nowhere").answers()
-        assert "a job of one node would be taken: to start at" in slurm.launcher(root=tmp_path).answers()
+        assert (
+            "a job of one node would be taken: to start at"
+            in slurm.launcher(root=tmp_path).answers()
+        )
 
-    def test_a_job_that_can_never_start_is_told_and_taken_back(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_job_that_can_never_start_is_told_and_taken_back(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = slurm.launcher(root=tmp_path, time_s=7200.0)  # the partition gives an hour
         handle = launcher.submit(plan(GOOD))  # which sbatch takes, and lets wait for ever
-        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        assert (
+            wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED})
+            is JobState.FINISHED
+        )
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("crashed", "Slurm will not run the job: PartitionTimeLimit")
+        assert (measurement.status, measurement.cause) == (
+            "crashed",
+            "Slurm will not run the job: PartitionTimeLimit",
+        )
         assert (measurement.refused, measurement.wall_s) == (True, 0.0)
 
-    def test_a_job_by_way_of_a_login_node(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """ssh stands for itself: a shell of its own, which knows the cluster where this process does not."""
+    def test_a_job_by_way_of_a_login_node(
+        self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """ssh stands for itself: a shell of its own, which knows the cluster where this process
+        does not.
+        """
         (tmp_path / "bin").mkdir()
         ssh = tmp_path / "bin" / "ssh"
         configuration = slurm.environment()["SLURM_CONF"]
-        ssh.write_text(f'#!/bin/bash\nshift 4\nexec env -i PATH=$PATH HOME=/root SLURM_CONF={configuration} bash -c "$*"\n')
+        ssh.write_text(
+            f"#!/bin/bash\nshift 4\nexec env -i PATH=$PATH HOME=/root SLURM_CONF={configuration} "
+            'bash -c "$*"\n'
+        )
         ssh.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
@@ -138,24 +176,41 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
         handle = launcher.submit(replace(plan(script), search="0123"))
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
         assert launcher.fetch(handle).versions == {"mark": "job-1"}
-        assert "Comment=hp 0123" in slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "runs" / "job-1"))
+        assert "Comment=hp 0123" in slurm.run(
+            "scontrol", "show", "job", slurm.job_id(tmp_path / "runs" / "job-1")
+        )
         other = launcher.submit(plan("import time; time.sleep(300)", job_name="job-2"))
         launcher.cancel("job-2")
-        assert wait(launcher, other, until={JobState.CANCELLED, JobState.LOST}) is JobState.CANCELLED
+        assert (
+            wait(launcher, other, until={JobState.CANCELLED, JobState.LOST}) is JobState.CANCELLED
+        )
 
     @pytest.mark.parametrize(("gpu", "status"), [("cpu", "oom"), ("h100-sxm-80gb", "crashed")])
     def test_host_memory_that_runs_out_is_not_the_gpus(
         self, slurm: SlurmCluster, tmp_path: Path, gpu: str, status: str
     ) -> None:
-        launcher = slurm.launcher(root=tmp_path, gpu=gpu, exclusive=False, sbatch_arguments=["--mem=200M"])
-        script = "import time\nprint('filling', flush=True)\nkept = bytearray(500 * 2**20)\nkept[::4096] = b'x' * 128000\n"
+        launcher = slurm.launcher(
+            root=tmp_path, gpu=gpu, exclusive=False, sbatch_arguments=["--mem=200M"]
+        )
+        script = (
+            "import time\nprint('filling', flush=True)\nkept = bytearray(500 * "
+            "2**20)\nkept[::4096] = b'x' * 128000\n"
+        )
         handle = launcher.submit(plan(script + "time.sleep(300)"))
-        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        assert (
+            wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED})
+            is JobState.FINISHED
+        )
         measurement = launcher.fetch(handle)
-        assert (measurement.status, "lack of host memory" in (measurement.cause or "")) == (status, True), measurement
+        assert (measurement.status, "lack of host memory" in (measurement.cause or "")) == (
+            status,
+            True,
+        ), measurement
         assert measurement.wall_s is not None and measurement.wall_s < 60.0
 
-    def test_a_set_up_that_fails_ends_the_job_with_its_words(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_set_up_that_fails_ends_the_job_with_its_words(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = slurm.launcher(root=tmp_path, setup=["source /no/such/environment"])
         handle = launcher.submit(plan(GOOD))
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
@@ -182,18 +237,28 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
             handle = launcher.submit(plan(script, job_name=f"job-{len(inherit)}"))
             wait(launcher, handle, until={JobState.FINISHED})
             seen = launcher.fetch(handle).versions
-            assert tuple(name for name, value in seen.items() if value == "/of/the/worker") == inherit
+            assert (
+                tuple(name for name, value in seen.items() if value == "/of/the/worker") == inherit
+            )
 
-    def test_a_job_stays_away_from_nodes_that_failed(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_job_stays_away_from_nodes_that_failed(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = slurm.launcher(root=tmp_path)
         handle = launcher.submit(replace(plan(GOOD), excluded_hosts=("n1",)))
         wait(launcher, handle, until={JobState.FINISHED})
-        assert "NodeList=n2" in slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "job-1"))
+        assert "NodeList=n2" in slurm.run(
+            "scontrol", "show", "job", slurm.job_id(tmp_path / "job-1")
+        )
 
-    def test_gpus_are_slurms_to_give(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpus_are_slurms_to_give(
+        self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")  # of this host; the job's are others
         launcher = slurm.launcher(root=tmp_path, gpu="h100-sxm-80gb", gpus_per_node=8)
-        script = GOOD.replace('"ok"', '"ok", "versions": {"devices": os.environ["CUDA_VISIBLE_DEVICES"]}')
+        script = GOOD.replace(
+            '"ok"', '"ok", "versions": {"devices": os.environ["CUDA_VISIBLE_DEVICES"]}'
+        )
         handle = launcher.submit(replace(plan(script), num_gpus=3))
         wait(launcher, handle, until={JobState.FINISHED})
         assert launcher.fetch(handle).versions == {"devices": "0,1,2"}
@@ -201,20 +266,29 @@ class TestSlurmLauncher(OnSlurm, EngineContract):
 
 
 class TestLogs:
-    """Nodes that see the logs' folder alone; a job's own folder is on this host, under another name while the job runs."""
+    """Nodes that see the logs' folder alone; a job's own folder is on this host, under another name
+    while the job runs.
+    """
 
     @pytest.fixture
     def launcher(self, slurm: SlurmCluster, tmp_path: Path) -> Launcher:
         (tmp_path / "logs").mkdir()
-        return slurm.launcher(root=tmp_path / "runs", gpus_per_node=1, logs={"folder": str(tmp_path / "logs")})
+        return slurm.launcher(
+            root=tmp_path / "runs", gpus_per_node=1, logs={"folder": str(tmp_path / "logs")}
+        )
 
     def test_a_job_over_two_nodes_that_never_see_its_folder(
         self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
     ) -> None:
-        script = "import os; rank = os.environ['PET_NODE_RANK']; print('node', rank)\nif rank == '1': raise SystemExit\n"
+        script = (
+            "import os; rank = os.environ['PET_NODE_RANK']; print('node', rank)\nif rank == "
+            "'1': raise SystemExit\n"
+        )
         slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
         try:
-            handle = launcher.submit(replace(plan(script + GOOD), num_gpus=2, returns=("runs.txt",)))
+            handle = launcher.submit(
+                replace(plan(script + GOOD), num_gpus=2, returns=("runs.txt",))
+            )
             (tmp_path / "runs").rename(tmp_path / "hidden")
         finally:
             slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
@@ -223,7 +297,11 @@ class TestLogs:
         (tmp_path / "hidden").rename(tmp_path / "runs")
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
+        assert (measurement.status, measurement.step_s, measurement.losses) == (
+            "ok",
+            0.5,
+            (2.0, 1.0),
+        )
         assert launcher.output(handle, name="runs.txt") == "x"
         assert sorted(launcher.output(handle).split()) == ["0", "1", "node", "node"]
 
@@ -231,25 +309,56 @@ class TestLogs:
         handle = started(launcher)
         until(lambda: "started" in launcher.output(handle))  # while it runs
         launcher.cancel("job-1")
-        assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
+        assert (
+            wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED})
+            is JobState.CANCELLED
+        )
         assert processes("job-1") == []
         assert launcher.fetch(handle).cause == "cancelled on request"
         crash = launcher.submit(plan("raise ValueError('the fabric is on fire')", job_name="job-2"))
-        late = launcher.submit(plan("import time; print('on', flush=True); time.sleep(300)", job_name="job-3", timeout_s=6.0))
+        late = launcher.submit(
+            plan(
+                "import time; print('on', flush=True); time.sleep(300)",
+                job_name="job-3",
+                timeout_s=6.0,
+            )
+        )
         for each in (crash, late):
-            assert wait(launcher, each, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
-        assert launcher.fetch(crash).cause == "exit code 1 without a result: ValueError: the fabric is on fire"
+            assert (
+                wait(launcher, each, until={JobState.FINISHED, JobState.PREEMPTED})
+                is JobState.FINISHED
+            )
+        assert (
+            launcher.fetch(crash).cause
+            == "exit code 1 without a result: ValueError: the fabric is on fire"
+        )
         measurement = launcher.fetch(late)
-        assert (measurement.status, measurement.cause, measurement.log_tail) == ("timeout", "not done after 6 s", "on\n")
+        assert (measurement.status, measurement.cause, measurement.log_tail) == (
+            "timeout",
+            "not done after 6 s",
+            "on\n",
+        )
 
-    def test_an_interpreter_that_is_not_there_is_named(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_an_interpreter_that_is_not_there_is_named(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         (tmp_path / "logs").mkdir()
-        launcher = slurm.launcher(root=tmp_path / "runs", logs={"folder": str(tmp_path / "logs")}, python="/no/such/python")
+        launcher = slurm.launcher(
+            root=tmp_path / "runs",
+            logs={"folder": str(tmp_path / "logs")},
+            python="/no/such/python",
+        )
         handle = launcher.submit(plan(GOOD))
         wait(launcher, handle, until={JobState.FINISHED})
         measurement = launcher.fetch(handle)
-        assert (measurement.status, "before the job started" in (measurement.cause or "")) == ("crashed", True)
-        assert "/no/such/python: No such file" in (tmp_path / "runs" / "job-1" / "slurm.log").read_text()
+        assert (measurement.status, "before the job started" in (measurement.cause or "")) == (
+            "crashed",
+            True,
+        )
+        assert (
+            "/no/such/python: No such file"
+            in (tmp_path / "runs" / "job-1" / "slurm.log").read_text()
+        )
 
 
 class TestPreemption:
@@ -257,30 +366,51 @@ class TestPreemption:
         launcher = slurm.launcher(root=tmp_path)
         handle = started(launcher)
         with slurm.urgent_job():
-            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.PREEMPTED
+            assert (
+                wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED})
+                is JobState.PREEMPTED
+            )
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
+        assert (measurement.status, measurement.cause) == (
+            "preempted",
+            "Slurm ended the job: PREEMPTED",
+        )
         assert processes("job-1") == []
         assert measurement.wall_s is not None and measurement.wall_s < 60.0
         assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
         assert measurement.suspects == ()  # nodes that are wanted elsewhere are sound
 
-    def test_a_preempted_job_keeps_the_steps_it_measured(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_preempted_job_keeps_the_steps_it_measured(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = slurm.launcher(root=tmp_path)
-        lines = [step_line(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)]
+        lines = [
+            step_line(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)
+        ]
         handle = launcher.submit(
-            plan("\n".join(f"print({line!r}, flush=True)" for line in lines) + "\nimport time; time.sleep(300)")
+            plan(
+                "\n".join(f"print({line!r}, flush=True)" for line in lines)
+                + "\nimport time; time.sleep(300)"
+            )
         )
         until(lambda: "step 3" in (tmp_path / "job-1" / "job.log").read_text())
         with slurm.urgent_job():
-            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.FINISHED
+            assert (
+                wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED})
+                is JobState.FINISHED
+            )
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.step_times_s) == ("ok", (1.0, 1.0))
         assert measurement.cause == "2 steps measured: Slurm ended the job: PREEMPTED"
 
-    def test_a_job_that_slurm_requeues_waits_and_runs_again(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_job_that_slurm_requeues_waits_and_runs_again(
+        self, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = slurm.launcher(root=tmp_path, requeue=True)
-        once = 'import os, time\nif "SLURM_RESTART_COUNT" not in os.environ: print("first", flush=True); time.sleep(300)\n'
+        once = (
+            'import os, time\nif "SLURM_RESTART_COUNT" not in os.environ: print("first", '
+            "flush=True); time.sleep(300)\n"
+        )
         handle = launcher.submit(plan(once + GOOD))
         folder = tmp_path / "job-1"
         until(lambda: (folder / "job.log").exists() and "first" in (folder / "job.log").read_text())
@@ -289,7 +419,10 @@ class TestPreemption:
         assert wait(launcher, handle, until={JobState.QUEUED, JobState.FINISHED}) is JobState.QUEUED
         # Slurm waits two minutes; it would refuse a start within the second of the end.
         slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
-        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        assert (
+            wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED})
+            is JobState.FINISHED
+        )
         assert launcher.fetch(handle).status == "ok"
         assert (folder / "runs.txt").read_text() == "x"
 
@@ -302,7 +435,9 @@ def test_a_job_that_took_its_marks_away_is_not_taken_for_one_that_was_never_subm
     assert launcher.open_jobs() == []
     damage = "os.remove('claim'); os.remove('submitted.json'); os.remove('attempted')"
     told = tmp_path / "told"
-    handle = launcher.submit(plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)"))
+    handle = launcher.submit(
+        plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)")
+    )
     until(told.exists)
     launcher.poll([handle])
     assert len(slurm.open_jobs()) == 1
@@ -315,7 +450,12 @@ class TestOutages:
     def whole(self, slurm: SlurmCluster) -> Iterator[SlurmCluster]:
         """The cluster, put together again afterwards."""
         yield slurm
-        if "UP" not in subprocess.run(["scontrol", "ping"], capture_output=True, text=True, check=False).stdout:
+        if (
+            "UP"
+            not in subprocess.run(
+                ["scontrol", "ping"], capture_output=True, text=True, check=False
+            ).stdout
+        ):
             slurm.start_controller()
 
     def test_a_job_whose_node_dies_is_no_failure(self, whole: SlurmCluster, tmp_path: Path) -> None:
@@ -323,18 +463,28 @@ class TestOutages:
         handle = started(launcher)
         try:
             whole.kill_node("n2")
-            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}, limit_s=60) is JobState.PREEMPTED
+            assert (
+                wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}, limit_s=60)
+                is JobState.PREEMPTED
+            )
         finally:
             whole.start_nodes("n2")
         await_the_end("job-1")
         measurement = launcher.fetch(handle)
-        assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
+        assert (measurement.status, measurement.cause) == (
+            "preempted",
+            "Slurm ended the job: NODE_FAIL",
+        )
         assert measurement.suspects == ("n2",)
 
     @pytest.mark.long
-    def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_running_job_outlives_its_controller(
+        self, whole: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = whole.launcher(root=tmp_path)
-        handle = launcher.submit(plan("print('began', flush=True)\n" + BRIEF.replace("sleep(2)", "sleep(12)")))
+        handle = launcher.submit(
+            plan("print('began', flush=True)\n" + BRIEF.replace("sleep(2)", "sleep(12)"))
+        )
         until(lambda: "began" in (tmp_path / "job-1" / "job.log").read_text())
         whole.stop_controller()
         assert launcher.poll([handle]) == {handle: JobState.RUNNING}
@@ -342,7 +492,9 @@ class TestOutages:
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
 
-    def test_a_job_that_cannot_begin_for_want_of_a_controller_is_no_failure(self, whole: SlurmCluster, tmp_path: Path) -> None:
+    def test_a_job_that_cannot_begin_for_want_of_a_controller_is_no_failure(
+        self, whole: SlurmCluster, tmp_path: Path
+    ) -> None:
         launcher = whole.launcher(root=tmp_path, setup=["sleep 4"])
         handle = launcher.submit(plan(GOOD))
         wait(launcher, handle, until={JobState.RUNNING})
@@ -383,7 +535,9 @@ class TestOutages:
         launcher = whole.launcher(root=tmp_path)
         done, gone = launcher.submit(plan(GOOD)), "job-2"
         wait(launcher, done, until={JobState.FINISHED})
-        launcher.submit(plan("import time; print('began', flush=True); time.sleep(300)", job_name=gone))
+        launcher.submit(
+            plan("import time; print('began', flush=True); time.sleep(300)", job_name=gone)
+        )
         until(lambda: "began" in (tmp_path / gone / "job.log").read_text())
         whole.stop_controller()
         for path in (whole.folder / "state").glob("job_state*"):
@@ -404,8 +558,10 @@ class TestOutages:
     [
         "[os.remove(name) for name in os.listdir() if name != 'job.log']",
         "os.remove('claim'); os.remove('submitted.json'); os.remove('attempted')",
-        "os.remove('submit.lock'); [os.mkfifo(name) for name in ('cancel', 'ended.json', 'ended.json~', 'submit.lock')]",
-        "open('job.json', 'w').write('[]'); os.remove('submitted.json'); os.mkdir('submitted.json')",
+        "os.remove('submit.lock'); [os.mkfifo(name) for name in ('cancel', 'ended.json', "
+        "'ended.json~', 'submit.lock')]",
+        "open('job.json', 'w').write('[]'); os.remove('submitted.json'); "
+        "os.mkdir('submitted.json')",
         "os.symlink('/nowhere', 'result.rank0.json'); os.symlink('/nowhere', 'cancel')",
         "os.rename(os.getcwd(), os.getcwd() + '.gone')",
     ],
@@ -415,8 +571,12 @@ def test_a_job_that_damages_its_folder_can_be_cancelled_and_starts_no_other(
 ) -> None:
     launcher = slurm.launcher(root=tmp_path / "runs")
     told = tmp_path / "told"
-    handle = launcher.submit(plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)"))
-    wait(launcher, handle, until={JobState.RUNNING, JobState.LOST})  # lost: its folder is gone already
+    handle = launcher.submit(
+        plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)")
+    )
+    wait(
+        launcher, handle, until={JobState.RUNNING, JobState.LOST}
+    )  # lost: its folder is gone already
     until(told.exists)
     with ThreadPoolExecutor() as pool:
         for _ in range(3):
@@ -424,5 +584,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled_and_starts_no_other(
         pool.submit(launcher.cancel, "job-1").result(timeout=60)
         await_the_end("job-1")
         until(lambda: not pool.submit(launcher.poll, [handle]).result(timeout=30)[handle].is_open)
-    until(lambda: launcher.open_jobs() == [])  # the controller learns last that a job's node has ended it
+    until(
+        lambda: launcher.open_jobs() == []
+    )  # the controller learns last that a job's node has ended it
     assert told.read_text() == "x"

@@ -1,4 +1,6 @@
-"""Whole searches on a real Slurm whose first job comes to harm: the word for it, what is charged, and what is learnt."""
+"""Whole searches on a real Slurm whose first job comes to harm: the word for it, what is charged,
+and what is learnt.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ FILL_MEMORY = "kept = bytearray(500 * 2**20); kept[::4096] = b'x' * 128000"
 
 
 class Site:
-    """A search in a thread, over a trainer that stands still in its first job; the test's thread is the administrator."""
+    """A search in a thread, over a trainer that stands still in its first job; the test's thread is
+    the administrator.
+    """
 
     def __init__(self, slurm: SlurmCluster, root: Path, store: SqlStore) -> None:
         self.slurm, self.root, self.store = slurm, root, store
@@ -52,11 +56,14 @@ class Site:
         search: dict[str, Any] | None = None,
         **options: Any,
     ) -> list[RunRecord]:
-        """The search's runs; `act` is called with the first job once that has held its devices for HELD_S. Whatever happened to
-        it, what ran is charged, and a single good measurement is all that the cluster's calibration learnt from.
+        """The search's runs; `act` is called with the first job once that has held its devices for
+        HELD_S. Whatever happened to it, what ran is charged, and a single good measurement is all
+        that the cluster's calibration learnt from.
         """
         script = self.root / "train.py"
-        script.write_text(TRAINER.format(mark=str(self.root / "mark"), harmed_at=harmed_at, harm=harm))
+        script.write_text(
+            TRAINER.format(mark=str(self.root / "mark"), harmed_at=harmed_at, harm=harm)
+        )
         changes = {
             "cluster": {"gpu": gpu, "num_gpus": GPUS, "gpus_per_node": GPUS},
             "search": {**QUERY["search"], "run_timeout_s": 60, **(search or {})},
@@ -82,9 +89,14 @@ class Site:
         harmed, last = runs[0], runs[-1]
         assert harmed.account is not None and harmed.finished_at is not None
         lived_s = harmed.finished_at.timestamp() - began_at
-        assert HELD_S - 1.0 <= harmed.account["wall_s"] <= lived_s + 1.0  # Slurm counts whole seconds
+        assert (
+            HELD_S - 1.0 <= harmed.account["wall_s"] <= lived_s + 1.0
+        )  # Slurm counts whole seconds
         assert harmed.gpu_seconds == pytest.approx(GPUS * harmed.account["wall_s"])
-        assert last.measurement is not None and (last.measurement.status, last.measurement.step_s) == ("ok", 0.5)
+        assert last.measurement is not None and (
+            last.measurement.status,
+            last.measurement.step_s,
+        ) == ("ok", 0.5)
         assert any(row.measurement == last.measurement for row in result.recommendations)
         (learnt,) = calibrate(store=self.store)
         assert learnt.accuracy.measurements == 1
@@ -106,7 +118,9 @@ def site(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
 
 
 def assert_tried_again(runs: list[RunRecord], *, cause: str) -> None:
-    """The engine took the first job from us: no run of the budget, no measurement, and another attempt."""
+    """The engine took the first job from us: no run of the budget, no measurement, and another
+    attempt.
+    """
     first, second = runs
     assert (first.state, first.cause, first.measurement) == (RunState.ABANDONED, cause, None)
     assert (second.parallel, second.attempt, second.state) == (first.parallel, 1, RunState.FINISHED)
@@ -134,7 +148,9 @@ def test_a_job_whose_node_dies_is_charged_and_tried_again_elsewhere(site: Site) 
     died: list[str] = []
 
     def power_cut(job_id: str) -> None:
-        died.append(site.slurm.run("squeue", "--noheader", f"--jobs={job_id}", "--format=%N").strip())
+        died.append(
+            site.slurm.run("squeue", "--noheader", f"--jobs={job_id}", "--format=%N").strip()
+        )
         site.slurm.kill_node(died[0])
 
     try:
@@ -155,8 +171,12 @@ def test_a_job_that_its_time_limit_ends_is_measured_by_the_steps_that_it_kept(si
 
 def test_host_memory_that_runs_out_says_nothing_of_the_gpus(site: Site) -> None:
     memory: dict[str, Any] = {"exclusive": False, "sbatch_arguments": ["--mem=200M"]}
-    first, second = site.tuned(harm=FILL_MEMORY, gpu="h100-sxm-80gb", search={"budget_runs": 2}, **memory)
+    first, second = site.tuned(
+        harm=FILL_MEMORY, gpu="h100-sxm-80gb", search={"budget_runs": 2}, **memory
+    )
     assert first.measurement is not None and first.state is RunState.FINISHED
-    cause = "the kernel killed a process for lack of host memory; give jobs more of the node's memory"
+    cause = (
+        "the kernel killed a process for lack of host memory; give jobs more of the node's memory"
+    )
     assert (first.measurement.status, first.measurement.cause) == ("crashed", cause)
     assert first.parallel != second.parallel and second.attempt == 0

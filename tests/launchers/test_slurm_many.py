@@ -1,4 +1,6 @@
-"""Twenty searches at once on a real Slurm, by two workers of ten: one squeue an interval, whoever asks."""
+"""Twenty searches at once on a real Slurm, by two workers of ten: one squeue an interval, whoever
+asks.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def test_twenty_searches_by_two_workers_ask_once_an_interval(
     command = [sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]
     trainer = {"command": command, "reader": "json", "launch": "command"}
     (tmp_path / "trainers" / "quick.yaml").write_text(yaml.safe_dump(trainer))
-    options = {**OPTIONS, "gpus_per_node": 1, "max_nodes": 1, "poll_s": POLL_S, "comment": "hp {search} of {owner}"}
+    options = {
+        **OPTIONS,
+        "gpus_per_node": 1,
+        "max_nodes": 1,
+        "poll_s": POLL_S,
+        "comment": "hp {search} of {owner}",
+    }
     (tmp_path / "slurm.yaml").write_text(yaml.safe_dump(options))
     monkeypatch.setenv("HP_SLURM_CONFIG", str(tmp_path / "slurm.yaml"))
     monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
@@ -57,7 +65,9 @@ def test_twenty_searches_by_two_workers_ask_once_an_interval(
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(url)))
         ids = {
-            store.create_search(query=schema.to_dict(schema.parse_query({**QUERY, "trainer": "quick"}))).id
+            store.create_search(
+                query=schema.to_dict(schema.parse_query({**QUERY, "trainer": "quick"}))
+            ).id
             for _ in range(SEARCHES)
         }
         with monkeypatch.context() as patch:
@@ -65,11 +75,16 @@ def test_twenty_searches_by_two_workers_ask_once_an_interval(
             for _ in range(WORKERS):
                 arguments = ("worker", "--searches", str(SEARCHES // WORKERS))
                 stack.enter_context(hp_tool_process(*arguments, database_url=url, home=tmp_path))
-        until(lambda: len(slurm.open_jobs()) == SEARCHES, limit_s=300)  # all at once; sixteen find a core
+        until(
+            lambda: len(slurm.open_jobs()) == SEARCHES, limit_s=300
+        )  # all at once; sixteen find a core
         comments = slurm.run("squeue", "--noheader", "--format=%k").splitlines()
         assert {comment.split()[1] for comment in comments} == ids
         go.touch()
-        until(lambda: len(store.list_searches(state=SearchState.SUCCEEDED).items) == SEARCHES, limit_s=300)
+        until(
+            lambda: len(store.list_searches(state=SearchState.SUCCEEDED).items) == SEARCHES,
+            limit_s=300,
+        )
         runs = [store.runs(search_id=search_id) for search_id in ids]
     assert all(run.measurement is not None and run.measurement.step_s == 0.5 for (run,) in runs)
     assert 3 <= len(calls.read_text().splitlines()) <= 1 + (time.time() - began) / POLL_S

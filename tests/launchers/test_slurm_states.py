@@ -1,4 +1,6 @@
-"""What Slurm's programs print, kept as 22.05 printed it, against the table of states; and how sparingly they are asked."""
+"""What Slurm's programs print, kept as 22.05 printed it, against the table of states; and how
+sparingly they are asked.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_the_queue_is_read_whole() -> None:
     assert len(jobs) == len(QUEUE.splitlines()) == 18
     assert jobs[17].folder == "/tmp/hp2/a|b c"
     assert (jobs[4].state, jobs[4].elapsed_s) == ("PREEMPTED", 103.0)
-    assert [job.id for job in jobs.values() if job.state == "PENDING" and job.reason in NEVER_STARTS] == [18]
+    assert [
+        job.id for job in jobs.values() if job.state == "PENDING" and job.reason in NEVER_STARTS
+    ] == [18]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,10 @@ def test_states_of_the_accounting() -> None:
 
 
 def test_lines_that_are_no_jobs_are_passed_over() -> None:
-    odd = "7|RUNNING|None|0:01|n1|N/A|/runs/a\nb|c\nslurm_load_jobs: hello\n8|FAILED|None|INVALID|n2|N/A|/runs/b\n"
+    odd = (
+        "7|RUNNING|None|0:01|n1|N/A|/runs/a\nb|c\nslurm_load_jobs: "
+        "hello\n8|FAILED|None|INVALID|n2|N/A|/runs/b\n"
+    )
     assert [(job.id, job.elapsed_s) for job in parse_queue(odd)] == [(7, 1.0), (8, None)]
 
 
@@ -79,7 +86,14 @@ def test_a_word_from_a_newer_slurm_is_not_an_end() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0:00", 0.0), ("1:29", 89.0), ("02:03:04", 7384.0), ("1-00:00:01", 86401.0), ("N/A", None), ("", None)],
+    [
+        ("0:00", 0.0),
+        ("1:29", 89.0),
+        ("02:03:04", 7384.0),
+        ("1-00:00:01", 86401.0),
+        ("N/A", None),
+        ("", None),
+    ],
 )
 def test_elapsed_times(text: str, expected: float | None) -> None:
     assert seconds(text) == expected
@@ -122,7 +136,9 @@ def test_a_fresh_answer_waits_until_it_is_due(programs: Programs) -> None:
     assert len(programs.asked) == 2 and controller.asked_at >= before
 
 
-def test_a_fresh_answer_waits_for_what_another_process_asked(programs: Programs, tmp_path: Path) -> None:
+def test_a_fresh_answer_waits_for_what_another_process_asked(
+    programs: Programs, tmp_path: Path
+) -> None:
     """Twenty workers that each want the queue as of now are one squeue an interval, too."""
     poll_s, workers = 0.3, 20
     began = time.time()
@@ -136,9 +152,13 @@ def test_a_fresh_answer_waits_for_what_another_process_asked(programs: Programs,
 
 
 def test_threads_and_processes_share_a_poller(programs: Programs, tmp_path: Path) -> None:
-    """The launchers of one process have one; another process's finds its answer in the folder of the runs."""
+    """The launchers of one process have one; another process's finds its answer in the folder of
+    the runs.
+    """
     site = Site()
-    one, same = (shared_controller(poll_s=60.0, site=site, folder=tmp_path / "runs") for _ in range(2))
+    one, same = (
+        shared_controller(poll_s=60.0, site=site, folder=tmp_path / "runs") for _ in range(2)
+    )
     assert one is same
     with ThreadPoolExecutor(8) as pool:
         assert all(len(answer) == 18 for answer in pool.map(lambda _: one.jobs(), range(50)))
@@ -151,8 +171,13 @@ def test_threads_and_processes_share_a_poller(programs: Programs, tmp_path: Path
     assert len(programs.asked) == 2 and json.loads(file.read_text())[1] == QUEUE
 
 
-def test_clusters_of_a_federation_are_named_to_every_program(programs: Programs, tmp_path: Path) -> None:
-    programs.answer = "CLUSTER: east\n7|RUNNING|None|0:01|n1|N/A|/runs/a\nCLUSTER: west\n8|PENDING|Priority|0:00||N/A|/runs/b\n"
+def test_clusters_of_a_federation_are_named_to_every_program(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.answer = (
+        "CLUSTER: east\n7|RUNNING|None|0:01|n1|N/A|/runs/a\nCLUSTER: "
+        "west\n8|PENDING|Priority|0:00||N/A|/runs/b\n"
+    )
     controller = Controller(poll_s=60.0, site=Site(clusters=("east", "west")))
     assert [(job.id, job.cluster) for job in controller.jobs()] == [(7, "east"), (8, "west")]
     controller.cancel(controller.jobs())
@@ -161,13 +186,20 @@ def test_clusters_of_a_federation_are_named_to_every_program(programs: Programs,
     assert controller.submit(tmp_path / "job.sbatch", environment={}) == 9
     queue, east, west, _ = programs.asked
     assert queue[:2] == ["squeue", "--clusters=east,west"]
-    assert (east, west) == (["scancel", "--clusters=east", "7"], ["scancel", "--clusters=west", "8"])
+    assert (east, west) == (
+        ["scancel", "--clusters=east", "7"],
+        ["scancel", "--clusters=west", "8"],
+    )
 
 
 def test_programs_run_on_a_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ssh stands for itself by running what it is told, in a shell as the login node's would be."""
-    (tmp_path / "ssh").write_text('#!/bin/bash\necho "$@" >> "$(dirname "$0")/asked"\nshift 4\nexec bash -c "$*"\n')
-    (tmp_path / "sbatch").write_text('#!/bin/bash\necho "$A|$(cat)|$*" > "$(dirname "$0")/seen"; echo 12\n')
+    (tmp_path / "ssh").write_text(
+        '#!/bin/bash\necho "$@" >> "$(dirname "$0")/asked"\nshift 4\nexec bash -c "$*"\n'
+    )
+    (tmp_path / "sbatch").write_text(
+        '#!/bin/bash\necho "$A|$(cat)|$*" > "$(dirname "$0")/seen"; echo 12\n'
+    )
     for name in ("ssh", "sbatch"):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -175,19 +207,33 @@ def test_programs_run_on_a_login_node(tmp_path: Path, monkeypatch: pytest.Monkey
     script = tmp_path / "my runs" / "job.sbatch"
     script.write_text("#!/bin/bash\ntrue")
     controller = Controller(poll_s=1.0, site=Site(ssh="me@login1"))
-    assert controller.submit(script, environment={"A": "b $(c) 'd'", "PATH": "/of/the/worker"}) == 12
-    assert (tmp_path / "seen").read_text() == f"b $(c) 'd'|#!/bin/bash\ntrue|--parsable --chdir={script.parent}\n"
+    assert (
+        controller.submit(script, environment={"A": "b $(c) 'd'", "PATH": "/of/the/worker"}) == 12
+    )
+    assert (
+        tmp_path / "seen"
+    ).read_text() == f"b $(c) 'd'|#!/bin/bash\ntrue|--parsable --chdir={script.parent}\n"
     asked = (tmp_path / "asked").read_text()
-    assert asked.startswith("-oBatchMode=yes -oConnectTimeout=10 me@login1 -- env LC_ALL") and "/of/the/worker" not in asked
-    (tmp_path / "ssh").write_text("#!/bin/bash\necho 'Permission denied (publickey).' >&2; exit 255\n")
+    assert (
+        asked.startswith("-oBatchMode=yes -oConnectTimeout=10 me@login1 -- env LC_ALL")
+        and "/of/the/worker" not in asked
+    )
+    (tmp_path / "ssh").write_text(
+        "#!/bin/bash\necho 'Permission denied (publickey).' >&2; exit 255\n"
+    )
     with pytest.raises(ControllerAway, match="Permission denied"):
         controller.submit(script, environment={})
 
 
-def test_a_controller_that_is_away_is_asked_less_and_less(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_away_is_asked_less_and_less(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1000.0]
     monkeypatch.setattr(slurm_controller.time, "monotonic", lambda: now[0])
-    controller, programs.error = Controller(poll_s=1.0), LauncherError("Unable to contact slurm controller")
+    controller, programs.error = (
+        Controller(poll_s=1.0),
+        LauncherError("Unable to contact slurm controller"),
+    )
     asked_at = []
     for _ in range(3000):
         before = len(programs.asked)

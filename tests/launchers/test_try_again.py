@@ -1,4 +1,6 @@
-"""Searches over a Ray head that answers "try again later" for a while: it is waited for, and no configuration is blamed."""
+"""Searches over a Ray head that answers "try again later" for a while: it is waited for, and no
+configuration is blamed.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,20 @@ from tests.launchers.ray_stand_in import RayHead, ray_head
 
 QUERY = {
     "kind": "training",
-    "model": {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "model": {
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 2},
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
-    "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": [0, 1], "recompute": "none"},
+    "parallel": {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "zero_stage": [0, 1],
+        "recompute": "none",
+    },
     "search": {"launcher": "ray", "budget_runs": 1, "fidelity": "full"},
 }
 RESULT = {"status": "ok", "step_s": 0.5, "step_times_s": [0.5, 0.5], "losses": [2.0, 1.0]}
@@ -43,6 +55,8 @@ def test_a_head_without_agents_is_waited_for(what: str, tmp_path: Path) -> None:
         runs = store.runs(search_id=result.search.id)
     store.close()
     assert head.refusals == {what: 0}
-    assert [(run.attempt, run.measurement.status) for run in runs if run.measurement] == [(0, "ok")] and len(runs) == 1
+    assert [(run.attempt, run.measurement.status) for run in runs if run.measurement] == [
+        (0, "ok")
+    ] and len(runs) == 1
     waits = [payload["waiting_for"] for kind, payload in told if kind == "waiting"]
     assert len(waits) == 1 and "try again later" in waits[0]

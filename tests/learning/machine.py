@@ -10,7 +10,13 @@ from hp_tool.queries import schema
 
 COMPUTE, COMMUNICATION = 1.3, 1.8
 MEMORY = 1.05
-COMMUNICATION_PARTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
+COMMUNICATION_PARTS = (
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "pipeline_p2p",
+    "data_parallel",
+)
 
 QUERY: dict[str, Any] = {
     "kind": "training",
@@ -36,14 +42,25 @@ OTHER_MODEL = QUERY | {
 def true_step_s(query: dict[str, Any]) -> float:
     """Seconds a step of the query's configuration takes on this machine."""
     parts = training.estimate(query=schema.parse_query(query), with_fixes=False).time.parts_s
-    return sum(seconds * (COMMUNICATION if name in COMMUNICATION_PARTS else COMPUTE) for name, seconds in parts.items())
+    return sum(
+        seconds * (COMMUNICATION if name in COMMUNICATION_PARTS else COMPUTE)
+        for name, seconds in parts.items()
+    )
 
 
-def report(parallel: dict[str, Any], *, query: dict[str, Any] = QUERY, **changes: Any) -> dict[str, Any]:
+def report(
+    parallel: dict[str, Any], *, query: dict[str, Any] = QUERY, **changes: Any
+) -> dict[str, Any]:
     """What a training with this configuration would report."""
     asked = query | {"parallel": parallel}
-    allocated = training.estimate(query=schema.parse_query(asked), with_fixes=False).memory.allocated_bytes
-    measurement = {"status": "ok", "step_s": true_step_s(asked), "peak_memory_bytes": int(MEMORY * allocated)}
+    allocated = training.estimate(
+        query=schema.parse_query(asked), with_fixes=False
+    ).memory.allocated_bytes
+    measurement = {
+        "status": "ok",
+        "step_s": true_step_s(asked),
+        "peak_memory_bytes": int(MEMORY * allocated),
+    }
     return {"query": query, "parallel": parallel, "measurement": measurement | changes}
 
 

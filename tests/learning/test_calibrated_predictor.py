@@ -29,7 +29,9 @@ def problem():
 
 @pytest.fixture(scope="module")
 def candidates():
-    asked = [schema.parse_query(QUERY | {"parallel": parallel}).parallel for parallel in CONFIGURATIONS]
+    asked = [
+        schema.parse_query(QUERY | {"parallel": parallel}).parallel for parallel in CONFIGURATIONS
+    ]
     return Candidates.from_configs(resolve_config(parallel, num_gpus=16) for parallel in asked)
 
 
@@ -45,22 +47,32 @@ def learnt(problem, candidates):
 
 def test_knowing_nothing_changes_nothing(problem, candidates):
     costs = problem.costs(candidates)
-    same = CalibratedPredictor(calibration=fit_calibration()).costs(costs, candidates=candidates, problem=problem)
+    same = CalibratedPredictor(calibration=fit_calibration()).costs(
+        costs, candidates=candidates, problem=problem
+    )
     np.testing.assert_allclose(same.step_s, costs.step_s, rtol=1e-12)
     np.testing.assert_allclose(same.memory_total_bytes, costs.memory_total_bytes, rtol=1e-12)
 
 
 def test_corrected_parts_sum_to_corrected_totals(problem, candidates, learnt):
-    costs = CalibratedPredictor(calibration=learnt).costs(problem.costs(candidates), candidates=candidates, problem=problem)
+    costs = CalibratedPredictor(calibration=learnt).costs(
+        problem.costs(candidates), candidates=candidates, problem=problem
+    )
     np.testing.assert_allclose(np.sum(list(costs.parts.values()), axis=0), costs.step_s)
-    np.testing.assert_allclose(np.sum(list(costs.memory_parts.values()), axis=0), costs.memory_total_bytes)
+    np.testing.assert_allclose(
+        np.sum(list(costs.memory_parts.values()), axis=0), costs.memory_total_bytes
+    )
     measured = [report(parallel)["measurement"]["step_s"] for parallel in CONFIGURATIONS]
-    np.testing.assert_allclose(costs.step_s, measured, rtol=0.1)  # the prior doubts communication 1.8 times as slow
+    np.testing.assert_allclose(
+        costs.step_s, measured, rtol=0.1
+    )  # the prior doubts communication 1.8 times as slow
 
 
 def test_a_corrected_estimate_is_one_row_of_the_corrected_costs(problem, candidates, learnt):
     costs = problem.costs(candidates)
-    whole = CalibratedPredictor(calibration=learnt).costs(costs, candidates=candidates, problem=problem, residuals=True)
+    whole = CalibratedPredictor(calibration=learnt).costs(
+        costs, candidates=candidates, problem=problem, residuals=True
+    )
     for row in range(len(candidates)):
         predictor = CalibratedPredictor(calibration=learnt)
         one = predictor.estimate(row, costs=costs, candidates=candidates, problem=problem)
@@ -73,11 +85,15 @@ def test_a_corrected_estimate_is_one_row_of_the_corrected_costs(problem, candida
 
 
 def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates, learnt):
-    """The verdict belongs to the corrected bytes: what just fits by the cost model needs 5 % more here."""
+    """The verdict belongs to the corrected bytes: what just fits by the cost model needs 5 % more
+    here.
+    """
     costs = problem.costs(candidates)
     row = int(np.argmax(costs.memory_total_bytes))
     headroom = 1.0 - 1.01 * float(costs.memory_total_bytes[row]) / problem.cluster.gpu.memory_bytes
-    tight = replace(problem, constraints=replace(problem.constraints, memory_headroom_fraction=headroom))
+    tight = replace(
+        problem, constraints=replace(problem.constraints, memory_headroom_fraction=headroom)
+    )
     costs = tight.costs(candidates)
     assert costs.feasible[row]
     predictor = CalibratedPredictor(calibration=learnt)
@@ -87,9 +103,17 @@ def test_what_is_learnt_can_make_a_configuration_infeasible(problem, candidates,
 
 
 def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, candidates):
-    """No factor explains one configuration that is a third slower than the rest: what is known of those alike does."""
-    usual = {"recompute": ["none", "selective", "full"], "zero_stage": [0, 1], "data_parallel_shard_size": 0}
-    query = schema.parse_query(QUERY | {"rank_by": "mean", "parallel": usual | {"context_parallel_size": 1}})
+    """No factor explains one configuration that is a third slower than the rest: what is known of
+    those alike does.
+    """
+    usual = {
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [0, 1],
+        "data_parallel_shard_size": 0,
+    }
+    query = schema.parse_query(
+        QUERY | {"rank_by": "mean", "parallel": usual | {"context_parallel_size": 1}}
+    )
     shown = training.recommend(query=query, top=5).recommendations
     first = min(shown, key=lambda row: row.estimate.time.step_s).parallel
     slow = report(schema.to_dict(first))
@@ -99,7 +123,9 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
         new = read_report(schema.to_json(told).encode(), source="file")
         values = {name: getattr(new, name) for name in ("parallel", "measurement")}
         rows.append(type("Record", (), {"id": str(number), **values})())
-    predictor = CalibratedPredictor(calibration=fit_calibration(evidence=evidence_of(rows, problem=problem)))
+    predictor = CalibratedPredictor(
+        calibration=fit_calibration(evidence=evidence_of(rows, problem=problem))
+    )
 
     one = Candidates.from_configs([first])
     found = predictor.estimate(0, costs=problem.costs(one), candidates=one, problem=problem)
@@ -111,8 +137,15 @@ def test_what_ran_slow_here_loses_its_place_among_configurations_alike(problem, 
 
 
 def test_lines_of_a_batch_are_corrected_as_each_is_alone(learnt):
-    lines = [schema.to_json(schema.parse_query(QUERY | {"parallel": parallel})).encode() for parallel in CONFIGURATIONS] * 2
-    told = {"task": "estimate", "top": 1, "calibrations": lambda problem: CalibratedPredictor(calibration=learnt)}
+    lines = [
+        schema.to_json(schema.parse_query(QUERY | {"parallel": parallel})).encode()
+        for parallel in CONFIGURATIONS
+    ] * 2
+    told = {
+        "task": "estimate",
+        "top": 1,
+        "calibrations": lambda problem: CalibratedPredictor(calibration=learnt),
+    }
     answers = answer_lines(lines, **told)
     assert answers == [answer_lines([line], **told)[0] for line in lines]
     assert all('"calibrated_estimate":{' in answer for answer in answers)
@@ -129,5 +162,6 @@ def test_on_two_kinds_of_gpu_each_estimate_keeps_the_capacity_of_its_own_fullest
     estimate = predictor.estimate(row, costs=costs, candidates=candidates, problem=problem)
     assert estimate.memory.capacity_bytes == costs.capacity_bytes[row]
     assert estimate.provenance["layers_per_stage"] == [
-        [kind["gpu"], int(layers[row])] for kind, layers in zip(stages, costs.layers_by_kind, strict=True)
+        [kind["gpu"], int(layers[row])]
+        for kind, layers in zip(stages, costs.layers_by_kind, strict=True)
     ]

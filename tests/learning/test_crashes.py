@@ -7,7 +7,9 @@ import pytest
 from tests.learning import machine
 from tests.learning.machine import CONFIGURATIONS
 
-QUERY = machine.QUERY | {"training": machine.QUERY["training"] | {"cross_entropy": "fused", "cuda_graphs": False}}
+QUERY = machine.QUERY | {
+    "training": machine.QUERY["training"] | {"cross_entropy": "fused", "cuda_graphs": False}
+}
 """Leaves no knob open that a ranking would take: its rows differ in `parallel` alone."""
 
 
@@ -17,14 +19,18 @@ def report(parallel):
 
 @pytest.fixture
 def asked(http):
-    """A cluster that was measured, and what is asked about it, after a fit of what is known by then."""
+    """A cluster that was measured, and what is asked about it, after a fit of what is known by
+    then.
+    """
     for parallel in CONFIGURATIONS[:3]:
         assert http.post("/v1/measurements", json=report(parallel)).status_code == 201
 
     def answer(top=3, **query):
         assert http.post("/v1/calibrations").status_code == 201
         answer = http.post("/v1/recommendations", json=QUERY | query, params={"top": top}).json()
-        return [row["parallel"] for row in answer["recommendations"]], answer["rejections"].get("crashed", 0)
+        return [row["parallel"] for row in answer["recommendations"]], answer["rejections"].get(
+            "crashed", 0
+        )
 
     return answer
 
@@ -67,5 +73,7 @@ def test_where_all_that_is_asked_for_crashed_it_is_a_miss_with_its_reason(http, 
     for _ in range(2):
         crash(http, only, query=query)
     assert asked(**query | {"parallel": fixed}) == ([], 1)
-    (miss,) = http.post("/v1/recommendations", json=query | {"parallel": fixed}).json()["nearest_misses"]
+    (miss,) = http.post("/v1/recommendations", json=query | {"parallel": fixed}).json()[
+        "nearest_misses"
+    ]
     assert [reason["code"] for reason in miss["calibrated_estimate"]["reasons"]] == ["crashed"]

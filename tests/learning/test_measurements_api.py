@@ -1,4 +1,6 @@
-"""Measurements over a socket, on both databases: lists, what is held, what is taken back, and who may."""
+"""Measurements over a socket, on both databases: lists, what is held, what is taken back, and who
+may.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,34 @@ def test_a_list_is_stored_entry_by_entry(http, client):
     told[1]["measurement"] = {"step_s": 0.0}
     told[2]["parallel"] = {"tensor_parallel_size": 3}
     answer = client.report_measurements(reports=told)
-    assert len(answer.stored) == len(told) - 2 and {each.state for each in answer.stored} == {"accepted"}
+    assert len(answer.stored) == len(told) - 2 and {each.state for each in answer.stored} == {
+        "accepted"
+    }
     found = [(each.line, each.field, each.code) for each in answer.refused]
-    assert found == [(2, "measurement.step_s", "invalid_value"), (3, "parallel", "heads_not_divisible")]
+    assert found == [
+        (2, "measurement.step_s", "invalid_value"),
+        (3, "parallel", "heads_not_divisible"),
+    ]
     nothing = http.post("/v1/measurements", json=told[1:2])
     assert (nothing.status_code, nothing.json()["stored"]) == (200, [])
     for body in ([], [1, "two"], [told[0]] * 1001):
         assert http.post("/v1/measurements", json=body).status_code in (200, 422)
 
     headers = {"Idempotency-Key": "again"}
-    first, again = (http.post("/v1/measurements", json=told[3:], headers=headers).json()["stored"] for _ in range(2))
+    first, again = (
+        http.post("/v1/measurements", json=told[3:], headers=headers).json()["stored"]
+        for _ in range(2)
+    )
     assert first == again
-    streamed = http.post("/v1/measurements/bulk", content=lines().encode() + b"broken\n").text.splitlines()
-    assert [json.loads(line)["line"] for line in streamed] == list(range(1, len(CONFIGURATIONS) + 2))
-    assert [json.loads(line)["status"] for line in streamed] == ["ok"] * len(CONFIGURATIONS) + ["error"]
+    streamed = http.post(
+        "/v1/measurements/bulk", content=lines().encode() + b"broken\n"
+    ).text.splitlines()
+    assert [json.loads(line)["line"] for line in streamed] == list(
+        range(1, len(CONFIGURATIONS) + 2)
+    )
+    assert [json.loads(line)["status"] for line in streamed] == ["ok"] * len(CONFIGURATIONS) + [
+        "error"
+    ]
 
 
 def test_what_is_far_off_waits_and_can_be_accepted(http, client):
@@ -75,7 +91,11 @@ def test_an_estimate_follows_at_once_and_names_what_corrected_it(http, client):
     client.calibrate()
     answer = client.estimate(query=OTHER_MODEL)
     known = answer["calibrated_estimate"]["provenance"]["calibration"]
-    assert (known["version"], known["runs"], known["models"]) == (1, len(ids), {"llama-3-8b": len(ids)})
+    assert (known["version"], known["runs"], known["models"]) == (
+        1,
+        len(ids),
+        {"llama-3-8b": len(ids)},
+    )
     ratio = answer["calibrated_estimate"]["time"]["step_s"] / answer["estimate"]["time"]["step_s"]
     assert known["correction"] == pytest.approx(ratio)
     (made,) = client.calibrations().items
@@ -85,7 +105,12 @@ def test_an_estimate_follows_at_once_and_names_what_corrected_it(http, client):
         client.delete_measurement(measurement_id=identity)
     assert client.estimate(query=OTHER_MODEL)["calibrated_estimate"] is None
     client.change_measurement(measurement_id=ids[0], state="accepted")
-    assert client.estimate(query=OTHER_MODEL)["calibrated_estimate"]["provenance"]["calibration"]["runs"] == 1
+    assert (
+        client.estimate(query=OTHER_MODEL)["calibrated_estimate"]["provenance"]["calibration"][
+            "runs"
+        ]
+        == 1
+    )
 
 
 def test_pages_and_the_api_show_the_same_errors_of_runs_that_a_fit_did_not_see(http, client):
@@ -93,7 +118,10 @@ def test_pages_and_the_api_show_the_same_errors_of_runs_that_a_fit_did_not_see(h
         client.report_measurement(report=report(parallel))
     (made,) = client.calibrate().items
     (row,) = http.get("/calibration.json").json()["series"]
-    assert (row["error_before"], row["error_after"]) == (made.accuracy["error_before"], made.accuracy["error_after"])
+    assert (row["error_before"], row["error_after"]) == (
+        made.accuracy["error_before"],
+        made.accuracy["error_after"],
+    )
     page = http.get(row["href"].replace("/series?", "/series.json?")).json()
     errors = sorted(abs(run["error_after"]) for run in page["lessons"])
     assert (errors[2] + errors[3]) / 2 == pytest.approx(made.accuracy["error_after"])
@@ -107,7 +135,9 @@ def test_the_page_changes_what_teaches(http, client):
     held = client.report_measurement(report=told).id
     assert "held" in http.get("/calibration").text
     (row,) = http.get("/measurements.json", params={"state": "held"}).json()["rows"]
-    assert [action["state"] for action in row["actions"]] == ["accepted", "excluded"] and row["warnings"]
+    assert [action["state"] for action in row["actions"]] == ["accepted", "excluded"] and row[
+        "warnings"
+    ]
     origin = {"Origin": str(http.base_url).rstrip("/")}
     answer = http.post(row["href"], data={"state": "accepted"}, headers=origin)
     assert answer.status_code == 303
@@ -121,12 +151,20 @@ def test_a_measurement_is_its_owners_and_the_administrators(http):
     for owner, scope in (("ada", Scope.SUBMIT), ("bob", Scope.SUBMIT), ("root", Scope.ADMIN)):
         _, token = keys.issue(store=http.store, owner=owner, scope=scope)
         headers[owner] = {"Authorization": f"Bearer {token}"}
-    identity = http.post("/v1/measurements", json=report(CONFIGURATIONS[0]), headers=headers["ada"]).json()["id"]
+    identity = http.post(
+        "/v1/measurements", json=report(CONFIGURATIONS[0]), headers=headers["ada"]
+    ).json()["id"]
     path = f"/v1/measurements/{identity}"
     for method, body in (("GET", None), ("PATCH", {"state": "excluded"}), ("DELETE", None)):
         assert http.request(method, path, json=body, headers=headers["bob"]).status_code == 404
-    assert http.patch(path, json={"state": "excluded"}, headers=headers["ada"]).json()["state"] == "excluded"
-    assert http.patch(path, json={"state": "accepted"}, headers=headers["root"]).json()["state"] == "accepted"
+    assert (
+        http.patch(path, json={"state": "excluded"}, headers=headers["ada"]).json()["state"]
+        == "excluded"
+    )
+    assert (
+        http.patch(path, json={"state": "accepted"}, headers=headers["root"]).json()["state"]
+        == "accepted"
+    )
 
 
 def test_what_a_fit_holds_back_is_told_everywhere(http, client):
@@ -135,14 +173,21 @@ def test_what_a_fit_holds_back_is_told_everywhere(http, client):
     client.calibrate()
     record = http.store.list_calibrations().items[0]
     fit = record.payload["step_time"] | {"applied": 0.75, "applied_elsewhere": 0.25}
-    series = {name: getattr(record, name) for name in ("cluster_key", "framework", "model_family", "num_measurements")}
+    series = {
+        name: getattr(record, name)
+        for name in ("cluster_key", "framework", "model_family", "num_measurements")
+    }
     told = {"applied": 0.75, "applied_elsewhere": 0.25}
     http.store.save_calibration(**series, payload=record.payload | {"step_time": fit})
     newest = client.calibrations().items[0]
     assert told.items() <= newest.summary.items()
     (row,) = http.get("/calibration.json").json()["series"]
     page = http.get(row["href"].replace("/series?", "/series.json?")).json()
-    shares = {factor["name"]: factor["text"] for factor in page["factors"] if factor["name"].startswith("share applied")}
+    shares = {
+        factor["name"]: factor["text"]
+        for factor in page["factors"]
+        if factor["name"].startswith("share applied")
+    }
     assert shares == {
         "share applied to models that ran": formats.share(0.75),
         "share applied to other models": formats.share(0.25),

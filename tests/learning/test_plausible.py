@@ -1,4 +1,6 @@
-"""Reported figures that cannot be are refused: one of them alone would decide what its cluster is told."""
+"""Reported figures that cannot be are refused: one of them alone would decide what its cluster is
+told.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ def report(gpu: str = "h100-sxm-80gb", **measurement: Any) -> bytes:
         "training": {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     }
     figures = {"status": "ok", "step_s": 5.0, **measurement}
-    return json.dumps({"query": query, "parallel": {"tensor_parallel_size": 8}, "measurement": figures}).encode()
+    return json.dumps(
+        {"query": query, "parallel": {"tensor_parallel_size": 8}, "measurement": figures}
+    ).encode()
 
 
-@pytest.mark.parametrize("figures", [{"step_s": 2.0}, {"step_s": 500.0}, {"peak_memory_bytes": 30 * 10**9}])
+@pytest.mark.parametrize(
+    "figures", [{"step_s": 2.0}, {"step_s": 500.0}, {"peak_memory_bytes": 30 * 10**9}]
+)
 def test_what_a_run_may_show_is_taken(figures: dict[str, Any]) -> None:
     taken = read_report(report(**figures), source="reported").measurement
-    assert figures.items() <= {"step_s": taken.step_s, "peak_memory_bytes": taken.peak_memory_bytes}.items()
+    assert (
+        figures.items()
+        <= {"step_s": taken.step_s, "peak_memory_bytes": taken.peak_memory_bytes}.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,4 +74,6 @@ def test_a_number_out_of_range_names_its_field_and_the_range(figures: dict[str, 
 
 
 def test_a_processor_is_as_fast_as_its_host() -> None:
-    assert read_report(report("cpu", step_s=5_000.0), source="reported").measurement.step_s == 5_000.0
+    assert (
+        read_report(report("cpu", step_s=5_000.0), source="reported").measurement.step_s == 5_000.0
+    )

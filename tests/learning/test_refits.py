@@ -1,4 +1,6 @@
-"""A change of what a measurement teaches is answered without a fit, and no reader takes the fit before it for today's."""
+"""A change of what a measurement teaches is answered without a fit, and no reader takes the fit
+before it for today's.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def test_a_change_is_answered_without_a_fit_and_the_next_reader_sees_the_new_one
     for identity in ids[:2]:
         client.change_measurement(measurement_id=identity, state="excluded")
     origin = {"Origin": str(http.base_url).rstrip("/")}
-    assert http.post(f"/measurements/{ids[2]}", data={"state": "excluded"}, headers=origin).status_code == 303
+    assert (
+        http.post(f"/measurements/{ids[2]}", data={"state": "excluded"}, headers=origin).status_code
+        == 303
+    )
     client.delete_measurement(measurement_id=ids[3])
     assert not fits
     assert known(client)["runs"] == len(ids) - 4
@@ -72,10 +77,14 @@ def test_lists_are_fitted_first(http: Any, client: Client, ids: list[str], path:
     assert newest["version"] == 2
 
 
-def test_a_reader_that_does_not_fit_says_that_one_is_due(http: Any, client: Client, ids: list[str]) -> None:
+def test_a_reader_that_does_not_fit_says_that_one_is_due(
+    http: Any, client: Client, ids: list[str]
+) -> None:
     def provenance() -> Any:
         stored = StoredCalibrations(store=http.store)
-        calibrated = estimate_answer(parse_query(OTHER_MODEL), calibrations=stored).calibrated_estimate
+        calibrated = estimate_answer(
+            parse_query(OTHER_MODEL), calibrations=stored
+        ).calibrated_estimate
         assert calibrated is not None
         return calibrated.provenance["calibration"]
 

@@ -22,7 +22,9 @@ RATIOS = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=30)
 
 def test_one_run_apart_is_found_whatever_the_others_share() -> None:
     for bias in (0.5, 1.0, 1.7):
-        assert outliers(bias * np.array([1.0, 1.04, 0.97, 1.02, 4.0])).tolist() == [False] * 4 + [True]
+        assert outliers(bias * np.array([1.0, 1.04, 0.97, 1.02, 4.0])).tolist() == [False] * 4 + [
+            True
+        ]
 
 
 def test_close_agreement_has_no_outliers() -> None:
@@ -31,7 +33,9 @@ def test_close_agreement_has_no_outliers() -> None:
 
 
 @given(RATIOS, st.floats(0.1, 10.0))
-def test_a_common_factor_and_the_direction_do_not_matter(ratios: list[float], factor: float) -> None:
+def test_a_common_factor_and_the_direction_do_not_matter(
+    ratios: list[float], factor: float
+) -> None:
     found = outliers(np.array(ratios))
     spread = np.log(np.array(ratios))
     score = np.abs(spread - np.median(spread))
@@ -48,7 +52,9 @@ def test_a_run_is_told_by_its_dispatcher_whether_it_is_named_or_its_release_s_ow
     spec, devices = model("qwen3-30b-a3b"), cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
     rows = [
-        ParallelConfig(data_parallel_size=64, expert_parallel_size=8, moe_token_dispatcher_type=name)
+        ParallelConfig(
+            data_parallel_size=64, expert_parallel_size=8, moe_token_dispatcher_type=name
+        )
         for name in (None, "alltoall", "flex")
     ]
     for usual, told in (("alltoall", [0, 0, 1]), ("flex", [1, 0, 1])):

@@ -24,9 +24,16 @@ QUERY = {
     "kind": "training",
     "model": "llama-3-8b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
-    "training": {"sequence_length": 4096, "global_batch_size": 64, "overlap": {"data_parallel": False}},
+    "training": {
+        "sequence_length": 4096,
+        "global_batch_size": 64,
+        "overlap": {"data_parallel": False},
+    },
 }
-LAYOUT, OTHER = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+LAYOUT, OTHER = (
+    {"tensor_parallel_size": 2},
+    {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+)
 HALF = Links(network=0.5)
 
 
@@ -37,7 +44,10 @@ def resolved(parallel: dict[str, int]):
 def parts_of(parallel: dict[str, int], links: Links = HALF) -> dict[str, float]:
     """Seconds by part on such links."""
     one = resolved(parallel)
-    return {name: float(s) for name, s in with_links(one.problem, links).costs(one.candidate).parts.items()}
+    return {
+        name: float(s)
+        for name, s in with_links(one.problem, links).costs(one.candidate).parts.items()
+    }
 
 
 def report(step: dict[str, float], **changes: object) -> bytes:
@@ -49,14 +59,24 @@ def test_a_network_of_half_the_bandwidth_is_found_in_the_parts_of_one_step() -> 
     one = resolved(LAYOUT)
     measured = {name: np.array([seconds]) for name, seconds in parts_of(LAYOUT).items()}
     candidates = Candidates.from_configs([one.config])
-    assert fitted_links([(one.problem, candidates, measured)]).network == pytest.approx(0.5, rel=0.1)
-    assert fitted_links([]) == fitted_links([(one.problem, candidates, {"compute": np.array([np.nan])})]) == Links()
+    assert fitted_links([(one.problem, candidates, measured)]).network == pytest.approx(
+        0.5, rel=0.1
+    )
+    assert (
+        fitted_links([])
+        == fitted_links([(one.problem, candidates, {"compute": np.array([np.nan])})])
+        == Links()
+    )
     stated = {name: np.array([seconds]) for name, seconds in parts_of(LAYOUT, Links()).items()}
     near = fitted_links([(one.problem, candidates, stated)])
-    assert near.network == pytest.approx(1.0, abs=0.02) and near.nvlink == pytest.approx(1.0, abs=0.02)
+    assert near.network == pytest.approx(1.0, abs=0.02) and near.nvlink == pytest.approx(
+        1.0, abs=0.02
+    )
 
 
-def test_one_traced_step_corrects_another_layout_and_excluding_it_undoes_that(tmp_path: Path) -> None:
+def test_one_traced_step_corrects_another_layout_and_excluding_it_undoes_that(
+    tmp_path: Path,
+) -> None:
     store = open_store(f"sqlite:///{tmp_path}/store.sqlite3")
     with_trace = add_report(report(parts_of(LAYOUT)), store=store, source="file", key=None)
     assert with_trace.state == "accepted" and with_trace.measurement.parts_s == parts_of(LAYOUT)
@@ -102,7 +122,11 @@ def test_links_as_stated_change_nothing() -> None:
     problem = resolved(LAYOUT).problem
     assert with_links(problem, Links()) is problem
     faster = with_links(problem, Links(network=2.0, nvlink=3.0))
-    assert faster.cluster.inter_node_bandwidth_bytes_per_second == 2.0 * problem.cluster.inter_node_bandwidth_bytes_per_second
+    assert (
+        faster.cluster.inter_node_bandwidth_bytes_per_second
+        == 2.0 * problem.cluster.inter_node_bandwidth_bytes_per_second
+    )
     assert faster.profile.gpu.nvlink == replace(
-        problem.profile.gpu.nvlink, bandwidth_fraction=3.0 * problem.profile.gpu.nvlink.bandwidth_fraction
+        problem.profile.gpu.nvlink,
+        bandwidth_fraction=3.0 * problem.profile.gpu.nvlink.bandwidth_fraction,
     )

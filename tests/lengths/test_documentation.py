@@ -19,7 +19,12 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 def test_the_distributions_of_the_page_are_ones(tmp_path: Path) -> None:
     training, *own = BLOCKS
-    assert sequence_lengths(TrainingWorkload(**yaml.safe_load(training)["training"]).sequence_lengths or "").mean > 0
+    assert (
+        sequence_lengths(
+            TrainingWorkload(**yaml.safe_load(training)["training"]).sequence_lengths or ""
+        ).mean
+        > 0
+    )
     assert len(own) == 2
     for block in own:
         path = tmp_path / "own.yaml"
@@ -35,4 +40,6 @@ def test_the_gains_of_the_page_are_those_of_the_command() -> None:
         assert scenario["fits"]
         for row, columns in zip(scenario["rows"], printed, strict=True):
             gain = columns[place + 1]
-            assert row["gain"] == pytest.approx(1.0 if gain == "none" else float(gain.rstrip("x")), abs=0.006)
+            assert row["gain"] == pytest.approx(
+                1.0 if gain == "none" else float(gain.rstrip("x")), abs=0.006
+            )

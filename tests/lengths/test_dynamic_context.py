@@ -1,4 +1,6 @@
-"""Dynamic against static context parallelism: the right sign, and no gain where there is none to be had."""
+"""Dynamic against static context parallelism: the right sign, and no gain where there is none to be
+had.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from hp_tool.catalog import cluster, model
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
+from hp_tool.cost.lengths.dynamic import (
+    ContextComparison,
+    MicroBatchClock,
+    compare_context_parallelism,
+)
 from hp_tool.cost.lengths.imbalance import PART, with_imbalance
 from hp_tool.cost.lengths.sequences import LengthDistribution, packed_rows
 from hp_tool.cost.training import training_costs
@@ -32,18 +38,31 @@ ROW = 32_768
 
 
 def clock(
-    *, p: int = 1, c: int = 4, d: int = 2, v: int = 1, recompute: RecomputeName = "none", name: str = "llama-3-8b"
+    *,
+    p: int = 1,
+    c: int = 4,
+    d: int = 2,
+    v: int = 1,
+    recompute: RecomputeName = "none",
+    name: str = "llama-3-8b",
 ) -> MicroBatchClock:
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=2 * p * c * d))
     return MicroBatchClock(
         case=case_of(
-            model=model(name), cluster=machine, workload=TrainingWorkload(sequence_length=ROW, global_batch_size=8 * d)
+            model=model(name),
+            cluster=machine,
+            workload=TrainingWorkload(sequence_length=ROW, global_batch_size=8 * d),
         ),
         config=ParallelConfig(
-            tensor_parallel_size=2, pipeline_parallel_size=p, virtual_pipeline_parallel_size=v, context_parallel_size=c,
-            data_parallel_size=d, sequence_parallel=True, recompute=recompute,
+            tensor_parallel_size=2,
+            pipeline_parallel_size=p,
+            virtual_pipeline_parallel_size=v,
+            context_parallel_size=c,
+            data_parallel_size=d,
+            sequence_parallel=True,
+            recompute=recompute,
         ),
-    )  # fmt: skip
+    )
 
 
 def lengths(*values: int) -> LengthDistribution:
@@ -57,7 +76,9 @@ def compared(*values: int, **config: int) -> ContextComparison:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(("p", "v"), [(1, 1), (4, 1), (4, 2)])
 def test_full_rows_take_what_the_plain_model_says(p: int, v: int, recompute: RecomputeName) -> None:
-    """Every micro-batch a row of one sequence on the static group: the training cost model, part by part."""
+    """Every micro-batch a row of one sequence on the static group: the training cost model, part by
+    part.
+    """
     timer = clock(p=p, v=v, recompute=recompute)
     costs = training_costs(case=timer.case, candidates=Candidates.alone(timer.config))
     found = compare_context_parallelism(clock=timer, distribution=lengths(ROW))
@@ -82,8 +103,14 @@ def test_the_gain_shrinks_as_sequences_grow() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(256, ROW), min_size=1, max_size=12), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)))
-def test_dynamic_is_never_slower_and_does_not_see_the_order(values: list[int], c: int, d: int) -> None:
+@given(
+    st.lists(st.integers(256, ROW), min_size=1, max_size=12),
+    st.sampled_from((1, 2, 4)),
+    st.sampled_from((1, 2)),
+)
+def test_dynamic_is_never_slower_and_does_not_see_the_order(
+    values: list[int], c: int, d: int
+) -> None:
     found = compared(*values, c=c, d=d)
     assert found.packed_s >= found.balanced_s >= found.dynamic_s > 0
     assert found == compared(*sorted(values, reverse=True), c=c, d=d)
@@ -95,12 +122,16 @@ def test_dynamic_is_never_slower_and_does_not_see_the_order(values: list[int], c
 def test_a_slower_network_raises_the_gain() -> None:
     timer = clock(c=8)  # groups of eight, two apart: over two servers
     slow = replace(
-        timer.case.cluster, inter_node_bandwidth_bytes_per_second=timer.case.cluster.inter_node_bandwidth_bytes_per_second / 4
+        timer.case.cluster,
+        inter_node_bandwidth_bytes_per_second=timer.case.cluster.inter_node_bandwidth_bytes_per_second
+        / 4,
     )
     short = lengths(512, 2048, ROW)
     usual = compare_context_parallelism(clock=timer, distribution=short)
     assert (
-        compare_context_parallelism(clock=replace(timer, case=replace(timer.case, cluster=slow)), distribution=short).gain
+        compare_context_parallelism(
+            clock=replace(timer, case=replace(timer.case, cluster=slow)), distribution=short
+        ).gain
         > usual.gain
         > 1.0
     )
@@ -110,7 +141,9 @@ def test_seconds_grow_with_tokens_and_with_their_squares() -> None:
     timer = clock()
     sizes = np.full(3, 4)
     tokens = np.array([ROW / 2, ROW, ROW])
-    seconds, between = timer.seconds(sizes=sizes, tokens=tokens, squares=np.array([1.0, 1.0, ROW]) * ROW)
+    seconds, between = timer.seconds(
+        sizes=sizes, tokens=tokens, squares=np.array([1.0, 1.0, ROW]) * ROW
+    )
     assert np.all(np.diff(seconds) > 0) and np.all(seconds > between)
 
 
@@ -131,11 +164,18 @@ def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
     timer = clock(c=1, d=16, p=p)  # 128 rows a step, so that eight steps are a fair sample
     mixed = lengths(*[1024] * 60, ROW)  # every third row is one long sequence
     rows = packed_rows(mixed, row_tokens=ROW)
-    values = {field.name: getattr(timer.case.workload, field.name) for field in fields(timer.case.workload)}
-    packed = VariableLengthWorkload(**values | {"packed": True}, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
+    values = {
+        field.name: getattr(timer.case.workload, field.name)
+        for field in fields(timer.case.workload)
+    }
+    packed = VariableLengthWorkload(
+        **values | {"packed": True}, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares
+    )
     case = replace(timer.case, workload=packed)
     one = Candidates.alone(timer.config)
-    costs = with_imbalance(training_costs(case=case, candidates=one), rows=rows, case=case, candidates=one)
+    costs = with_imbalance(
+        training_costs(case=case, candidates=one), rows=rows, case=case, candidates=one
+    )
     assert costs.parts[PART] > 0.03 * costs.step_s
     found = compare_context_parallelism(clock=timer, distribution=mixed)
     assert found.packed_s == pytest.approx(costs.step_s, rel=0.02)
@@ -145,13 +185,21 @@ def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
 
 
 def asked(*, parallel: dict[str, Any], **training: Any) -> Query:
-    sizes = {"sequence_length": ROW, "global_batch_size": 8, "packed": True, "sequence_lengths": "synthetic-code"}
+    sizes = {
+        "sequence_length": ROW,
+        "global_batch_size": 8,
+        "packed": True,
+        "sequence_lengths": "synthetic-code",
+    }
     return parse_query(
         {
-            "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
-            "training": sizes | training, "parallel": {"dynamic_context_parallel": True} | parallel,
+            "kind": "training",
+            "model": "llama-3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+            "training": sizes | training,
+            "parallel": {"dynamic_context_parallel": True} | parallel,
         }
-    )  # fmt: skip
+    )
 
 
 SPLIT = {"tensor_parallel_size": 2, "context_parallel_size": 8, "recompute": "full"}
@@ -159,10 +207,13 @@ SPLIT = {"tensor_parallel_size": 2, "context_parallel_size": 8, "recompute": "fu
 
 def test_an_estimate_is_shortened_by_the_gain_of_its_schedules() -> None:
     dynamic, static = (
-        estimate(query=asked(parallel=SPLIT | {"dynamic_context_parallel": on}), with_fixes=False) for on in (True, False)
+        estimate(query=asked(parallel=SPLIT | {"dynamic_context_parallel": on}), with_fixes=False)
+        for on in (True, False)
     )
     assert dynamic.time is not None and static.time is not None and dynamic.parallel is not None
-    assert dynamic.parallel.dynamic_context_parallel and not static.parallel.dynamic_context_parallel  # type: ignore[union-attr]
+    assert (
+        dynamic.parallel.dynamic_context_parallel and not static.parallel.dynamic_context_parallel
+    )  # type: ignore[union-attr]
     assert sum(dynamic.time.parts_s.values()) == pytest.approx(dynamic.time.step_s)
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32))
     workload = TrainingWorkload(sequence_length=ROW, global_batch_size=8)
@@ -170,13 +221,19 @@ def test_an_estimate_is_shortened_by_the_gain_of_its_schedules() -> None:
         case=case_of(model=model("llama-3-8b"), cluster=machine, workload=workload),
         config=replace(dynamic.parallel, dynamic_context_parallel=None),
     )
-    gain = compare_context_parallelism(clock=timer, distribution=sequence_lengths("synthetic-code")).gain_over_packing
+    gain = compare_context_parallelism(
+        clock=timer, distribution=sequence_lengths("synthetic-code")
+    ).gain_over_packing
     assert gain > 1.05
     assert static.time.step_s / dynamic.time.step_s == pytest.approx(gain)
 
 
-def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_same_again() -> None:
-    query = asked(parallel={"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "recompute": "full"})
+def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_same_again() -> (
+    None
+):
+    query = asked(
+        parallel={"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "recompute": "full"}
+    )
     rows = recommend(query=query, top=3).recommendations
     steps = [row.expected_step_s for row in rows if row.expected_step_s is not None]
     assert len(steps) == 3 and steps == sorted(steps)
@@ -188,10 +245,17 @@ def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_
 
 @pytest.mark.parametrize("exchange", [None, "p2p"])
 def test_a_recommendation_states_its_gain_over_the_best_static_layout(exchange: str | None) -> None:
-    parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "recompute": "full", "context_parallel_size": 8}
+    parallel = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "recompute": "full",
+        "context_parallel_size": 8,
+    }
     parallel |= {"context_parallel_communication": exchange}
     dynamic = recommend(query=asked(parallel=parallel), top=1).recommendations[0]
-    static = recommend(query=asked(parallel=parallel | {"dynamic_context_parallel": None}), top=1).recommendations[0]
+    static = recommend(
+        query=asked(parallel=parallel | {"dynamic_context_parallel": None}), top=1
+    ).recommendations[0]
     used = static.parallel.context_parallel_communication or "p2p"
     assert used == exchange or (exchange is None and used.startswith("a2a"))
     assert static.expected_token_s is not None and dynamic.expected_token_s is not None
@@ -205,11 +269,17 @@ def test_a_recommendation_states_its_gain_over_the_best_static_layout(exchange: 
     ("parallel", "training", "field"),
     [
         (SPLIT, {"packed": False}, "parallel.dynamic_context_parallel"),
-        (SPLIT | {"context_parallel_communication": "a2a"}, {}, "parallel.dynamic_context_parallel"),
+        (
+            SPLIT | {"context_parallel_communication": "a2a"},
+            {},
+            "parallel.dynamic_context_parallel",
+        ),
         (SPLIT | {"micro_batch_size": 2}, {}, "parallel.micro_batch_size"),
     ],
 )
-def test_what_schedules_do_not_cover_is_refused(parallel: dict[str, Any], training: dict[str, Any], field: str) -> None:
+def test_what_schedules_do_not_cover_is_refused(
+    parallel: dict[str, Any], training: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InputError) as caught:
         estimate(query=asked(parallel=parallel, **training))
     assert caught.value.field == field
@@ -217,7 +287,10 @@ def test_what_schedules_do_not_cover_is_refused(parallel: dict[str, Any], traini
 
 @pytest.mark.parametrize(
     ("tool", "option"),
-    [("megatron-lm", "--max-seqlen-per-dp-cp-rank 4096"), ("nemo", "model.dynamic_context_parallel=true")],
+    [
+        ("megatron-lm", "--max-seqlen-per-dp-cp-rank 4096"),
+        ("nemo", "model.dynamic_context_parallel=true"),
+    ],
 )
 def test_exports_ask_for_the_scheduler(tool: str, option: str) -> None:
     query = asked(parallel=SPLIT)

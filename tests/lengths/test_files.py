@@ -54,7 +54,11 @@ def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
         ("a.yaml", "source: here\n", "either log_normal or counts"),
         ("a.yaml", "log_normal: {}\n", "no component"),
         ("a.yaml", "log_normal: {a: {share: 1, median: 9}}\n", "sigma must be given"),
-        ("a.yaml", "log_normal: {a: {share: 1, median: 9, sigma: .nan}}\n", "sigma must be from 0.01 to 10"),
+        (
+            "a.yaml",
+            "log_normal: {a: {share: 1, median: 9, sigma: .nan}}\n",
+            "sigma must be from 0.01 to 10",
+        ),
         (
             "a.yaml",
             "shortest: 8\nlongest: 8\nlog_normal: {a: {share: 1, median: 8, sigma: 1}}\n",

@@ -28,7 +28,9 @@ def query(*, parallel: dict[str, Any] | None = None, **training: Any) -> Query:
         model="llama-3-8b",
         cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32),
         training=TrainingWorkload(**workload),
-        parallel=ParallelQuery(**{"tensor_parallel_size": 4, "recompute": "selective"} | (parallel or {})),
+        parallel=ParallelQuery(
+            **{"tensor_parallel_size": 4, "recompute": "selective"} | (parallel or {})
+        ),
     )
 
 
@@ -45,7 +47,9 @@ def halves(tmp_path: Path) -> str:
 
 
 def same_numbers(one: Estimate, other: Estimate) -> None:
-    """All but the intervals, which are wider where rows are described by their lengths: no measured run had them."""
+    """All but the intervals, which are wider where rows are described by their lengths: no measured
+    run had them.
+    """
     assert one.time is not None and other.time is not None
     assert one.time.parts_s.pop(PART, 0.0) == other.time.parts_s.pop(PART, 0.0) == 0.0
     for name in ("time", "memory", "tokens_per_second", "mfu", "hfu", "days", "gpu_hours"):
@@ -54,10 +58,21 @@ def same_numbers(one: Estimate, other: Estimate) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    "parallel", [{}, {"pipeline_parallel_size": 4}, {"context_parallel_size": 2, "recompute": "full"}, {"zero_stage": 3}]
+    "parallel",
+    [
+        {},
+        {"pipeline_parallel_size": 4},
+        {"context_parallel_size": 2, "recompute": "full"},
+        {"zero_stage": 3},
+    ],
 )
-def test_full_rows_are_the_plain_model_to_the_last_digit(packed: bool, parallel: dict[str, Any]) -> None:
-    same_numbers(asked(parallel=parallel, sequence_lengths="full-rows", packed=packed), asked(parallel=parallel))
+def test_full_rows_are_the_plain_model_to_the_last_digit(
+    packed: bool, parallel: dict[str, Any]
+) -> None:
+    same_numbers(
+        asked(parallel=parallel, sequence_lengths="full-rows", packed=packed),
+        asked(parallel=parallel),
+    )
 
 
 def test_rows_of_two_equal_sequences_are_twice_as_many_shorter_rows(halves: str) -> None:
@@ -90,24 +105,36 @@ def test_packing_computes_only_what_sequences_attend_to() -> None:
 
 
 def test_one_replica_without_a_pipeline_waits_for_nobody() -> None:
-    alone = asked(sequence_lengths="synthetic-code", packed=True, parallel={"context_parallel_size": 8})
-    assert alone.parallel.data_parallel_size == 1 and alone.time.parts_s[PART] == pytest.approx(0.0, abs=1e-9)
+    alone = asked(
+        sequence_lengths="synthetic-code", packed=True, parallel={"context_parallel_size": 8}
+    )
+    assert alone.parallel.data_parallel_size == 1 and alone.time.parts_s[PART] == pytest.approx(
+        0.0, abs=1e-9
+    )
     piped = {"context_parallel_size": 4, "pipeline_parallel_size": 2}
-    assert asked(sequence_lengths="synthetic-code", packed=True, parallel=piped).time.parts_s[PART] > 0
+    assert (
+        asked(sequence_lengths="synthetic-code", packed=True, parallel=piped).time.parts_s[PART] > 0
+    )
 
 
 def test_replicas_that_meet_at_every_micro_batch_wait_longer() -> None:
     once, every = (
-        asked(sequence_lengths="synthetic-code", packed=True, parallel={"zero_stage": stage}).time.parts_s[PART]
+        asked(
+            sequence_lengths="synthetic-code", packed=True, parallel={"zero_stage": stage}
+        ).time.parts_s[PART]
         for stage in (1, 3)
     )
     assert once < every
 
 
 def test_a_recommendation_is_what_its_estimate_says() -> None:
-    asked_for = query(sequence_lengths="synthetic-long-sft", packed=True, parallel={"micro_batch_size": 1})
+    asked_for = query(
+        sequence_lengths="synthetic-long-sft", packed=True, parallel={"micro_batch_size": 1}
+    )
     found = recommend(query=asked_for, top=3).recommendations
-    assert [one.estimate.time.step_s for one in found] == sorted(one.estimate.time.step_s for one in found)
+    assert [one.estimate.time.step_s for one in found] == sorted(
+        one.estimate.time.step_s for one in found
+    )
     for one in found:
         again = estimate(query=Configuration.of(one, query=asked_for).query)
         assert again.time.step_s == pytest.approx(one.estimate.time.step_s, rel=1e-12)

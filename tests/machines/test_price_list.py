@@ -17,7 +17,11 @@ from hp_tool.domain.prices import Offer
 @pytest.mark.parametrize("offer", offers(), ids=lambda offer: offer.name)
 def test_a_price_has_its_page_its_day_and_its_line(offer: Offer) -> None:
     assert offer.source.startswith("https://")
-    assert datetime.date(2026, 1, 1) <= datetime.date.fromisoformat(offer.date) <= datetime.date(2026, 12, 31)
+    assert (
+        datetime.date(2026, 1, 1)
+        <= datetime.date.fromisoformat(offer.date)
+        <= datetime.date(2026, 12, 31)
+    )
     numbers = [float(number) for number in re.findall(r"\d+\.\d+|\d+", offer.line)]
     prices = [price for price in (offer.on_demand, offer.reserved, offer.spot) if price is not None]
     assert prices and all(price in numbers for price in prices)
@@ -29,7 +33,9 @@ def test_a_price_has_its_page_its_day_and_its_line(offer: Offer) -> None:
 
 def test_a_grid_has_its_line() -> None:
     for entry in library.entries("grids"):
-        assert float(grid(entry.name).line.rsplit(",", 1)[1]) == pytest.approx(1e3 * grid(entry.name).kg_per_kwh)
+        assert float(grid(entry.name).line.rsplit(",", 1)[1]) == pytest.approx(
+            1e3 * grid(entry.name).kg_per_kwh
+        )
         assert grid(entry.name).source
 
 

@@ -1,4 +1,6 @@
-"""What is told to mend a configuration does, changes what it says and nothing else, and costs what it says."""
+"""What is told to mend a configuration does, changes what it says and nothing else, and costs what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ BASE: dict[str, Any] = {
     "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 1024},
     "training": {"sequence_length": 2048, "global_batch_size": 1536, "total_tokens": 300e9},
     "parallel": {
-        "tensor_parallel_size": 8, "pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 3, "recompute": "selective"
+        "tensor_parallel_size": 8,
+        "pipeline_parallel_size": 8,
+        "virtual_pipeline_parallel_size": 3,
+        "recompute": "selective",
     },
-}  # fmt: skip
+}
 MIXTRAL: dict[str, Any] = {
     "model": "mixtral-8x7b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
@@ -34,7 +39,14 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
-def query(*, constraints: Any = None, training: Any = None, cluster: Any = None, model: Any = None, **parallel: Any) -> Query:
+def query(
+    *,
+    constraints: Any = None,
+    training: Any = None,
+    cluster: Any = None,
+    model: Any = None,
+    **parallel: Any,
+) -> Query:
     return parse_query(
         {
             "kind": "training",
@@ -67,7 +79,9 @@ def check(asked: Query) -> Estimate:
         return found
     assert len(found.mends) <= MAX_FIXES
     same = [mend for mend in found.mends if not mend.set]
-    narrower = [mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)]
+    narrower = [
+        mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)
+    ]
     assert list(found.mends[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
     assert len(found.mends) - len(same) - len(narrower) <= 1
     assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
@@ -85,29 +99,50 @@ def check_one(asked: Query, found: Estimate, mend: Mend) -> None:
     assert mend.memory_total_bytes == pytest.approx(after.memory.total_bytes, rel=1e-9)
     assert mend.step_s == pytest.approx(after.time.step_s, rel=1e-9)
     assert (mend.days, mend.cost) == pytest.approx((after.days, after.cost), rel=1e-9)
-    differing = {n for n in ParallelConfig.__slots__ if getattr(found.parallel, n) != getattr(mend.parallel, n)}
+    differing = {
+        n
+        for n in ParallelConfig.__slots__
+        if getattr(found.parallel, n) != getattr(mend.parallel, n)
+    }
     assert set(mend.changed) == differing - {"pipeline_layout"}  # which follows from the sizes
     if found.memory is None or found.time is None:
         assert mend.memory_saved_bytes is None and mend.step_change_fraction is None
         return
-    assert mend.memory_saved_bytes == pytest.approx(found.memory.total_bytes - after.memory.total_bytes, abs=1e3)
-    assert mend.step_change_fraction == pytest.approx(after.time.step_s / found.time.step_s - 1.0, abs=1e-9)
+    assert mend.memory_saved_bytes == pytest.approx(
+        found.memory.total_bytes - after.memory.total_bytes, abs=1e3
+    )
+    assert mend.step_change_fraction == pytest.approx(
+        after.time.step_s / found.time.step_s - 1.0, abs=1e-9
+    )
 
 
 CASES = {
     "too large": {"tensor_parallel_size": 2},
-    "far too large": {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "virtual_pipeline_parallel_size": 1},
+    "far too large": {
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 1,
+        "virtual_pipeline_parallel_size": 1,
+    },
     "no divisor": {"tensor_parallel_size": 3},
-    "three axes wrong": {"tensor_parallel_size": 7, "pipeline_parallel_size": 5, "micro_batch_size": 7},
+    "three axes wrong": {
+        "tensor_parallel_size": 7,
+        "pipeline_parallel_size": 5,
+        "micro_batch_size": 7,
+    },
     "replicas wrong": {"data_parallel_size": 8},
     "too few devices": {"cluster": {"num_gpus": 32}},
     "too slow": {"recompute": "full", "share_of_days": 0.95},
     "hopelessly slow": {"constraints": {"max_days": 0.1}},
     "too slow and too large": {"tensor_parallel_size": 2, "share_of_days": 0.95},
     "interleaved only": {"pipeline_schedule": "interleaved", "tensor_parallel_size": 2},
-    "plain 1F1B only": {"pipeline_schedule": "1f1b", "tensor_parallel_size": 2, "virtual_pipeline_parallel_size": 1},
+    "plain 1F1B only": {
+        "pipeline_schedule": "1f1b",
+        "tensor_parallel_size": 2,
+        "virtual_pipeline_parallel_size": 1,
+    },
     "not one expert": {"expert_parallel_size": 4},
-    "mixture": MIXTRAL | {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "virtual_pipeline_parallel_size": 1},
+    "mixture": MIXTRAL
+    | {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "virtual_pipeline_parallel_size": 1},
 }
 
 
@@ -132,13 +167,28 @@ sizes = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
 
 @settings(max_examples=40, deadline=None)
 @given(
-    t=sizes, p=sizes, v=st.sampled_from((1, 2, 3, 5)), b=st.sampled_from((1, 2, 5, 8)),
-    sp=st.booleans(), zero=st.integers(0, 3),
-    recompute=st.sampled_from(("none", "selective", "full", Recompute(granularity="full", method="block", num_layers=2))),
-    max_days=st.sampled_from((None, 0.5, 20.0, 60.0)), model=st.sampled_from(("gpt3-175b", "llama-2-70b", "gpt-22b")),
-)  # fmt: skip
+    t=sizes,
+    p=sizes,
+    v=st.sampled_from((1, 2, 3, 5)),
+    b=st.sampled_from((1, 2, 5, 8)),
+    sp=st.booleans(),
+    zero=st.integers(0, 3),
+    recompute=st.sampled_from(
+        ("none", "selective", "full", Recompute(granularity="full", method="block", num_layers=2))
+    ),
+    max_days=st.sampled_from((None, 0.5, 20.0, 60.0)),
+    model=st.sampled_from(("gpt3-175b", "llama-2-70b", "gpt-22b")),
+)
 def test_every_mend_of_any_configuration(
-    t: int, p: int, v: int, b: int, sp: bool, zero: int, recompute: Any, max_days: float | None, model: str
+    t: int,
+    p: int,
+    v: int,
+    b: int,
+    sp: bool,
+    zero: int,
+    recompute: Any,
+    max_days: float | None,
+    model: str,
 ) -> None:
     asked = query(model=model, constraints={"max_days": max_days})
     parallel = replace(
@@ -170,14 +220,18 @@ def test_every_mend_of_any_configuration(
         ),
     ],
 )
-def test_what_keeps_the_layout_is_told_too(training: dict[str, Any], change: dict[str, str]) -> None:
+def test_what_keeps_the_layout_is_told_too(
+    training: dict[str, Any], change: dict[str, str]
+) -> None:
     """With a little less room than the configuration takes."""
     asked = query(training=training)
     memory = estimate(query=asked, with_fixes=False).memory
     assert memory is not None
     headroom = 1.0 - 0.95 * 0.99 * memory.total_bytes / memory.capacity_bytes
     found = check(query(training=training, constraints={"memory_headroom_fraction": headroom}))
-    (mend,) = [mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)]
+    (mend,) = [
+        mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)
+    ]
     ((key, value),) = change.items()
     assert (
         mend.set == {f"training.{key}": value}
@@ -206,22 +260,34 @@ def test_one_change_is_told_where_one_is_enough() -> None:
 
 def test_where_no_single_change_mends_two_do_and_neither_is_idle() -> None:
     asked = query(
-        model="gpt-1t", tensor_parallel_size=2, pipeline_parallel_size=2, virtual_pipeline_parallel_size=1, recompute="none"
+        model="gpt-1t",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        virtual_pipeline_parallel_size=1,
+        recompute="none",
     )
     mends = [mend for mend in check(asked).mends if mend.num_gpus == 1024]
     assert mends
     for mend in mends:
         assert len(axes(mend)) >= 2
         for name in axes(mend):  # undoing either leaves it infeasible
-            undone = replace(config_query(mend.parallel), data_parallel_size=None, **{name: getattr(asked.parallel, name)})
+            undone = replace(
+                config_query(mend.parallel),
+                data_parallel_size=None,
+                **{name: getattr(asked.parallel, name)},
+            )
             assert not estimate(query=replace(asked, parallel=undone)).feasible
 
 
 def test_a_second_change_is_told_beside_a_single_one_where_it_is_worth_it() -> None:
     asked = query(
-        cluster={"num_gpus": 128}, tensor_parallel_size=2, pipeline_parallel_size=2, virtual_pipeline_parallel_size=1,
-        micro_batch_size=2, recompute="none",
-    )  # fmt: skip
+        cluster={"num_gpus": 128},
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        virtual_pipeline_parallel_size=1,
+        micro_batch_size=2,
+        recompute="none",
+    )
     mends = [mend for mend in check(asked).mends if mend.num_gpus == 128]
     single = [mend.step_s for mend in mends if len(axes(mend)) == 1]
     double = [mend.step_s for mend in mends if len(axes(mend)) == 2]
@@ -231,23 +297,37 @@ def test_a_second_change_is_told_beside_a_single_one_where_it_is_worth_it() -> N
 
 def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
     plain = {"recompute": "none", "virtual_pipeline_parallel_size": 1}
-    least, most = (estimate(query=query(**plain | {"recompute": name})).memory for name in ("full", "none"))
+    least, most = (
+        estimate(query=query(**plain | {"recompute": name})).memory for name in ("full", "none")
+    )
     assert least is not None and most is not None
     halfway = 0.5 * (least.total_bytes + most.total_bytes)
-    headroom = 1.0 - 0.95 * halfway / most.capacity_bytes  # capacity_bytes leaves the usual 5 % free
+    headroom = (
+        1.0 - 0.95 * halfway / most.capacity_bytes
+    )  # capacity_bytes leaves the usual 5 % free
     asked = query(**plain, constraints={"memory_headroom_fraction": headroom})
     found = check(asked)
     (mend,) = [
-        mend for mend in found.mends if mend.changed == ("recompute",) and isinstance(mend.parallel.recompute, Recompute)
+        mend
+        for mend in found.mends
+        if mend.changed == ("recompute",) and isinstance(mend.parallel.recompute, Recompute)
     ]
     recompute = mend.parallel.recompute
-    assert isinstance(recompute, Recompute) and recompute.num_layers is not None and recompute.num_layers > 1
+    assert (
+        isinstance(recompute, Recompute)
+        and recompute.num_layers is not None
+        and recompute.num_layers > 1
+    )
     fewer = replace(recompute, num_layers=recompute.num_layers - 1)
-    assert not estimate(query=replace(asked, parallel=replace(asked.parallel, recompute=fewer))).feasible
+    assert not estimate(
+        query=replace(asked, parallel=replace(asked.parallel, recompute=fewer))
+    ).feasible
 
 
 def test_illegal_is_mended_by_the_nearest_legal_values() -> None:
-    assert [mend.change for mend in estimate(query=query(tensor_parallel_size=3)).mends] == ["TP 3 -> 4 (DP 42 -> 32)"]
+    assert [mend.change for mend in estimate(query=query(tensor_parallel_size=3)).mends] == [
+        "TP 3 -> 4 (DP 42 -> 32)"
+    ]
     (first, *_) = estimate(query=query(data_parallel_size=8)).mends
     assert first.change == "DP 8 -> 16" and first.changed == ("data_parallel_size",)
 
@@ -269,7 +349,10 @@ def test_a_deadline_within_reach_is_met_by_what_is_told() -> None:
     limit = 0.95 * days(recompute="full")
     found = check(query(recompute="full", constraints={"max_days": limit}))
     assert found.mends[0].changed == ("recompute",) and found.mends[0].step_change_fraction < 0.0  # type: ignore[operator]
-    assert all(mend.days is not None and mend.days <= limit and mend.remaining == () for mend in found.mends)
+    assert all(
+        mend.days is not None and mend.days <= limit and mend.remaining == ()
+        for mend in found.mends
+    )
     assert found.mends[-1].num_gpus == GROWTH[0] * 1024
 
 

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from the unpacked source distribution."""
     if find_spec("hatchling") is None:
-        skip_or_fail(component="HATCHLING", reason="hatchling is not installed: pip install 'hp-tool[dev]'")
+        skip_or_fail(
+            component="HATCHLING", reason="hatchling is not installed: pip install 'hp-tool[dev]'"
+        )
     folder = tmp_path_factory.mktemp("packages")
 
     def build(kind: str, source: Path) -> None:

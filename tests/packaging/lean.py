@@ -1,4 +1,6 @@
-"""Folders that hold what an installation with some extras would, made of links to what is installed here."""
+"""Folders that hold what an installation with some extras would, made of links to what is installed
+here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 
 
 def closure(extras: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Return the distributions, by name, that pip would install beside ours with these extras. Raises PackageNotFoundError."""
+    """Return the distributions, by name, that pip would install beside ours with these extras.
+    Raises PackageNotFoundError.
+    """
     distributions: dict[str, metadata.Distribution] = {}
     waiting = [*ours(extras)]
     seen = set()
@@ -47,28 +51,47 @@ def ours(extras: tuple[str, ...]) -> Iterator[Requirement]:
 def chosen(lines: list[str], extras: set[str]) -> Iterator[Requirement]:
     """Yield the requirements of a distribution whose markers hold here."""
     for requirement in map(Requirement, lines):
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": each}) for each in (*extras, "")):
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": each}) for each in (*extras, "")
+        ):
             yield requirement
 
 
 def link(folder: Path, distributions: dict[str, metadata.Distribution]) -> None:
-    """Fill the folder with links to all that the distributions installed at the top of site-packages, and our entry points."""
+    """Fill the folder with links to all that the distributions installed at the top of
+    site-packages, and our entry points.
+    """
     info = folder / f"hp_tool-{PROJECT['version']}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n"
+    )
     groups = PROJECT["entry-points"].items()
-    points = (f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in each.items()) for group, each in groups)
+    points = (
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in each.items())
+        for group, each in groups
+    )
     (info / "entry_points.txt").write_text("\n".join(points))
     for distribution in distributions.values():
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in distribution.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             target = folder / top
             if not target.exists():
                 target.symlink_to(Path(str(distribution.locate_file(top))).resolve())
 
 
 def run(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that sees this checkout, the folder's distributions and the standard library, and nothing else."""
-    seen = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{ROOT}", "XDG_DATA_HOME": str(folder.parent / "data")}
+    """Run a program that sees this checkout, the folder's distributions and the standard library,
+    and nothing else.
+    """
+    seen = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": f"{folder}:{ROOT}",
+        "XDG_DATA_HOME": str(folder.parent / "data"),
+    }
     return subprocess.run(
         [sys.executable, "-S", "-c", code, *arguments],
         cwd=folder.parent,

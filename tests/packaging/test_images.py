@@ -1,4 +1,6 @@
-"""The images install the package: a wheel can be built from exactly the files that each Dockerfile copies."""
+"""The images install the package: a wheel can be built from exactly the files that each Dockerfile
+copies.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,21 @@ def copy_context(dockerfile: str, folder: Path) -> None:
         for source in sources:
             assert is_sent(source), f".dockerignore excludes {source}, which {dockerfile} copies"
             if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, folder / target, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    ROOT / source, folder / target, ignore=shutil.ignore_patterns("__pycache__")
+                )
             else:
                 shutil.copy(ROOT / source, folder / target)
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile", "Dockerfile.gpu"])
-def test_the_wheel_is_built_from_what_the_dockerfile_copies(dockerfile: str, tmp_path: Path) -> None:
+def test_the_wheel_is_built_from_what_the_dockerfile_copies(
+    dockerfile: str, tmp_path: Path
+) -> None:
     if find_spec("hatchling") is None:
-        skip_or_fail(component="HATCHLING", reason="hatchling is not installed: pip install 'hp-tool[dev]'")
+        skip_or_fail(
+            component="HATCHLING", reason="hatchling is not installed: pip install 'hp-tool[dev]'"
+        )
     context, built = tmp_path / "context", tmp_path / "built"
     context.mkdir()
     copy_context(dockerfile, context)
@@ -54,4 +62,8 @@ def test_the_wheel_is_built_from_what_the_dockerfile_copies(dockerfile: str, tmp
     assert done.returncode == 0, done.stderr
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"service/guide/mkdocs.yml", "service/guide/service.md", "hp_tool/store/migrations/env.py"} <= names
+    assert {
+        "service/guide/mkdocs.yml",
+        "service/guide/service.md",
+        "hp_tool/store/migrations/env.py",
+    } <= names

@@ -1,4 +1,6 @@
-"""The command that a missing extra is answered with: it installs from where this installation came from."""
+"""The command that a missing extra is answered with: it installs from where this installation came
+from.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ ASK = "from hp_tool.extras import install_command; print(install_command('import
 def asked(folder: Path) -> str:
     """The command that a package in this folder prints."""
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", ASK], cwd=folder.parent, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
+        [sys.executable, "-S", "-c", ASK],
+        cwd=folder.parent,
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
@@ -29,7 +35,9 @@ def installed(folder: Path, origin: dict[str, Any] | None) -> Path:
     site = folder / "site-packages"
     (site / "hp_tool-1.0.dist-info").mkdir(parents=True)
     (site / "hp_tool").symlink_to(ROOT / "hp_tool")
-    (site / "hp_tool-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.4\nName: hp-tool\nVersion: 1.0\n")
+    (site / "hp_tool-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.4\nName: hp-tool\nVersion: 1.0\n"
+    )
     if origin is not None:
         (site / "hp_tool-1.0.dist-info/direct_url.json").write_text(json.dumps(origin))
     return site
@@ -37,15 +45,23 @@ def installed(folder: Path, origin: dict[str, Any] | None) -> Path:
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ORIGINS: list[tuple[dict[str, Any] | None, str]] = [
-    ({"url": "file:///src/hp%20tool", "dir_info": {"editable": True}}, "pip install -e '/src/hp tool[import]'"),
+    (
+        {"url": "file:///src/hp%20tool", "dir_info": {"editable": True}},
+        "pip install -e '/src/hp tool[import]'",
+    ),
     ({"url": "file:///src/hp-tool", "dir_info": {}}, "pip install '/src/hp-tool[import]'"),
     (
         {"url": "file:///dist/hp_tool-1.0-py3-none-any.whl", "archive_info": {}},
         "pip install 'hp-tool[import] @ file:///dist/hp_tool-1.0-py3-none-any.whl'",
     ),
     (
-        {"url": "https://git.example/hp-tool.git", "vcs_info": {"vcs": "git", "commit_id": COMMIT}, "subdirectory": "tool"},
-        f"pip install 'hp-tool[import] @ git+https://git.example/hp-tool.git@{COMMIT}#subdirectory=tool'",
+        {
+            "url": "https://git.example/hp-tool.git",
+            "vcs_info": {"vcs": "git", "commit_id": COMMIT},
+            "subdirectory": "tool",
+        },
+        "pip install 'hp-tool[import] @ "
+        f"git+https://git.example/hp-tool.git@{COMMIT}#subdirectory=tool'",
     ),
     (None, "pip install 'hp-tool[import]'"),
 ]

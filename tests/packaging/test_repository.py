@@ -1,4 +1,6 @@
-"""What the repository's host and libraries of papers read: the workflow and the citation, by their published schemas."""
+"""What the repository's host and libraries of papers read: the workflow and the citation, by their
+published schemas.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,15 @@ WORKFLOW = ROOT / ".github/workflows/check.yml"
 CITATION = ROOT / "CITATION.cff"
 
 
-@pytest.mark.parametrize(("file", "schema"), [(WORKFLOW, "github-workflows"), (CITATION, "citation-file-format")])
+@pytest.mark.parametrize(
+    ("file", "schema"), [(WORKFLOW, "github-workflows"), (CITATION, "citation-file-format")]
+)
 def test_a_file_is_what_its_reader_expects(file: Path, schema: str, tmp_path: Path) -> None:
     if find_spec("check_jsonschema") is None:
-        skip_or_fail(component="SCHEMAS", reason="check-jsonschema is not installed: pip install 'hp-tool[dev]'")
+        skip_or_fail(
+            component="SCHEMAS",
+            reason="check-jsonschema is not installed: pip install 'hp-tool[dev]'",
+        )
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -1,5 +1,5 @@
-"""What is shipped is whole: a wheel made from the source distribution runs from an unrelated folder, with nothing of the
-checkout in reach.
+"""What is shipped is whole: a wheel made from the source distribution runs from an unrelated
+folder, with nothing of the checkout in reach.
 """
 
 from __future__ import annotations
@@ -64,17 +64,27 @@ from service.settings import from_environment
 with TestClient(create_app(from_environment(host=None, port=None, database_url=None)), base_url="http://127.0.0.1") as http:
     found["pages"] = {path: http.get(path).status_code for path in ("/", "/healthz", "/v1/gpus", "/openapi.json")}
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 """Runs every command's help, what needs no cluster for real, and the service's pages."""
 
 
 def test_the_wheel_has_code_data_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"hp_tool", "service"}
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
+        "hp_tool",
+        "service",
+    }
     shipped = [*(ROOT / "hp_tool").rglob("*"), *(ROOT / "service").rglob("*")]
-    wanted = {str(path.relative_to(ROOT)) for path in shipped if path.is_file() and "__pycache__" not in path.parts}
-    migrations = {f"hp_tool/store/migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in shipped
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    migrations = {
+        f"hp_tool/store/migrations/versions/{path.name}"
+        for path in (ROOT / "migrations/versions").glob("*.py")
+    }
     assert wanted | migrations | {"hp_tool/store/migrations/env.py"} <= names
 
 
@@ -82,18 +92,38 @@ def test_the_wheel_has_code_data_and_nothing_else(wheel: Path) -> None:
 def test_every_command_of_the_installed_wheel_starts(wheel: Path, tmp_path: Path) -> None:
     home, folder = tmp_path / "installed", tmp_path / "elsewhere"
     folder.mkdir()
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(home), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(home),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, timeout=120, capture_output=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
     environment |= {"PYTHONPATH": str(home), "XDG_DATA_HOME": str(folder / "data")}
     done = subprocess.run(
-        [sys.executable, "-c", SMOKE], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SMOKE],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert all(Path(path).is_relative_to(home) for path in found["homes"])
-    assert {"estimate", "recommend", "tune", "batch", "serve", "worker", "db upgrade"} <= set(found["commands"])
-    assert {command: code for command, code in found["runs"].items() if code != 0} == {}, done.stderr
+    assert {"estimate", "recommend", "tune", "batch", "serve", "worker", "db upgrade"} <= set(
+        found["commands"]
+    )
+    assert {command: code for command, code in found["runs"].items() if code != 0} == {}, (
+        done.stderr
+    )
     assert set(found["pages"].values()) == {200}
     assert json.loads((folder / "answers.jsonl").read_text())["status"] == "ok"
     assert (home / "bin" / "hp-tool").exists()

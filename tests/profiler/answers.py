@@ -1,4 +1,6 @@
-"""Run by torchrun on every rank: serves each request of a folder with its KV cache, and again by full passes without one."""
+"""Run by torchrun on every rank: serves each request of a folder with its KV cache, and again by
+full passes without one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def main(folder: Path) -> None:
         with_cache = serving.answer(request, gpt, prompts, device=device).tokens
         without = full_passes(gpt, prompts, tokens=request.inference.output_length)
         if os.environ["RANK"] == "0":
-            verdict = "same tokens" if torch.equal(with_cache, without) else f"{with_cache} != {without}"
+            verdict = (
+                "same tokens" if torch.equal(with_cache, without) else f"{with_cache} != {without}"
+            )
             print(f"{verdict}: {path.name.partition('.')[0]}", flush=True)
         distributed.barrier()
         parallel_state.destroy_model_parallel()

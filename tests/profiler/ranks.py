@@ -1,4 +1,6 @@
-"""Run by torchrun on every rank: profiles each request of a folder in this one process, so that imports are paid once."""
+"""Run by torchrun on every rank: profiles each request of a folder in this one process, so that
+imports are paid once.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ def main(folder: Path) -> None:
     for path in sorted(folder.glob("*.request.json")):
         measurement = profile(read_request(path))
         if os.environ["RANK"] == "0":
-            write_measurement(path.with_name(path.name.replace(".request.", ".result.")), measurement)
+            write_measurement(
+                path.with_name(path.name.replace(".request.", ".result.")), measurement
+            )
         from torch import distributed
 
         forget()
-        gc.freeze()  # each later collection would go over all of torch and Megatron: half of what a small run takes
+        # each later collection would go over all of torch and Megatron: half of what a small run
+        # takes
+        gc.freeze()
         # One world for all: a second one would read the first one's keys in torchrun's store.
         distributed.init_process_group = lambda *_, **__: None
 

@@ -9,7 +9,12 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
-GPT: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+GPT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
 LLAMA: dict[str, Any] = {
     **GPT,
     "num_key_value_heads": 2,
@@ -18,7 +23,12 @@ LLAMA: dict[str, Any] = {
     "normalization": "rmsnorm",
     "tie_word_embeddings": False,
 }
-MOE: dict[str, Any] = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+MOE: dict[str, Any] = {
+    **LLAMA,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+}
 LATENT: dict[str, Any] = {
     **LLAMA,
     "num_key_value_heads": 4,
@@ -45,14 +55,21 @@ def request(
     parallel: dict[str, Any] | None = None,
     **changes: Any,
 ) -> ProfileRequest:
-    """Two measured steps of a four-layer model on CPU processes; num_gpus follows from `parallel`."""
+    """Two measured steps of a four-layer model on CPU processes; num_gpus follows from
+    `parallel`.
+    """
     config = ParallelConfig(**(parallel or {}))
     return ProfileRequest(
         **{
             "run_id": "test",
             "model": ModelSpec(**{**GPT, **(model or {})}),
             "training": TrainingWorkload(
-                **{"sequence_length": 32, "global_batch_size": 4, "precision": "fp32", **(training or {})},
+                **{
+                    "sequence_length": 32,
+                    "global_batch_size": 4,
+                    "precision": "fp32",
+                    **(training or {}),
+                },
             ),
             "parallel": config,
             "num_gpus": config.tensor_parallel_size

@@ -1,4 +1,6 @@
-"""Every way of dividing a model trains the same model: its losses are those of one undivided process."""
+"""Every way of dividing a model trains the same model: its losses are those of one undivided
+process.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ SINGLE: dict[str, dict[str, Any]] = {
     "moe-bf16": {"model": MOE, "training": {"precision": "bf16"}},
     "latent": {"model": LATENT},
     "deepseek": {"model": DEEPSEEK},
-    "deepseek-modules": {"model": DEEPSEEK, "parallel": modules("core_attn", "layernorm", "mla_up_proj", "shared_experts")},
+    "deepseek-modules": {
+        "model": DEEPSEEK,
+        "parallel": modules("core_attn", "layernorm", "mla_up_proj", "shared_experts"),
+    },
     "deepseek-experts": {"model": DEEPSEEK, "parallel": modules("moe", "mlp")},
     "three": {"model": THREE},
     "ahead": {"model": AHEAD},
@@ -66,7 +71,10 @@ SINGLE: dict[str, dict[str, Any]] = {
 DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-tp2": {"parallel": TP2},
     "gpt-tp2-sp": {"parallel": TP2_SP},
-    "gpt-tp2-sp-selective": {"parallel": {**TP2_SP, "recompute": "selective"}, "training": {"attention": "unfused"}},
+    "gpt-tp2-sp-selective": {
+        "parallel": {**TP2_SP, "recompute": "selective"},
+        "training": {"attention": "unfused"},
+    },
     "gpt-pp2": {"parallel": PP2},
     "gpt-pp2-full": {"parallel": {**PP2, "recompute": "full"}},
     "gpt-pp2-v2": {"parallel": PP2_V2},
@@ -88,7 +96,10 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-cp2": {"parallel": CP2},
     "llama-cp2": {"model": LLAMA, "parallel": CP2},
     "moe-ep2": {"model": MOE, "parallel": {**EP2, **DP2}},
-    "moe-ep2-allgather": {"model": MOE, "parallel": {**EP2, **DP2, "moe_token_dispatcher_type": "allgather"}},
+    "moe-ep2-allgather": {
+        "model": MOE,
+        "parallel": {**EP2, **DP2, "moe_token_dispatcher_type": "allgather"},
+    },
     "moe-tp2-sp-ep2": {"model": MOE, "parallel": {**EP2, **TP2_SP}},
     "moe-tp2-sp-etp2": {"model": MOE, "parallel": {**TP2_SP, "expert_tensor_parallel_size": 2}},
     "latent-cp2": {"model": LATENT, "parallel": CP2},
@@ -103,11 +114,35 @@ DOUBLE: dict[str, dict[str, Any]] = {
 
 
 FEW = {
-    "gpt", "gpt-micro-batch-2", "gpt-full", "gpt-bf16", "llama", "llama-modules", "moe", "deepseek", "deepseek-modules",
-    "sparse", "dropout", "dropout-selective", "dropout-full", "gpt-tp2-sp", "gpt-tp2-sp-selective", "gpt-pp2-v2", "gpt-dp2",
-    "gpt-dp2-zero0-serial", "llama-tp2-sp", "sparse-pp2-v2", "sparse-tp2-sp-ep2", "balanced-dp2-ep2", "llama-cp2", "moe-ep2",
-    "moe-tp2-sp-etp2", "llama-pp2-v2-block", "gpt-bf16-tp2-sp", "hopeless",
-}  # fmt: skip
+    "gpt",
+    "gpt-micro-batch-2",
+    "gpt-full",
+    "gpt-bf16",
+    "llama",
+    "llama-modules",
+    "moe",
+    "deepseek",
+    "deepseek-modules",
+    "sparse",
+    "dropout",
+    "dropout-selective",
+    "dropout-full",
+    "gpt-tp2-sp",
+    "gpt-tp2-sp-selective",
+    "gpt-pp2-v2",
+    "gpt-dp2",
+    "gpt-dp2-zero0-serial",
+    "llama-tp2-sp",
+    "sparse-pp2-v2",
+    "sparse-tp2-sp-ep2",
+    "balanced-dp2-ep2",
+    "llama-cp2",
+    "moe-ep2",
+    "moe-tp2-sp-etp2",
+    "llama-pp2-v2-block",
+    "gpt-bf16-tp2-sp",
+    "hopeless",
+}
 """One of each way to divide, recompute and round; all are `long`."""
 
 
@@ -116,7 +151,9 @@ def run(names: Collection[str], *, folders: pytest.TempPathFactory) -> dict[str,
     measurements = {}
     for processes, cases in ((1, SINGLE), (2, DOUBLE)):
         some = {name: case for name, case in cases.items() if name in names}
-        measurements |= run_together(folders.mktemp(f"ranks-{processes}"), processes=processes, cases=some)
+        measurements |= run_together(
+            folders.mktemp(f"ranks-{processes}"), processes=processes, cases=some
+        )
     return measurements
 
 
@@ -132,7 +169,11 @@ def all_measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurem
 
 def compared(names: Collection[str]) -> list[str]:
     """Those whose losses are the undivided model's."""
-    return [name for name in (*SINGLE, *DOUBLE) if name in names and not name.startswith(("dropout", "balanced", "hopeless"))]
+    return [
+        name
+        for name in (*SINGLE, *DOUBLE)
+        if name in names and not name.startswith(("dropout", "balanced", "hopeless"))
+    ]
 
 
 @pytest.mark.long
@@ -153,7 +194,9 @@ def agree(measured: dict[str, Measurement], name: str) -> None:
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputation_draws_the_same_dropout(measured: dict[str, Measurement], recompute: str) -> None:
+def test_recomputation_draws_the_same_dropout(
+    measured: dict[str, Measurement], recompute: str
+) -> None:
     assert measured[f"dropout-{recompute}"].losses == measured["dropout"].losses
     assert measured["dropout"].losses != pytest.approx(measured["gpt"].losses, rel=1e-5)
 
@@ -169,11 +212,16 @@ def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
     found = measured["gpt-tp2-sp"]
     assert found.status == "ok"
     assert len(found.step_times_s) == 2 and len(found.losses) == 3
-    assert found.step_s is not None and min(found.step_times_s) <= found.step_s <= max(found.step_times_s)
+    assert found.step_s is not None and min(found.step_times_s) <= found.step_s <= max(
+        found.step_times_s
+    )
     assert found.tokens_per_second_per_gpu == pytest.approx(4 * 32 / found.step_s / 2)
     assert len(found.peak_memory_bytes_per_rank) == 2 and min(found.peak_memory_bytes_per_rank) > 0
     assert found.peak_memory_source == "resident_set_growth"
-    assert found.hardware is not None and (found.hardware.gpu, found.hardware.num_gpus) == ("cpu", 2)
+    assert found.hardware is not None and (found.hardware.gpu, found.hardware.num_gpus) == (
+        "cpu",
+        2,
+    )
     assert {"torch", "megatron-core", "python"} <= found.versions.keys()
 
 

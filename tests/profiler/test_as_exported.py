@@ -1,4 +1,6 @@
-"""A run is configured as the exported command configures the training, field by field; what its host lacks is named."""
+"""A run is configured as the exported command configures the training, field by field; what its
+host lacks is named.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,17 @@ from tests.conftest import skip_or_fail
 
 GPU = "h100-sxm-80gb"
 QUERIES: dict[str, dict[str, Any]] = {
-    "dense": {"model": "llama-3-8b", "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}},
+    "dense": {
+        "model": "llama-3-8b",
+        "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    },
     "interleaved": {
         "model": "llama-3-8b",
-        "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2},
+        "parallel": {
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 4,
+            "virtual_pipeline_parallel_size": 2,
+        },
     },
     "recomputed": {
         "model": "gpt-22b",
@@ -33,7 +42,11 @@ QUERIES: dict[str, dict[str, Any]] = {
     "switched": {
         "model": "llama-3-8b",
         "training": {
-            "overlap": {"data_parallel": False, "tensor_parallel": False, "pipeline_parallel": False},
+            "overlap": {
+                "data_parallel": False,
+                "tensor_parallel": False,
+                "pipeline_parallel": False,
+            },
             "cuda_graphs": True,
             "cross_entropy": "in_place",
         },
@@ -41,31 +54,52 @@ QUERIES: dict[str, dict[str, Any]] = {
     },
     "context": {
         "model": "llama-3-8b",
-        "parallel": {"context_parallel_size": 2, "context_parallel_communication": "a2a", "tensor_parallel_size": 2},
+        "parallel": {
+            "context_parallel_size": 2,
+            "context_parallel_communication": "a2a",
+            "tensor_parallel_size": 2,
+        },
     },
-    "experts": {"model": "qwen3-30b-a3b", "parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 1}},
+    "experts": {
+        "model": "qwen3-30b-a3b",
+        "parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 1},
+    },
     "experts of a recipe": {
         "model": "qwen3-30b-a3b",
         "training": {"recipe": "megatron-bridge-26.02", "cuda_graphs": False},
-        "parallel": {"expert_parallel_size": 16, "tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+        "parallel": {
+            "expert_parallel_size": 16,
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+        },
     },
     "latent": {
         "model": "deepseek-v2-lite",
-        "parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 2, "pipeline_parallel_size": 1},
+        "parallel": {
+            "expert_parallel_size": 8,
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 1,
+        },
     },
 }
 OURS = {
     "activation_func",  # as gated_linear_unit
-    "params_dtype", "pipeline_dtype",  # as bf16
+    "params_dtype",
+    "pipeline_dtype",  # as bf16
     "deallocate_pipeline_outputs",  # always, in pretrain_gpt.py
-    "moe_router_load_balancing_type", "moe_router_force_load_balancing",  # a few steps would not balance the router
-    "fp8", "fp8_recipe", "fp16",  # not asked for here
-}  # fmt: skip
+    "moe_router_load_balancing_type",
+    "moe_router_force_load_balancing",  # a few steps would not balance the router
+    "fp8",
+    "fp8_recipe",
+    "fp16",  # not asked for here
+}
 """Fields that a run sets for itself."""
 
 
 def meaning(flags: megatron_lm.Flags) -> dict[str, Any]:
-    """Fields of Megatron Core's classes as megatron/training/arguments.py sets them from these flags."""
+    """Fields of Megatron Core's classes as megatron/training/arguments.py sets them from these
+    flags.
+    """
 
     def on(name: str) -> bool:
         return name in flags
@@ -130,10 +164,17 @@ def meaning(flags: megatron_lm.Flags) -> dict[str, Any]:
         "cuda_graph_impl": word("cuda-graph-impl", "none"),
         "cuda_graph_scope": word("cuda-graph-scope"),
         "use_distributed_optimizer": on("use-distributed-optimizer"),
-        "grad_reduce_in_fp32": on("accumulate-allreduce-grads-in-fp32") or (on("bf16") and not on("grad-reduce-in-bf16")),
+        "grad_reduce_in_fp32": on("accumulate-allreduce-grads-in-fp32")
+        or (on("bf16") and not on("grad-reduce-in-bf16")),
     }
     if on("multi-latent-attention"):
-        for field in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+        for field in (
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_head_dim",
+            "qk_pos_emb_head_dim",
+            "v_head_dim",
+        ):
             found[field] = number(field.replace("_", "-"))
         found["rope_type"] = word("rope-type", "yarn")
     if on("num-experts"):
@@ -152,30 +193,50 @@ def meaning(flags: megatron_lm.Flags) -> dict[str, Any]:
             "moe_grouped_gemm": on("moe-grouped-gemm"),
             "moe_permute_fusion": on("moe-permute-fusion"),
             "expert_model_parallel_size": number("expert-model-parallel-size", 1),
-            "expert_tensor_parallel_size": number("expert-tensor-parallel-size", found["tensor_model_parallel_size"]),
+            "expert_tensor_parallel_size": number(
+                "expert-tensor-parallel-size", found["tensor_model_parallel_size"]
+            ),
         }
     return found
 
 
 def planned(config: ParallelConfig) -> RunRecord:
     return RunRecord(
-        id="r", search_id="s", number=0, digest="", attempt=0, state=RunState.INTENDED, parallel=config, fidelity=Fidelity(),
-        predicted={}, job_name="r", token=0, created_at=datetime.now(UTC),
-    )  # fmt: skip
+        id="r",
+        search_id="s",
+        number=0,
+        digest="",
+        attempt=0,
+        state=RunState.INTENDED,
+        parallel=config,
+        fidelity=Fidelity(),
+        predicted={},
+        job_name="r",
+        token=0,
+        created_at=datetime.now(UTC),
+    )
 
 
 def asked(name: str) -> tuple[TuningProblem, ProfileRequest, megatron_lm.Flags]:
-    """What a search over this query would run first, and what is exported of the same configuration."""
+    """What a search over this query would run first, and what is exported of the same
+    configuration.
+    """
     changes = QUERIES[name]
     query = {
         "kind": "training",
         "cluster": {"gpu": GPU, "num_gpus": 16, "gpus_per_node": 8},
         **changes,
-        "training": {"sequence_length": 4096, "global_batch_size": 64, **changes.get("training", {})},
+        "training": {
+            "sequence_length": 4096,
+            "global_batch_size": 64,
+            **changes.get("training", {}),
+        },
         "parallel": {"micro_batch_size": 1, **changes["parallel"]},
         "search": {"launcher": "slurm"},
     }
-    problem = build_problem(query=schema.parse_query(query), query_json=query, hardware=Hardware(gpu=GPU, num_gpus=16))
+    problem = build_problem(
+        query=schema.parse_query(query), query_json=query, hardware=Hardware(gpu=GPU, num_gpus=16)
+    )
     assert isinstance(problem, TuningProblem)
     config = problem.search.candidates.config(0)
     request = problem.search.request(planned(config))
@@ -187,7 +248,10 @@ def _megatron() -> None:
     try:
         from hp_tool.profiler import model  # noqa: F401
     except ImportError:
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -207,8 +271,11 @@ def test_a_run_is_configured_as_the_exported_command_is(name: str) -> None:
     exported = meaning(flags)
     compared = (run.keys() | exported.keys()) - OURS
     assert compared >= {"num_layers", "apply_rope_fusion", *OF_DDP}
-    usual = {"cuda_graph_scope": None, "account_for_embedding_in_pipeline_split": False,
-             "account_for_loss_in_pipeline_split": False}  # fmt: skip
+    usual = {
+        "cuda_graph_scope": None,
+        "account_for_embedding_in_pipeline_split": False,
+        "account_for_loss_in_pipeline_split": False,
+    }
     differing = {
         field: (run.get(field, usual.get(field)), exported.get(field, usual.get(field)))
         for field in compared
@@ -226,7 +293,9 @@ def test_what_a_host_lacks_is_named_and_the_measurement_is_of_another_software()
     assert differences["gradient_accumulation_fusion"] == ("transformer-engine", "apex")
     assert not run["apply_rope_fusion"] and run["overlap_grad_reduce"]
     record = planned(problem.search.candidates.config(0))
-    whole = problem.search.new_measurement(run=record, measurement=Measurement(status="ok", step_s=1.0))
+    whole = problem.search.new_measurement(
+        run=record, measurement=Measurement(status="ok", step_s=1.0)
+    )
     lacking = problem.search.new_measurement(
         run=record, measurement=Measurement(status="ok", step_s=1.0, differences=differences)
     )
@@ -237,7 +306,9 @@ def test_what_a_host_lacks_is_named_and_the_measurement_is_of_another_software()
 def test_nothing_that_a_host_lacks_stays_on() -> None:
     _, request, _ = asked("switched")
     everything = switches(model=request.model, workload=request.training, parallel=request.parallel)
-    run, differences = without(everything, lacking=("cuda", "transformer-engine", "apex", "deep-ep"))
+    run, differences = without(
+        everything, lacking=("cuda", "transformer-engine", "apex", "deep-ep")
+    )
     assert (run["cuda_graph_impl"], run["cross_entropy_fusion_impl"]) == ("none", "native")
     assert {name for name in run if run[name] != everything[name]} == differences.keys()
     assert without(everything, lacking=()) == (everything, {})
@@ -248,8 +319,12 @@ def test_tokens_are_spread_evenly_where_the_query_is_about_an_even_load() -> Non
     assert request.balanced_routing
     search = problem.search
     record = planned(search.candidates.config(0))
-    uneven = dataclasses.replace(search, training=dataclasses.replace(search.training, expert_imbalance=1.4))
+    uneven = dataclasses.replace(
+        search, training=dataclasses.replace(search.training, expert_imbalance=1.4)
+    )
     assert not uneven.request(record).balanced_routing
-    asked_for = dataclasses.replace(uneven, settings=dataclasses.replace(search.settings, balanced_routing=True))
+    asked_for = dataclasses.replace(
+        uneven, settings=dataclasses.replace(search.settings, balanced_routing=True)
+    )
     assert asked_for.request(record).balanced_routing
     assert not asked("dense")[1].balanced_routing

@@ -1,4 +1,6 @@
-"""Where a step's seconds go: parts that sum to it. Real steps are taken apart in test_agreement and test_native."""
+"""Where a step's seconds go: parts that sum to it. Real steps are taken apart in test_agreement and
+test_native.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ intervals = st.lists(st.tuples(times, times), max_size=6)
 def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
     from hp_tool.profiler.steps import parts
 
-    found = parts(whole=(0.0, 1.0), compute=compute, communication={"all_reduce": reduces, "send_receive": sends})
+    found = parts(
+        whole=(0.0, 1.0),
+        compute=compute,
+        communication={"all_reduce": reduces, "send_receive": sends},
+    )
     assert sum(found.values()) == pytest.approx(1.0)
     assert min(found.values()) >= -1e-12
 
@@ -29,7 +35,11 @@ def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
 def test_hidden_communication_costs_nothing():
     from hp_tool.profiler.steps import parts
 
-    found = parts(whole=(0.0, 10.0), compute=[(0, 4), (3, 6)], communication={"all_reduce": [(5, 8)], "all_gather": [(1, 2)]})
+    found = parts(
+        whole=(0.0, 10.0),
+        compute=[(0, 4), (3, 6)],
+        communication={"all_reduce": [(5, 8)], "all_gather": [(1, 2)]},
+    )
     assert found == {"compute": 6.0, "all_gather": 0.0, "all_reduce": 2.0, "idle": 2.0}
 
 

@@ -27,10 +27,19 @@ def test_clocks_throttling_and_errors_of_memory_are_recorded() -> None:
     states, driver = parse_devices(PRINTED, host="n1")
     assert driver == "550.54.15"
     assert states[0] == DeviceState(
-        host="n1", sm_clock_hz=1.755e9, sm_clock_max_hz=1.98e9, throttled_by="0x4", uncorrected_ecc_errors=0,
-        temperature_c=61.0, power_w=698.12, power_limit_w=700.0,
-    )  # fmt: skip
-    assert (states[1].throttled_by, states[1].uncorrected_ecc_errors) == (None, 3)  # idle is not throttled
+        host="n1",
+        sm_clock_hz=1.755e9,
+        sm_clock_max_hz=1.98e9,
+        throttled_by="0x4",
+        uncorrected_ecc_errors=0,
+        temperature_c=61.0,
+        power_w=698.12,
+        power_limit_w=700.0,
+    )
+    assert (states[1].throttled_by, states[1].uncorrected_ecc_errors) == (
+        None,
+        3,
+    )  # idle is not throttled
     assert states[2] == DeviceState(host="n1", temperature_c=40.0)
     assert parse_devices("", host="n1") == ((), None)
 
@@ -53,8 +62,15 @@ def test_a_broken_device_is_not_the_configurations_fault(message: str, status: s
 def test_a_host_without_memory_is_not_a_device_without(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    on_host = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+    on_host = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
+    )
     assert failure(on_host, rank=0).status == "oom"  # of a run on CPUs
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert failure(on_host, rank=0).status == "crashed"
-    assert failure(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), rank=0).status == "oom"
+    assert (
+        failure(
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), rank=0
+        ).status
+        == "oom"
+    )

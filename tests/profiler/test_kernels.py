@@ -9,7 +9,15 @@ import pytest
 
 from tests.torch_or_skip import torch_or_skip
 
-SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocabulary": 100, "device": "cpu"}
+SHAPE = {
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 128,
+    "vocabulary": 100,
+    "device": "cpu",
+}
 
 
 def test_micro_batches_in_flight_give_the_gradients_of_one_after_the_other() -> None:
@@ -49,6 +57,8 @@ def test_adam_moves_the_16_bit_parameters_and_clears_the_gradients() -> None:
 def test_a_host_without_a_gpu_is_told_so() -> None:
     if torch_or_skip().cuda.is_available():
         pytest.skip("this host has a GPU")
-    run = subprocess.run([sys.executable, "-m", "benchmarks.kernels"], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels"], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 2
     assert "no CUDA device" in run.stderr

@@ -1,4 +1,6 @@
-"""The plain-torch engine: every way of dividing a model trains the same model, and what it does not run is refused by name."""
+"""The plain-torch engine: every way of dividing a model trains the same model, and what it does not
+run is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SINGLE = {
     "gpt-per_op": fsdp(parallel={"recompute": "per_op"}),
     "gpt-bf16": fsdp(training={"precision": "bf16"}),
     "llama": fsdp(model=LLAMA),
-    "llama-per_layer": fsdp(model=LLAMA, parallel={"recompute": "per_layer", "micro_batch_size": 2}),
+    "llama-per_layer": fsdp(
+        model=LLAMA, parallel={"recompute": "per_layer", "micro_batch_size": 2}
+    ),
     "qwen": fsdp(model=QWEN),
     "three": fsdp(model=THREE),
 }
@@ -58,7 +62,9 @@ def run(names: Collection[str], *, folders: pytest.TempPathFactory) -> dict[str,
     measurements = {}
     for processes, cases in ((1, SINGLE), (2, DOUBLE)):
         some = {name: case for name, case in cases.items() if name in names}
-        measurements |= run_together(folders.mktemp(f"native-{processes}"), processes=processes, cases=some)
+        measurements |= run_together(
+            folders.mktemp(f"native-{processes}"), processes=processes, cases=some
+        )
     return measurements
 
 
@@ -87,7 +93,9 @@ def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], 
 
 def agree(measured: dict[str, Measurement], name: str) -> None:
     undivided = measured[name.partition("-")[0]]
-    assert measured[name].losses == pytest.approx(undivided.losses, rel=2e-3 if "bf16" in name else 1e-5)
+    assert measured[name].losses == pytest.approx(
+        undivided.losses, rel=2e-3 if "bf16" in name else 1e-5
+    )
     first, *_, last = measured[name].losses
     assert first == pytest.approx(5.55, abs=0.1)  # ln 256
     assert last < first
@@ -100,7 +108,9 @@ def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
     assert found.tokens_per_second_per_gpu == pytest.approx(4 * 32 / (found.step_s or 0.0) / 2)
     assert len(found.peak_memory_bytes_per_rank) == 2 and min(found.peak_memory_bytes_per_rank) > 0
     parts = found.breakdown_s
-    assert parts is not None and {"compute", "idle"} < parts.keys()  # and what gloo calls its collectives
+    assert (
+        parts is not None and {"compute", "idle"} < parts.keys()
+    )  # and what gloo calls its collectives
     assert parts["compute"] > 0 and sum(parts.values()) > 0.5 * min(found.step_times_s)
 
 
@@ -115,13 +125,24 @@ def test_what_it_runs(case: dict[str, Any]) -> None:
         (fsdp(model=MOE), "num_experts"),
         (fsdp(training={"dropout": 0.1}), "dropout under torch-fsdp"),
         (fsdp(training={"precision": "fp16"}), "precision: fp16 under torch-fsdp"),
-        (fsdp(training={"precision": "bf16", "parameter_precision": "bf16"}), "parameter_precision: bf16"),
+        (
+            fsdp(training={"precision": "bf16", "parameter_precision": "bf16"}),
+            "parameter_precision: bf16",
+        ),
         (fsdp(training={"attention": "unfused"}), "attention: unfused"),
         (fsdp(training={"cross_entropy": "fused"}), "cross_entropy: fused"),
         (fsdp(parallel={"zero_stage": 1}), "zero_stage: 1 under torch-fsdp"),
         (fsdp(parallel={"recompute": "full"}), "recompute: full"),
         (fsdp(parallel=PP2), "a pipeline whose ends share their weight"),
-        (fsdp(parallel={"context_parallel_size": 2, "context_parallel_communication": "all_gather"}), "context parallelism"),
+        (
+            fsdp(
+                parallel={
+                    "context_parallel_size": 2,
+                    "context_parallel_communication": "all_gather",
+                }
+            ),
+            "context parallelism",
+        ),
     ],
 )
 def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:

@@ -1,4 +1,6 @@
-"""One job, several configurations: each is measured as alone, and one that fails costs the others nothing."""
+"""One job, several configurations: each is measured as alone, and one that fails costs the others
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 def test_rivals_train_the_same_model_and_one_that_cannot_run_ends_the_job(tmp_path):
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
     first = request(parallel={"tensor_parallel_size": 2})
     rivals = (
         ParallelConfig(pipeline_parallel_size=2),
@@ -41,5 +46,7 @@ def test_rivals_train_the_same_model_and_one_that_cannot_run_ends_the_job(tmp_pa
         assert rival.step_s > 0
         assert rival.peak_memory_bytes is None
         assert rival.hardware == result.hardware
-    assert result.own.wall_s == pytest.approx(result.wall_s - sum(rival.wall_s for rival in result.rivals))
+    assert result.own.wall_s == pytest.approx(
+        result.wall_s - sum(rival.wall_s for rival in result.rivals)
+    )
     assert 0 < sum(rival.wall_s for rival in result.rivals) < result.wall_s

@@ -1,4 +1,6 @@
-"""Inference runs: the KV cache changes no token, tensor parallelism changes no token, and the times add up."""
+"""Inference runs: the KV cache changes no token, tensor parallelism changes no token, and the times
+add up.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,13 @@ def inference_request(
 ) -> InferenceRequest:
     """Three prompts of eight tokens, six tokens each, on CPU processes."""
     config = ServingConfig(**(parallel or {}))
-    load = {"input_length": 8, "output_length": 6, "concurrency": 3, "precision": "fp32", **(inference or {})}
+    load = {
+        "input_length": 8,
+        "output_length": 6,
+        "concurrency": 3,
+        "precision": "fp32",
+        **(inference or {}),
+    }
     return InferenceRequest(
         **{
             "run_id": "test",
@@ -62,7 +70,10 @@ def inference_request(
         ({"inference": {"prefix_cache_hit_rate": 0.5}}, "prefix_cache_hit_rate: 0.5"),
         ({"inference": {"load": LoadSpec(arrival="poisson")}}, "arrival: poisson"),
         ({"model": LATENT}, "multi-head latent attention"),
-        ({"model": {"num_attention_heads": 1}, "parallel": {"tensor_parallel_size": 2}}, "num_attention_heads 1"),
+        (
+            {"model": {"num_attention_heads": 1}, "parallel": {"tensor_parallel_size": 2}},
+            "num_attention_heads 1",
+        ),
     ],
 )
 def test_what_it_does_not_serve(changes: dict[str, Any], named: str) -> None:
@@ -86,11 +97,19 @@ def test_vllm_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
 def test_vllm_is_asked_for_the_request() -> None:
     from hp_tool.profiler import vllm_bench
 
-    asked = inference_request(model={**QWEN, "vocab_size": 32000}, runner="vllm", parallel={"tensor_parallel_size": 2})
+    asked = inference_request(
+        model={**QWEN, "vocab_size": 32000}, runner="vllm", parallel={"tensor_parallel_size": 2}
+    )
     assert asked.num_processes == 1
     argv = vllm_bench.command("vllm", asked, model=Path("/m"), output_length=6, result=Path("/r"))
     assert argv[:4] == ["vllm", "bench", "latency", "--model=/m"]
-    assert {"--input-len=8", "--output-len=6", "--batch-size=3", "--tensor-parallel-size=2", "--dtype=float32"} <= set(argv)
+    assert {
+        "--input-len=8",
+        "--output-len=6",
+        "--batch-size=3",
+        "--tensor-parallel-size=2",
+        "--dtype=float32",
+    } <= set(argv)
     config = vllm_bench.huggingface_config(asked)
     assert config["architectures"] == ["Qwen3ForCausalLM"] and config["num_key_value_heads"] == 2
     with pytest.raises(UnsupportedError, match="shaped as Llama"):
@@ -100,20 +119,34 @@ def test_vllm_is_asked_for_the_request() -> None:
 def test_vllms_two_benchmarks_give_both_latencies() -> None:
     from hp_tool.profiler import vllm_bench
 
-    first = vllm_bench.read_latencies('{"avg_latency": 0.2, "latencies": [0.1, 0.2, 0.3], "percentiles": {"50": 0.2}}')
-    times = vllm_bench.serving_times(inference_request(runner="vllm"), first=first, whole=[1.2, 1.2, 1.7])
+    first = vllm_bench.read_latencies(
+        '{"avg_latency": 0.2, "latencies": [0.1, 0.2, 0.3], "percentiles": {"50": 0.2}}'
+    )
+    times = vllm_bench.serving_times(
+        inference_request(runner="vllm"), first=first, whole=[1.2, 1.2, 1.7]
+    )
     assert (times.ttft_s, times.tpot_s) == pytest.approx((0.2, 0.2))
     assert times.output_tokens_per_second == pytest.approx(18 / 1.2)
 
 
-SINGLE: dict[str, dict[str, Any]] = {"gpt": {}, "llama": {"model": LLAMA}, "qwen": {"model": QWEN}, "moe": {"model": MOE}}
-DOUBLE = {f"{name}-tp2": {**changes, "parallel": {"tensor_parallel_size": 2}} for name, changes in SINGLE.items()}
+SINGLE: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {"model": LLAMA},
+    "qwen": {"model": QWEN},
+    "moe": {"model": MOE},
+}
+DOUBLE = {
+    f"{name}-tp2": {**changes, "parallel": {"tensor_parallel_size": 2}}
+    for name, changes in SINGLE.items()
+}
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: int) -> None:
-    """`answers.py` serves each request, and again without a cache: every token the whole sequence through the model."""
+    """`answers.py` serves each request, and again without a cache: every token the whole sequence
+    through the model.
+    """
     _needs_megatron()
     cases = SINGLE if processes == 1 else DOUBLE
     files = {
@@ -126,17 +159,27 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     plan = torchrun.job_plan(request, job_name="answers")
     command = (*plan.command[: plan.command.index("-m", 3)], str(script), ".")
     environment = {**plan.environment, "PYTHONPATH": str(script.parents[2])}
-    plan = replace(plan, command=command, environment=environment, files={**plan.files, **files}, timeout_s=120.0)
+    plan = replace(
+        plan,
+        command=command,
+        environment=environment,
+        files={**plan.files, **files},
+        timeout_s=120.0,
+    )
     wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=150)
     log = (tmp_path / "answers" / "job.log").read_text()
-    assert [line for line in log.splitlines() if line.startswith("same tokens")] == [f"same tokens: {n}" for n in sorted(cases)]
+    assert [line for line in log.splitlines() if line.startswith("same tokens")] == [
+        f"same tokens: {n}" for n in sorted(cases)
+    ]
 
 
 @pytest.mark.distributed
 def test_an_inference_run_through_the_launcher(tmp_path: Path) -> None:
     _needs_megatron()
     launcher = create("local", root=tmp_path, cpu_only=True)
-    asked = inference_request(model=LLAMA, parallel={"tensor_parallel_size": 2, "max_num_batched_tokens": 16})
+    asked = inference_request(
+        model=LLAMA, parallel={"tensor_parallel_size": 2, "max_num_batched_tokens": 16}
+    )
     handle = launcher.submit(launcher.plan(asked, job_name="serve"))
     wait(launcher, handle, until={JobState.FINISHED}, limit_s=150)
     found = launcher.fetch(handle)
@@ -150,12 +193,19 @@ def _check(found: Measurement) -> None:
     assert len(times.ttft_times_s) == len(times.tpot_times_s) == 3
     assert min(times.tpot_times_s) <= times.tpot_s <= max(times.tpot_times_s)
     assert 0 < times.tpot_s < times.ttft_s + 1
-    # Nobody waits for less than the mean prompt does, and the tokens of the others come one step at a time.
-    assert times.output_tokens_per_second <= 18 / (min(times.ttft_times_s) + 5 * min(times.tpot_times_s)) * 1.001
+    # Nobody waits for less than the mean prompt does, and the tokens of the others come one step at
+    # a time.
+    assert (
+        times.output_tokens_per_second
+        <= 18 / (min(times.ttft_times_s) + 5 * min(times.tpot_times_s)) * 1.001
+    )
     assert len(found.peak_memory_bytes_per_rank) == 2 and min(found.peak_memory_bytes_per_rank) > 0
     assert found.hardware is not None and found.hardware.num_gpus == 2
 
 
 def _needs_megatron() -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )

@@ -11,7 +11,11 @@ from tests.profiler.requests import request
     ("times", "limits", "words"),
     [
         ((9.0, 1.0, 1.0, 1.0, 1.0), {"step_tolerance_fraction": 0.01}, "all within 0.00%"),
-        ((9.0, 1.0, 1.0, 1.0), {"step_tolerance_fraction": 0.01}, None),  # three do not hold the median safely enough
+        (
+            (9.0, 1.0, 1.0, 1.0),
+            {"step_tolerance_fraction": 0.01},
+            None,
+        ),  # three do not hold the median safely enough
         ((9.0, 1.0, 1.0, 1.02, 1.0), {"step_tolerance_fraction": 0.01}, None),
         ((9.0, 1.0, 1.0, 1.0, 1.0), {}, None),
         ((9.0,), {"longest_step_s": 2.0}, None),  # the warm-up says nothing

@@ -21,16 +21,32 @@ GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_g
         {},
         {"model": LLAMA},
         {"model": {**LLAMA, "attention_bias": True, "mlp_bias": False}},
-        {"model": {**LLAMA, "attention_bias": True, "attention_output_bias": False, "mlp_bias": False}},
+        {
+            "model": {
+                **LLAMA,
+                "attention_bias": True,
+                "attention_output_bias": False,
+                "mlp_bias": False,
+            }
+        },
         {"model": {**LLAMA, "query_key_norm": "head", "sliding_window": 32}},
         {"model": {"position_embedding_offset": 2}},
         {"model": DEEPSEEK},
         {"model": MOE, "parallel": {"expert_parallel_size": 2, "data_parallel_size": 2}},
-        {"model": {**MOE, "num_nextn_predict_layers": 1}, "parallel": {"moe_token_dispatcher_type": "flex"}},
+        {
+            "model": {**MOE, "num_nextn_predict_layers": 1},
+            "parallel": {"moe_token_dispatcher_type": "flex"},
+        },
         {"training": {"cuda_graphs": True, "overlap": OverlapSpec(data_parallel=False)}},
         {"parallel": GATHERED},
         {"parallel": {"recompute": Recompute(granularity="full", method="block", num_layers=2)}},
-        {"training": {"precision": "bf16", "parameter_precision": "bf16", "gradient_precision": "bf16"}},
+        {
+            "training": {
+                "precision": "bf16",
+                "parameter_precision": "bf16",
+                "gradient_precision": "bf16",
+            }
+        },
     ],
 )
 def test_what_it_runs(changes: dict[str, Any]) -> None:
@@ -43,7 +59,10 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"model": {"num_experts": 8}}, "experts with biases"),
         ({"model": {**MOE, "router_bias": True}}, "router_bias: True"),
         ({"model": MOE, "training": {"cuda_graphs": True}}, "cuda_graphs of a model with experts"),
-        ({"training": {"overlap": OverlapSpec(context_parallel=False)}}, "a switch for overlap.context_parallel"),
+        (
+            {"training": {"overlap": OverlapSpec(context_parallel=False)}},
+            "a switch for overlap.context_parallel",
+        ),
         ({"training": {"optimizer_precision": "bf16"}}, "optimizer states in 16 bits on a CPU"),
         (
             {
@@ -52,9 +71,15 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
             },
             "interleaving over two stages without",
         ),
-        ({"model": {**DEEPSEEK, "position_embedding": "none"}}, "latent attention without rotary positions"),
         (
-            {"model": MOE, "parallel": {"recompute": Recompute(granularity="selective", modules=("moe_act",))}},
+            {"model": {**DEEPSEEK, "position_embedding": "none"}},
+            "latent attention without rotary positions",
+        ),
+        (
+            {
+                "model": MOE,
+                "parallel": {"recompute": Recompute(granularity="selective", modules=("moe_act",))},
+            },
             "moe_act without",
         ),
         ({"model": {"architecture": "encoder"}}, "architecture: encoder"),
@@ -77,8 +102,14 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
         ({"training": {"exp_avg_sq_precision": "fp16"}}, "exp_avg_sq_precision: fp16"),
         ({"training": {"master_precision": "remainder"}}, "master_precision: remainder"),
-        ({"parallel": {"context_parallel_size": 2}}, "context parallelism by p2p on a CPU; all_gather is run"),
-        ({"parallel": {"context_parallel_size": 2}, "gpu": "h100-sxm-80gb"}, "by p2p without Transformer Engine"),
+        (
+            {"parallel": {"context_parallel_size": 2}},
+            "context parallelism by p2p on a CPU; all_gather is run",
+        ),
+        (
+            {"parallel": {"context_parallel_size": 2}, "gpu": "h100-sxm-80gb"},
+            "by p2p without Transformer Engine",
+        ),
         ({"parallel": GATHERED, "training": {"attention": "unfused"}}, "with unfused attention"),
         ({"parallel": {"expert_parallel_size": 2}}, "expert parallelism of a dense model"),
         ({"parallel": {"zero_stage": 3}}, "zero_stage: 3"),
@@ -98,8 +129,14 @@ def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
         ({"num_gpus": 4}, "is not num_gpus 4"),
         ({"parallel": {"micro_batch_size": 3}}, "not divisible by 3"),
         ({"parallel": GATHERED, "training": {"sequence_length": 30}}, "not divisible by 2 x CP 2"),
-        ({"model": MOE, "parallel": {"expert_parallel_size": 2}}, "not divisible by expert groups of 2"),
-        ({"model": {"max_position_embeddings": 16}}, "sequence_length above max_position_embeddings 16"),
+        (
+            {"model": MOE, "parallel": {"expert_parallel_size": 2}},
+            "not divisible by expert groups of 2",
+        ),
+        (
+            {"model": {"max_position_embeddings": 16}},
+            "sequence_length above max_position_embeddings 16",
+        ),
         ({"steps": 0}, "steps must be at least 1"),
     ],
 )

@@ -17,24 +17,41 @@ from tests.launchers.contract import wait
 from tests.profiler.requests import request
 
 
-def run_together(root: Path, *, processes: int, cases: dict[str, dict[str, Any]]) -> dict[str, Measurement]:
+def run_together(
+    root: Path, *, processes: int, cases: dict[str, dict[str, Any]]
+) -> dict[str, Measurement]:
     """As one job of the local launcher, which leaves no rank behind should one hang."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
     asked = {name: request(**changes) for name, changes in cases.items()}
     assert {each.num_gpus for each in asked.values()} == {processes}
     script = Path(__file__).with_name("ranks.py")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+    )
     plan = LaunchPlan(
         job_name="ranks",
         command=(*torchrun, str(script), "."),
         environment={"PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"},
-        files={f"{name}.request.json": TypeAdapter(ProfileRequest).dump_json(each).decode() for name, each in asked.items()},
+        files={
+            f"{name}.request.json": TypeAdapter(ProfileRequest).dump_json(each).decode()
+            for name, each in asked.items()
+        },
         num_gpus=processes,
         timeout_s=180.0,
     )
     launcher = create("local", root=root, cpu_only=True)
     wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=240)
-    results = {path.name.split(".")[0]: path.read_bytes() for path in (root / "ranks").glob("*.result.json")}
+    results = {
+        path.name.split(".")[0]: path.read_bytes()
+        for path in (root / "ranks").glob("*.result.json")
+    }
     assert results.keys() == cases.keys(), (root / "ranks" / "job.log").read_text()[-6000:]
     return {name: TypeAdapter(Measurement).validate_json(text) for name, text in results.items()}

@@ -1,6 +1,8 @@
-"""What was promised, held against what happened: each function lists the breaches of one promise, in words.
+"""What was promised, held against what happened: each function lists the breaches of one promise,
+in words.
 
-A promise that a fault suspends (docs/promises.md says which) is held only where that fault did not happen.
+A promise that a fault suspends (docs/promises.md says which) is held only where that fault did not
+happen.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ NEXT_OF_RUN = {
 }
 
 GIVEN_UP = ("interrupted", "cancelled", "the search ended", "its search has")
-"""Causes of runs that were open when somebody or an error ended their search: measured again if it is resumed."""
+"""Causes of runs that were open when somebody or an error ended their search: measured again if it
+is resumed.
+"""
 
 
 def breaches(world: World) -> list[str]:
@@ -38,16 +42,27 @@ def cancel_is_final(world: World) -> Iterator[str]:
         state = world.store.get_search(search_id=search_id).state
         if state is not SearchState.CANCELLED:
             yield f"search {search_id} was cancelled and is {state}"
-    if not world.happened & {"engine", "folder"}:  # neither took the mark by which a cancelled name starts nothing
+    if not world.happened & {
+        "engine",
+        "folder",
+    }:  # neither took the mark by which a cancelled name starts nothing
         yield from (
-            f"job {job.name} began after its search was cancelled" for job in world.engine.jobs.values() if job.too_late
+            f"job {job.name} began after its search was cancelled"
+            for job in world.engine.jobs.values()
+            if job.too_late
         )
 
 
 def nothing_is_lost(world: World) -> Iterator[str]:
     stored = {search.id: search for search in world.searches()}
-    yield from (f"search {each} was accepted and is gone" for each in world.accepted if each not in stored)
-    yield from (f"search {each.id} is still {each.state}" for each in stored.values() if not each.state.ended)
+    yield from (
+        f"search {each} was accepted and is gone" for each in world.accepted if each not in stored
+    )
+    yield from (
+        f"search {each.id} is still {each.state}"
+        for each in stored.values()
+        if not each.state.ended
+    )
     of_job = {run.job_name: run for run in world.runs()}
     for job in world.engine.jobs.values():
         run = of_job.get(job.name)
@@ -65,17 +80,23 @@ def nothing_is_lost(world: World) -> Iterator[str]:
 
 
 def nothing_is_doubled(world: World) -> Iterator[str]:
-    done = Counter((run.search_id, run.digest) for run in world.runs() if run.state is RunState.FINISHED)
+    done = Counter(
+        (run.search_id, run.digest) for run in world.runs() if run.state is RunState.FINISHED
+    )
     yield from (f"{what} was measured {times} times" for what, times in done.items() if times > 1)
     if len(world.searches()) != len(world.accepted):
         yield f"{len(world.accepted)} searches were asked for, {len(world.searches())} are stored"
     if not world.happened & set(ENGINE_FAULTS):
-        yield from (f"job {job.name} ran beside its twin" for job in world.engine.jobs.values() if job.twin)
+        yield from (
+            f"job {job.name} ran beside its twin" for job in world.engine.jobs.values() if job.twin
+        )
 
 
 def no_job_is_orphaned(world: World) -> Iterator[str]:
     yield from (f"job {job.name} is still {job.state}" for job in world.engine.open())
-    yield from (f"run {run.job_name} is still {run.state}" for run in world.runs() if not run.state.ended)
+    yield from (
+        f"run {run.job_name} is still {run.state}" for run in world.runs() if not run.state.ended
+    )
 
 
 def accounting_matches_what_ran(world: World) -> Iterator[str]:
@@ -95,17 +116,30 @@ def accounting_matches_what_ran(world: World) -> Iterator[str]:
             yield f"search {search.id} shows {shown} GPU-seconds; its runs took {booked[search.id]}"
         result = world.store.get_search(search_id=search.id).result
         if result is not None and abs(result["search"]["gpu_seconds"] - booked[search.id]) > 1e-6:
-            yield f"the result of {search.id} says {result['search']['gpu_seconds']}; its runs took {booked[search.id]}"
+            yield (
+                f"the result of {search.id} says {result['search']['gpu_seconds']}; its runs "
+                f"took {booked[search.id]}"
+            )
 
 
 def retries_are_bounded(world: World) -> Iterator[str]:
     tried = Counter((job.search, job.digest) for job in world.engine.jobs.values())
-    yield from (f"{what} was started {times} times" for what, times in tried.items() if times > assumed().search.attempts)
+    yield from (
+        f"{what} was started {times} times"
+        for what, times in tried.items()
+        if times > assumed().search.attempts
+    )
     for search in world.searches():
         claims = 0
         for event in world.events(search.id):
             is_claim = event.kind == "state" and event.payload.get("state") == "running"
-            claims = claims + 1 if is_claim else claims if event.kind in ("proposed", "waiting", "pending") else 0
+            claims = (
+                claims + 1
+                if is_claim
+                else claims
+                if event.kind in ("proposed", "waiting", "pending")
+                else 0
+            )
             if claims > MOST_LOST_CLAIMS:
                 yield f"search {search.id} was claimed {claims} times in a row"
 
@@ -119,7 +153,10 @@ def limits_hold(world: World) -> Iterator[str]:
     done = Counter(run.search_id for run in world.runs() if run.state is RunState.FINISHED)
     for search_id, runs in done.items():
         if runs > world.budgets[search_id]:
-            yield f"search {search_id} measured {runs} configurations; its budget was {world.budgets[search_id]}"
+            yield (
+                f"search {search_id} measured {runs} configurations; its budget was "
+                f"{world.budgets[search_id]}"
+            )
 
 
 def events_are_in_order(world: World) -> Iterator[str]:
@@ -129,7 +166,11 @@ def events_are_in_order(world: World) -> Iterator[str]:
             yield f"search {search.id} has events {[event.seq for event in events]}"
         states = [event.payload.get("state") for event in events if event.kind == "state"]
         ended = {SearchState.SUCCEEDED, SearchState.CANCELLED}
-        yield from (f"search {search.id} went from {one} to {two}" for one, two in pairwise(states) if one in ended and two)
+        yield from (
+            f"search {search.id} went from {one} to {two}"
+            for one, two in pairwise(states)
+            if one in ended and two
+        )
         last: dict[str, str] = {}
         for event in events:
             if event.kind == "run":

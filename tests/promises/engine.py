@@ -1,4 +1,6 @@
-"""A cluster engine in simulated time: its jobs wait, run and end as they are fated, and what befell each is kept."""
+"""A cluster engine in simulated time: its jobs wait, run and end as they are fated, and what befell
+each is kept.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Job:
     def measurement(self) -> Measurement:
         """What its folder tells once it has ended."""
         if self.state is not JobState.FINISHED:
-            return Measurement(status="preempted", wall_s=self.wall_s, cause=f"the engine says {self.state}")
+            return Measurement(
+                status="preempted", wall_s=self.wall_s, cause=f"the engine says {self.state}"
+            )
         if self.fate in ("crashed", "oom", "hangs"):
             status = "timeout" if self.fate == "hangs" else self.fate
             return Measurement(status=status, wall_s=self.wall_s, cause=f"fated: {self.fate}")
@@ -136,7 +140,13 @@ class Engine:
 
     def _state(self, handle: str) -> JobState:
         job = self.jobs.get(handle)
-        return job.state if job is not None else JobState.CANCELLED if handle in self.cancelled else JobState.LOST
+        return (
+            job.state
+            if job is not None
+            else JobState.CANCELLED
+            if handle in self.cancelled
+            else JobState.LOST
+        )
 
     def cancel(self, job_name: str) -> None:
         self.advance()

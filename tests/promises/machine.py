@@ -1,4 +1,6 @@
-"""Histories of users, workers, a sweep and faults, drawn and shrunk by hypothesis; at the end of each all promises are held."""
+"""Histories of users, workers, a sweep and faults, drawn and shrunk by hypothesis; at the end of
+each all promises are held.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +133,9 @@ class Histories(RuleBasedStateMachine):
 
 
 def histories(number: int, *, seed: int | None = None) -> None:
-    """Hold the promises in so many histories: always the same ones, or others by `seed`. A breach is raised with the shortest
-    history that shows it."""
+    """Hold the promises in so many histories: always the same ones, or others by `seed`. A breach
+    is raised with the shortest history that shows it.
+    """
     chosen = settings(
         max_examples=number,
         stateful_step_count=STEPS,

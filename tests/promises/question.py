@@ -1,4 +1,6 @@
-"""What the searches of a simulated history ask, and the study that proposes: a few configurations, one after the other."""
+"""What the searches of a simulated history ask, and the study that proposes: a few configurations,
+one after the other.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ class Small(SearchProblem):
     """A search among a few configurations, of which nothing is predicted."""
 
     def predicted(self, **_: object) -> dict[str, Any]:
-        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order", "hold_probability": 1.0}
+        return {
+            "step_s": 1.0,
+            "calibrated_step_s": 1.0,
+            "chosen_by": "order",
+            "hold_probability": 1.0,
+        }
 
 
 @cache
@@ -30,7 +37,10 @@ def problem(**search: Any) -> Small:
 
 @cache
 def configurations() -> tuple[str, ...]:
-    return tuple(configuration_digest(parallel=problem().candidates.config(row)) for row in range(CONFIGURATIONS))
+    return tuple(
+        configuration_digest(parallel=problem().candidates.config(row))
+        for row in range(CONFIGURATIONS)
+    )
 
 
 class InOrder:
@@ -41,11 +51,17 @@ class InOrder:
 
     def sync(self, runs: list[RunRecord]) -> None:
         tried = {run.digest for run in runs}
-        self._next = next((row for row, digest in enumerate(configurations()) if digest not in tried), None)
+        self._next = next(
+            (row for row, digest in enumerate(configurations()) if digest not in tried), None
+        )
 
     def proposal(self) -> Proposal | None:
         return (
-            None if self._next is None else Proposal(row=self._next, expected_gain=1.0, reason="coverage", hold_probability=1.0)
+            None
+            if self._next is None
+            else Proposal(
+                row=self._next, expected_gain=1.0, reason="coverage", hold_probability=1.0
+            )
         )
 
     def ask(self) -> tuple[object, int | None]:

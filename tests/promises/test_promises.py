@@ -1,5 +1,6 @@
-"""The promises of docs/promises.md about searches and their jobs: each held while the faults that threaten it come after every
-few calls that a worker makes."""
+"""The promises of docs/promises.md about searches and their jobs: each held while the faults that
+threaten it come after every few calls that a worker makes.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +130,9 @@ def test_events_are_in_order(hours: float) -> None:
 
 
 def test_runs_of_a_dead_worker_leave_the_cluster_to_others() -> None:
-    """One worker is left, over an older search; the runs that fill the cluster wait for somebody to end them."""
+    """One worker is left, over an older search; the runs that fill the cluster wait for somebody to
+    end them.
+    """
     with world() as w:
         older = w.submit(budget_runs=1, parallel_runs=1)
         w.store.request_pause(search_id=older)
@@ -146,7 +149,9 @@ def test_runs_of_a_dead_worker_leave_the_cluster_to_others() -> None:
 
 @pytest.mark.parametrize("hours", [0.0, -1.0])
 def test_a_search_given_back_with_runs_under_way_is_taken_up_again(hours: float) -> None:
-    """Its runs fill the cluster; two older searches wait for room. The clock may have been set back since."""
+    """Its runs fill the cluster; two older searches wait for room. The clock may have been set back
+    since.
+    """
     with world() as w:
         older = [w.submit(budget_runs=1, parallel_runs=1) for _ in range(2)]
         for search_id in older:
@@ -182,7 +187,9 @@ def test_a_search_that_is_interrupted_pauses_also_where_its_job_cannot_be_ended(
 
 
 def test_the_sweep_closes_what_a_failed_search_left_open() -> None:
-    """The engine is away for so long that the search fails and its job is not ended: it ends by itself, and nobody looks."""
+    """The engine is away for so long that the search fails and its job is not ended: it ends by
+    itself, and nobody looks.
+    """
     with world() as w:
         w.submit(budget_runs=1, parallel_runs=1)
         worker = w.hire()

@@ -1,5 +1,6 @@
-"""A service in miniature whose processes take turns as a history says: workers and a sweep over the real store and coordinator,
-in simulated time, each of which may stop for good or for a while before any call to the database or the engine.
+"""A service in miniature whose processes take turns as a history says: workers and a sweep over the
+real store and coordinator, in simulated time, each of which may stop for good or for a while before
+any call to the database or the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from sqlalchemy.pool import StaticPool
 
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import EventRecord, Lease, OpenRunsLimit, RunRecord, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    EventRecord,
+    Lease,
+    OpenRunsLimit,
+    RunRecord,
+    SearchRecord,
+    SearchState,
+)
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.search import charges, coordinator
 from hp_tool.search.account import progress_of
@@ -44,16 +52,23 @@ CLUSTER = "shared"
 CLUSTER_RUNS = 2
 """Runs that the cluster takes at a time, of all searches."""
 DRAIN_S = 2700.0
-"""Far more than any history needs to end, and less than what a clock that is set back by an hour would add."""
+"""Far more than any history needs to end, and less than what a clock that is set back by an hour
+would add.
+"""
 CALLS, SWEEPS = 20, 2
 EPOCH = datetime(2030, 1, 1, 12, tzinfo=UTC)
-STORE_FAULTS, ENGINE_FAULTS = ("database", "answer of the database"), ("engine", "answer of the engine", "folder")
+STORE_FAULTS, ENGINE_FAULTS = (
+    ("database", "answer of the database"),
+    ("engine", "answer of the engine", "folder"),
+)
 FAULTS = STORE_FAULTS + ENGINE_FAULTS
 
 
 @dataclass(kw_only=True)
 class Port:
-    """A store or an engine as a process sees it: each call is a moment at which others may act, and may fail."""
+    """A store or an engine as a process sees it: each call is a moment at which others may act, and
+    may fail.
+    """
 
     world: World
     behind: Any
@@ -160,7 +175,9 @@ class World:
 
     def _wall_clock(self, zone: object = None) -> datetime:
         """No two answers are the same, so that nothing is ordered by chance."""
-        return EPOCH + timedelta(seconds=self.elapsed_s + self.shift_s, microseconds=next(self._ticks))
+        return EPOCH + timedelta(
+            seconds=self.elapsed_s + self.shift_s, microseconds=next(self._ticks)
+        )
 
     def _is_cancelled(self, search_id: str) -> bool:
         return self.store.get_search(search_id=search_id).state is SearchState.CANCELLED
@@ -169,7 +186,10 @@ class World:
 
     def submit(self, *, budget_runs: int, parallel_runs: int) -> str:
         """A new search. A user whom no answer reached asks again, with the same key."""
-        query = {"cluster": CLUSTER, "search": {"budget_runs": budget_runs, "parallel_runs": parallel_runs}}
+        query = {
+            "cluster": CLUSTER,
+            "search": {"budget_runs": budget_runs, "parallel_runs": parallel_runs},
+        }
         key = f"request-{len(self.accepted)}"
         users: Any = Port(world=self, behind=self.store, faults=STORE_FAULTS)
         while True:
@@ -196,7 +216,10 @@ class World:
         return self._read("searches", lambda: self.store.list_searches(limit=200).items)
 
     def runs(self) -> list[RunRecord]:
-        return self._read("runs", lambda: [run for each in self.accepted for run in self.store.runs(search_id=each)])
+        return self._read(
+            "runs",
+            lambda: [run for each in self.accepted for run in self.store.runs(search_id=each)],
+        )
 
     def events(self, search_id: str) -> list[EventRecord]:
         return self.store.events(search_id=search_id, limit=10_000)
@@ -210,7 +233,9 @@ class World:
         return self._seen[what][1]
 
     def drain(self) -> None:
-        """Everything works again, and users resume what they had paused: work until every search has ended, and sweep."""
+        """Everything works again, and users resume what they had paused: work until every search
+        has ended, and sweep.
+        """
         self.armed.clear()
         until = self.elapsed_s + DRAIN_S
         while self.elapsed_s < until:
@@ -232,7 +257,10 @@ class World:
         if not self.workers():
             self.hire()
         for _ in range(calls):
-            min((each for each in self.processes.values() if each.is_alive), key=lambda each: each.wakes_at).run(1)
+            min(
+                (each for each in self.processes.values() if each.is_alive),
+                key=lambda each: each.wakes_at,
+            ).run(1)
 
     # Processes
 
@@ -274,7 +302,11 @@ class World:
         while not process.stopping:
             lease = None
             with suppress(HpToolError):
-                claim = store.claim_search(holder=process.name, lease_s=LEASE_S) if self._is_work() else None
+                claim = (
+                    store.claim_search(holder=process.name, lease_s=LEASE_S)
+                    if self._is_work()
+                    else None
+                )
                 lease = None if claim is None else claim[1]
             if lease is None:
                 self.sleep(IDLE_S)
@@ -290,7 +322,9 @@ class World:
     def _is_work() -> bool:
         """Whether a claim may find anything: asked for speed alone."""
         with _engine().connect() as connection:
-            waiting = connection.exec_driver_sql("SELECT 1 FROM hp_searches WHERE state IN ('queued', 'running')")
+            waiting = connection.exec_driver_sql(
+                "SELECT 1 FROM hp_searches WHERE state IN ('queued', 'running')"
+            )
             return waiting.first() is not None
 
     def _hand_back(self, store: Any, lease: Lease, process: Process) -> None:
@@ -318,7 +352,9 @@ class World:
                 problem=problem(**record.query["search"]),
                 projection=InOrder(),  # type: ignore[arg-type]
                 site=Site(limit=OpenRunsLimit(cluster=CLUSTER, runs=CLUSTER_RUNS)),
-                timing=Timing(lease_s=LEASE_S, poll_s=POLL_S, sleep=self.sleep, clock=lambda: self.elapsed_s),
+                timing=Timing(
+                    lease_s=LEASE_S, poll_s=POLL_S, sleep=self.sleep, clock=lambda: self.elapsed_s
+                ),
                 should_release=lambda: process.stopping,
             ).run()
             if outcome.state == "released":
@@ -326,7 +362,9 @@ class World:
                 return
             runs = store.runs(search_id=lease.search_id)
             account = account_of(runs, outcome, search_id=lease.search_id, seconds=0.0)
-            store.set_progress(lease=lease, progress=progress_of(runs, budget_runs=1, expected_gain=None))
+            store.set_progress(
+                lease=lease, progress=progress_of(runs, budget_runs=1, expected_gain=None)
+            )
             error = None if account.error is None else account.error.as_dict()
             summary = account.summary(settings=SearchSettings(), grid_gpu_seconds=None)
             end(store, lease, Result(search=summary, error=error))  # type: ignore[arg-type]
@@ -358,7 +396,9 @@ def _engine() -> sa.Engine:
 
 
 def fresh_store() -> SqlStore:
-    """The store on an empty database in memory, which all histories of this process use one after the other."""
+    """The store on an empty database in memory, which all histories of this process use one after
+    the other.
+    """
     with _engine().begin() as connection:
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())

@@ -38,9 +38,16 @@ class Bench:
             coverage_runs=coverage_runs(self.problem.settings, prior=prior_for(kind="cpu")),
             seed=0,
         )
-        return StudyProjection(search_id=self.search_id, problem=self.problem, sampler=sampler, storage=storage or self.storage)
+        return StudyProjection(
+            search_id=self.search_id,
+            problem=self.problem,
+            sampler=sampler,
+            storage=storage or self.storage,
+        )
 
-    def coordinator(self, lease=None, storage=None, reusable=None, should_release=lambda: False, **timing):
+    def coordinator(
+        self, lease=None, storage=None, reusable=None, should_release=lambda: False, **timing
+    ):
         self.last = self.projection(storage)
         return Coordinator(
             store=self.store,

@@ -1,4 +1,6 @@
-"""A cluster engine that keeps its jobs in memory, with a known truth and failures to order; and a problem to search."""
+"""A cluster engine that keeps its jobs in memory, with a known truth and failures to order; and a
+problem to search.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,15 @@ def make_problem(**settings: object) -> SearchProblem:
     )
     return SearchProblem(
         query={"kind": "training"},
-        model=ModelSpec(num_hidden_layers=8, hidden_size=256, num_attention_heads=8, vocab_size=1024),
+        model=ModelSpec(
+            num_hidden_layers=8, hidden_size=256, num_attention_heads=8, vocab_size=1024
+        ),
         cluster=ClusterSpec(
-            gpu=gpu, num_gpus=8, gpus_per_node=8, nvlink_domain_size=8, inter_node_bandwidth_bytes_per_second=1e10
+            gpu=gpu,
+            num_gpus=8,
+            gpus_per_node=8,
+            nvlink_domain_size=8,
+            inter_node_bandwidth_bytes_per_second=1e10,
         ),
         training=TrainingWorkload(sequence_length=128, global_batch_size=16),
         settings=SearchSettings(**settings),
@@ -61,7 +69,9 @@ class Job:
 
 @dataclass
 class MemoryEngine:
-    """Jobs take three polls. `outcome(request)` may answer something else than the truth; `on_poll` is called each time."""
+    """Jobs take three polls. `outcome(request)` may answer something else than the truth; `on_poll`
+    is called each time.
+    """
 
     problem: SearchProblem
     name: str = "memory"
@@ -78,7 +88,12 @@ class MemoryEngine:
     def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
         self._planned = request
         return LaunchPlan(
-            job_name=job_name, command=("run",), environment={}, files={}, num_gpus=request.num_gpus, timeout_s=60.0
+            job_name=job_name,
+            command=("run",),
+            environment={},
+            files={},
+            num_gpus=request.num_gpus,
+            timeout_s=60.0,
         )
 
     def submit(self, plan: LaunchPlan) -> str:
@@ -115,7 +130,11 @@ class MemoryEngine:
             job.state = JobState.CANCELLED
 
     def open_jobs(self) -> list[str]:
-        return [name for name, job in self.jobs.items() if job.state in (JobState.QUEUED, JobState.RUNNING)]
+        return [
+            name
+            for name, job in self.jobs.items()
+            if job.state in (JobState.QUEUED, JobState.RUNNING)
+        ]
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return ""

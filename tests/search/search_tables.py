@@ -13,9 +13,13 @@ DEVICE_BYTES = 16.0 * GIB
 
 
 def make_table() -> CandidateTable:
-    """t, p in 1, 2, 4 with t p <= 8, sequence parallelism, recomputation, micro-batch size: 8 devices, 16 micro-sequences."""
+    """t, p in 1, 2, 4 with t p <= 8, sequence parallelism, recomputation, micro-batch size: 8
+    devices, 16 micro-sequences.
+    """
     rows = []
-    for t, p, b, sp, recompute in product((1, 2, 4), (1, 2, 4), (1, 2), (False, True), ("none", "selective", "full")):
+    for t, p, b, sp, recompute in product(
+        (1, 2, 4), (1, 2, 4), (1, 2), (False, True), ("none", "selective", "full")
+    ):
         if t * p > 8 or (sp and t == 1):
             continue
         d = 8 // (t * p)
@@ -24,7 +28,9 @@ def make_table() -> CandidateTable:
     t, p, b, sp, recompute, d, m = zip(*rows, strict=True)
     ta, pa, ba, da, ma = (np.array(x, dtype=float) for x in (t, p, b, d, m))
     spa = np.array(sp)
-    extra = np.select([np.array(recompute) == "selective", np.array(recompute) == "full"], [0.02, 0.33], 0.0)
+    extra = np.select(
+        [np.array(recompute) == "selective", np.array(recompute) == "full"], [0.02, 0.33], 0.0
+    )
     compute = 1.0 + 0.1 / ba
     memory = 8.0 / (ta * pa) + ba * 6.0 / ta * np.where(spa, 0.8, 1.0) * np.select(
         [extra == 0.02, extra > 0.3], [0.7, 0.2], 1.0
@@ -52,9 +58,13 @@ def make_table() -> CandidateTable:
     )
 
 
-def true_step_s(table: CandidateTable, *, communication: float = 2.0, compute: float = 1.2, noise: float = 0.02) -> np.ndarray:
+def true_step_s(
+    table: CandidateTable, *, communication: float = 2.0, compute: float = 1.2, noise: float = 0.02
+) -> np.ndarray:
     """A machine whose communication is slower than predicted, with a fixed error per row."""
     seconds = np.zeros(len(table))
     for name, part in table.parts_s.items():
-        seconds += part * (communication if name in ("tensor_parallel", "data_parallel") else compute)
+        seconds += part * (
+            communication if name in ("tensor_parallel", "data_parallel") else compute
+        )
     return seconds * np.random.default_rng(7).lognormal(0.0, noise, len(table))

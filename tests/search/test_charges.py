@@ -100,7 +100,9 @@ def test_a_late_look_at_a_job_that_has_ended_is_no_wait(bench, clock):
 def test_a_job_that_waits_is_shown_with_its_reason_and_when_it_is_expected(bench, clock):
     b = bench(budget_runs=1)
     seen = []
-    b.engine.on_poll = lambda: seen.append(b.store.get_search(search_id=b.search_id).progress.get("pending"))
+    b.engine.on_poll = lambda: seen.append(
+        b.store.get_search(search_id=b.search_id).progress.get("pending")
+    )
     b.coordinator(clock=clock).run()
     assert {"runs": 1, "reason": "Resources", "starts_at": "2026-11-22T10:00:00"} in seen
     assert seen[-1] is None or "pending" not in b.store.get_search(search_id=b.search_id).progress
@@ -134,14 +136,28 @@ def test_what_the_engine_took_off_is_charged_by_its_account_and_leaves_its_trace
     def fetch(handle):
         taken[:] = ["over"]
         hardware = Hardware(gpu="test-gpu", num_gpus=8, hosts=("n7",))
-        return Measurement(status="preempted", cause="PREEMPTED by urgent", wall_s=4.0, hardware=hardware, log_tail="step 1")
+        return Measurement(
+            status="preempted",
+            cause="PREEMPTED by urgent",
+            wall_s=4.0,
+            hardware=hardware,
+            log_tail="step 1",
+        )
 
     b.engine.outcome, original = outcome, b.engine.fetch
     b.engine.fetch = lambda handle: fetch(handle) if not taken else original(handle)
     b.coordinator(clock=clock).run()
     first = b.runs()[0]
-    assert (first.state, first.cause, first.gpu_seconds) == (RunState.ABANDONED, "PREEMPTED by urgent", 4.0 * 8)
-    assert (first.account["hosts"], first.account["log_tail"], first.account["wall_s"]) == (["n7"], "step 1", 4.0)
+    assert (first.state, first.cause, first.gpu_seconds) == (
+        RunState.ABANDONED,
+        "PREEMPTED by urgent",
+        4.0 * 8,
+    )
+    assert (first.account["hosts"], first.account["log_tail"], first.account["wall_s"]) == (
+        ["n7"],
+        "step 1",
+        4.0,
+    )
 
 
 def test_a_refusal_by_the_site_ends_the_search_at_the_first_answer(bench, clock):
@@ -167,7 +183,11 @@ def test_a_run_that_is_refused_once_others_have_run_leaves_the_result_so_far(ben
     b.engine.outcome = lambda request: refused if len(b.engine.submissions) > 2 else None
     outcome = b.coordinator(clock=clock).run()
     assert (outcome.state, outcome.stopped_because) == ("succeeded", "refused")
-    assert [run.state for run in b.runs()] == [RunState.FINISHED, RunState.FINISHED, RunState.ABANDONED]
+    assert [run.state for run in b.runs()] == [
+        RunState.FINISHED,
+        RunState.FINISHED,
+        RunState.ABANDONED,
+    ]
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -204,7 +224,9 @@ def test_a_node_that_failed_twice_is_avoided(bench, clock):
         return submit(plan)
 
     def fetch(handle):
-        return Measurement(status="preempted", cause="NODE_FAIL", wall_s=1.0, suspects=("n7", f"n{len(plans)}"))
+        return Measurement(
+            status="preempted", cause="NODE_FAIL", wall_s=1.0, suspects=("n7", f"n{len(plans)}")
+        )
 
     b.engine.submit, original = noted, b.engine.fetch
     b.engine.outcome = lambda request: JobState.PREEMPTED if len(plans) < 3 else None

@@ -100,9 +100,9 @@ def test_a_budget_changed_during_a_run_holds_from_then_on(bench, budget_runs, ru
     b.engine.on_poll = change
     outcome = b.coordinator(lease_s=0.001).run()
     assert (outcome.stopped_because, len(b.runs())) == ("budget_runs", runs)
-    assert [event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "budget"] == [
-        {"budget_runs": budget_runs}
-    ]
+    assert [
+        event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "budget"
+    ] == [{"budget_runs": budget_runs}]
 
 
 def test_a_release_leaves_the_job_to_the_next_coordinator(bench):
@@ -150,12 +150,16 @@ def test_the_study_is_a_projection_that_can_be_thrown_away(bench, tmp_path):
 def test_predictions_are_stored_before_the_run_and_improve(bench):
     b = bench(budget_runs=8, min_gain_fraction=0.0)
     b.coordinator().run()
-    errors = [abs(np.log(run.predicted["calibrated_step_s"] / run.measurement.step_s)) for run in b.runs()]
+    errors = [
+        abs(np.log(run.predicted["calibrated_step_s"] / run.measurement.step_s)) for run in b.runs()
+    ]
     assert np.median(errors[4:]) < np.median(errors[:2])
     assert b.runs()[0].predicted["chosen_by"] == "analytic_best"
     assert b.runs()[0].predicted["calibration_measurements"] == 0
     assert b.runs()[-1].predicted["calibration_measurements"] == 7
-    proposed = [event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "proposed"]
+    proposed = [
+        event.payload for event in b.store.events(search_id=b.search_id) if event.kind == "proposed"
+    ]
     assert [payload["run_id"] for payload in proposed] == [run.id for run in b.runs()[:7]]
     assert proposed[-1]["calibration"]["measurements"] == 6
     assert b.runs()[7].predicted["chosen_by"] == "repeat"

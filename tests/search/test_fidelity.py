@@ -33,9 +33,16 @@ POWERS = st.sampled_from([1, 2, 4, 8])
 
 @given(t=POWERS, c=POWERS, p=POWERS, d=st.integers(1, 96), per_node=st.sampled_from([2, 4, 8]))
 def test_replicas_keep_the_pattern_of_their_group(t, c, p, d, per_node):
-    config = ParallelConfig(tensor_parallel_size=t, context_parallel_size=c, pipeline_parallel_size=p, data_parallel_size=d)
+    config = ParallelConfig(
+        tensor_parallel_size=t,
+        context_parallel_size=c,
+        pipeline_parallel_size=p,
+        data_parallel_size=d,
+    )
     one = Candidates.from_configs([config])
-    kept = int(replicas_kept(one, data_parallel_size=one.data_parallel_size, gpus_per_node=per_node)[0])
+    kept = int(
+        replicas_kept(one, data_parallel_size=one.data_parallel_size, gpus_per_node=per_node)[0]
+    )
     assert d % kept == 0
     assert (kept == 1) == (d == 1)
     assert (t * c * kept > per_node) == (t * c * d > per_node) or t * c * 2 > per_node >= t * c * d
@@ -47,8 +54,14 @@ def test_a_reduced_request_is_consistent():
     config = ParallelConfig(pipeline_parallel_size=4, data_parallel_size=16, micro_batch_size=2)
     assert micro_batches_kept(training, config) == 8
     fidelity = Fidelity(num_hidden_layers=16, data_parallel_size=2, num_micro_batches=8)
-    small, batch, parallel = reduced(fidelity=fidelity, model=model, training=training, parallel=config)
-    assert (small.num_hidden_layers, batch.global_batch_size, parallel.data_parallel_size) == (16, 2 * 8 * 2, 2)
+    small, batch, parallel = reduced(
+        fidelity=fidelity, model=model, training=training, parallel=config
+    )
+    assert (small.num_hidden_layers, batch.global_batch_size, parallel.data_parallel_size) == (
+        16,
+        2 * 8 * 2,
+        2,
+    )
     assert num_gpus(config, fidelity) == num_gpus(parallel) == 8
     same = reduced(fidelity=Fidelity(steps=9), model=model, training=training, parallel=config)
     assert same == (model, training, config) and Fidelity(steps=9).is_whole
@@ -56,10 +69,20 @@ def test_a_reduced_request_is_consistent():
 
 def run(config, *, step_s, fidelity=WHOLE, ratio=4.0):
     return RunRecord(
-        id="r", search_id="s", number=0, digest="d", attempt=0, state=RunState.FINISHED, parallel=config, fidelity=fidelity,
-        predicted={EXTRAPOLATION_RATIO: ratio}, job_name="j", token=1,
-        measurement=Measurement(status="ok", step_s=step_s, fidelity=fidelity), created_at=datetime.now(UTC),
-    )  # fmt: skip
+        id="r",
+        search_id="s",
+        number=0,
+        digest="d",
+        attempt=0,
+        state=RunState.FINISHED,
+        parallel=config,
+        fidelity=fidelity,
+        predicted={EXTRAPOLATION_RATIO: ratio},
+        job_name="j",
+        token=1,
+        measurement=Measurement(status="ok", step_s=step_s, fidelity=fidelity),
+        created_at=datetime.now(UTC),
+    )
 
 
 SMALL = Fidelity(num_micro_batches=2)
@@ -68,7 +91,11 @@ SMALL = Fidelity(num_micro_batches=2)
 def test_a_reduced_run_stands_for_the_whole_with_an_interval():
     first = run(ParallelConfig(), step_s=2.0, fidelity=SMALL)
     found = extrapolated(first, replace(first.measurement, fidelity=Fidelity()), runs=[])
-    assert (found.step_s, found.extrapolated_step_s, found.fidelity) == (2.0, pytest.approx(8.0), SMALL)
+    assert (found.step_s, found.extrapolated_step_s, found.fidelity) == (
+        2.0,
+        pytest.approx(8.0),
+        SMALL,
+    )
     low, high = found.extrapolated_step_s_interval
     assert low < 8.0 < high
     assert found.objective_s == found.extrapolated_step_s
@@ -79,18 +106,27 @@ def test_a_reduced_run_stands_for_the_whole_with_an_interval():
 
 
 def test_configurations_that_ran_both_ways_correct_the_others():
-    """The whole takes 20 % longer than reduced runs imply: after a few pairs that is believed, and the interval narrows."""
+    """The whole takes 20 % longer than reduced runs imply: after a few pairs that is believed, and
+    the interval narrows.
+    """
     configs = [ParallelConfig(micro_batch_size=b) for b in (1, 2, 3, 4, 5)]
     new = run(configs[-1], step_s=2.0, fidelity=SMALL)
     answers = []
     for pairs in range(5):
-        known = [each for c in configs[:pairs] for each in (run(c, step_s=1.0, fidelity=SMALL), run(c, step_s=4.8))]
+        known = [
+            each
+            for c in configs[:pairs]
+            for each in (run(c, step_s=1.0, fidelity=SMALL), run(c, step_s=4.8))
+        ]
         answers.append(extrapolated(new, new.measurement, runs=known))
     steps = [answer.extrapolated_step_s for answer in answers]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(8.0)
     assert steps[-1] == pytest.approx(9.6, rel=0.02)
-    widths = [math.log(a.extrapolated_step_s_interval[1] / a.extrapolated_step_s_interval[0]) for a in answers]
+    widths = [
+        math.log(a.extrapolated_step_s_interval[1] / a.extrapolated_step_s_interval[0])
+        for a in answers
+    ]
     assert np.all(np.diff(widths) < 0)
 
 

@@ -1,4 +1,6 @@
-"""A coordinator that was away while it submitted a job, and what the job of a run that is given up costs."""
+"""A coordinator that was away while it submitted a job, and what the job of a run that is given up
+costs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def b(tmp_path):
 
 
 class SleepyEngine(MemoryEngine):
-    """`asleep()` happens in the middle of the first submit, of whose name it knows nothing: an engine that keeps no names."""
+    """`asleep()` happens in the middle of the first submit, of whose name it knows nothing: an
+    engine that keeps no names.
+    """
 
     def submit(self, plan):
         if not self.submissions:
@@ -69,7 +73,9 @@ def test_a_job_that_another_coordinator_has_adopted_is_left_to_it(sleepy):
 
 def test_a_cancel_books_what_the_job_took_by_its_own_account(b):
     """Not how long the coordinator that ends it has known it."""
-    first = b.coordinator(lease=b.claim(lease_s=0.01), lease_s=0.01, should_release=lambda: bool(b.engine.submissions))
+    first = b.coordinator(
+        lease=b.claim(lease_s=0.01), lease_s=0.01, should_release=lambda: bool(b.engine.submissions)
+    )
     assert first.run().state == "released"
     b.store.request_cancel(search_id=b.search_id)
     assert b.coordinator(lease=wait_for_claim(b)).run().state == "cancelled"
@@ -95,7 +101,9 @@ def test_the_name_of_an_attempt_that_is_given_up_is_given_up_too(b):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_job_that_was_killed_from_outside_is_tried_once_more_before_its_configuration_is_blamed(b, times):
+def test_a_job_that_was_killed_from_outside_is_tried_once_more_before_its_configuration_is_blamed(
+    b, times
+):
     killed = Measurement(status="preempted", cause=KILLED, wall_s=1.0)
     b.engine.outcome = lambda request: killed if len(b.engine.submissions) <= times else None
     assert b.coordinator().run().state == "succeeded"

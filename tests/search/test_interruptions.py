@@ -110,7 +110,9 @@ def test_cancel_during_a_run_ends_its_job(bench):
     assert not b.last.study.get_trials(states=(TrialState.RUNNING,))
 
 
-def test_cancel_ends_a_job_that_was_submitted_by_a_coordinator_which_died_before_storing_its_handle(bench, monkeypatch):
+def test_cancel_ends_a_job_that_was_submitted_by_a_coordinator_which_died_before_storing_its_handle(
+    bench, monkeypatch
+):
     b = bench(budget_runs=5)
 
     def die(**_):
@@ -142,9 +144,15 @@ def test_what_the_engine_took_off_is_tried_again_but_not_forever(bench, state):
     b.engine.outcome = outcome
     assert b.coordinator().run().state == "succeeded"
     attempts = [run for run in b.runs() if run.parallel == unlucky[0]]
-    assert [run.state for run in attempts] == [RunState.ABANDONED, RunState.ABANDONED, RunState.FINISHED]
+    assert [run.state for run in attempts] == [
+        RunState.ABANDONED,
+        RunState.ABANDONED,
+        RunState.FINISHED,
+    ]
     assert attempts[-1].measurement.status == "preempted"
-    assert sum(run.measurement is not None and run.measurement.status == "ok" for run in b.runs()) == 2
+    assert (
+        sum(run.measurement is not None and run.measurement.status == "ok" for run in b.runs()) == 2
+    )
 
 
 def test_a_submission_that_is_refused_is_a_failed_run_with_its_cause(bench):
@@ -220,11 +228,15 @@ def test_a_runs_folder_that_stays_full_is_left_to_another_worker(bench):
 
 def test_a_result_that_cannot_be_stored_is_a_crash_and_ends_no_search(bench):
     b = bench(budget_runs=2, min_gain_fraction=0.0)
-    odd = Measurement(status="ok", step_s=1.0, wall_s=10.0, differences={"fuses": ("package" * 100,)})
+    odd = Measurement(
+        status="ok", step_s=1.0, wall_s=10.0, differences={"fuses": ("package" * 100,)}
+    )
     b.engine.outcome = lambda request: odd if len(b.engine.submissions) == 1 else None
     assert b.coordinator().run().state == "succeeded"
     first, second = (run.measurement for run in b.runs())
-    assert first.status == "crashed" and first.cause.startswith("its result cannot be stored: cluster_key has")
+    assert first.status == "crashed" and first.cause.startswith(
+        "its result cannot be stored: cluster_key has"
+    )
     assert second.status == "ok" and b.runs()[0].gpu_seconds == 80.0
 
 

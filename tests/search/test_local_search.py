@@ -1,4 +1,6 @@
-"""The comparison of a search with measuring everything, on an engine in memory whose truth is the cost model's."""
+"""The comparison of a search with measuring everything, on an engine in memory whose truth is the
+cost model's.
+"""
 
 from __future__ import annotations
 

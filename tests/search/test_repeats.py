@@ -16,12 +16,24 @@ from hp_tool.search.planner import unsure
 
 def run(b, times, *, fidelity=None):
     fidelity = fidelity or Fidelity()
-    measurement = Measurement(status="ok", step_s=float(np.median(times)), step_times_s=tuple(times), fidelity=fidelity)
+    measurement = Measurement(
+        status="ok", step_s=float(np.median(times)), step_times_s=tuple(times), fidelity=fidelity
+    )
     return RunRecord(
-        id=f"r{b}", search_id="s", number=b, digest=f"{b}", attempt=0, state=RunState.FINISHED,
-        parallel=ParallelConfig(micro_batch_size=b), fidelity=fidelity, predicted={}, job_name=f"j{b}", token=1,
-        measurement=measurement, created_at=datetime.now(UTC),
-    )  # fmt: skip
+        id=f"r{b}",
+        search_id="s",
+        number=b,
+        digest=f"{b}",
+        attempt=0,
+        state=RunState.FINISHED,
+        parallel=ParallelConfig(micro_batch_size=b),
+        fidelity=fidelity,
+        predicted={},
+        job_name=f"j{b}",
+        token=1,
+        measurement=measurement,
+        created_at=datetime.now(UTC),
+    )
 
 
 NOISY = (0.8, 0.9, 1.0, 1.1, 1.2)
@@ -64,12 +76,18 @@ def test_a_ratio_is_of_the_means_of_runs_and_as_wide_as_their_noise():
     steps = measured_steps([run(1, STEADY), run(1, scaled(1.1)), run(2, scaled(2.2))], kind="gpu")
     assert steps.num_repeats == 1
     # s^2 = (4 x 0.03^2 + 2 (ln 1.1 / 2)^2) / 5
-    assert steps.repeat_log_sd == pytest.approx(np.sqrt((4 * 0.03**2 + 2 * (np.log(1.1) / 2) ** 2) / 5))
-    factor, low, high = steps.ratio(ParallelConfig(micro_batch_size=2), ParallelConfig(micro_batch_size=1))
+    assert steps.repeat_log_sd == pytest.approx(
+        np.sqrt((4 * 0.03**2 + 2 * (np.log(1.1) / 2) ** 2) / 5)
+    )
+    factor, low, high = steps.ratio(
+        ParallelConfig(micro_batch_size=2), ParallelConfig(micro_batch_size=1)
+    )
     width = np.exp(1.6449 * np.sqrt(1.5) * steps.repeat_log_sd)  # one ran twice
     middle = 2.2 / np.sqrt(1.1)
     assert (factor, low, high) == pytest.approx((middle, middle / width, middle * width), rel=1e-4)
 
 
 def test_the_standard_error_of_a_median_is_that_of_a_mean_by_the_root_of_half_pi():
-    assert standard_error_s(run(1, NOISY).measurement) == pytest.approx(np.sqrt(np.pi / 2) * np.std(NOISY, ddof=1) / np.sqrt(5))
+    assert standard_error_s(run(1, NOISY).measurement) == pytest.approx(
+        np.sqrt(np.pi / 2) * np.std(NOISY, ddof=1) / np.sqrt(5)
+    )

@@ -13,8 +13,30 @@ from benchmarks.search.grid import read_grid
 from benchmarks.search.methods import METHODS
 from benchmarks.search.shapes import model_of
 
-SHAPE = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 4096, "gated_mlp": 1, "vocab": 32000}
-COLUMNS = ("model", "variant", "nodes", "tp", "pp", "dp", "mbs", "grad_acc", "gbs", "zero", "tok_s_gpu", "mem_gb", "status")
+SHAPE = {
+    "layers": 8,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 4,
+    "ffn": 4096,
+    "gated_mlp": 1,
+    "vocab": 32000,
+}
+COLUMNS = (
+    "model",
+    "variant",
+    "nodes",
+    "tp",
+    "pp",
+    "dp",
+    "mbs",
+    "grad_acc",
+    "gbs",
+    "zero",
+    "tok_s_gpu",
+    "mem_gb",
+    "status",
+)
 
 
 def rows(model="mine"):
@@ -47,7 +69,9 @@ def grid(tmp_path):
 
 
 def cells_of(path):
-    return read_grid(path, shapes={}, gpu="h100-sxm-80gb", sequence_length=2048, framework="megatron-core")
+    return read_grid(
+        path, shapes={}, gpu="h100-sxm-80gb", sequence_length=2048, framework="megatron-core"
+    )
 
 
 def test_inconsistent_rows_are_dropped_and_repeats_answer_with_their_median(grid):
@@ -60,7 +84,9 @@ def test_inconsistent_rows_are_dropped_and_repeats_answer_with_their_median(grid
     (cell,) = cells
     assert cell.key == ("mine", 4, 1)
     assert len(cell.step_s) == len(lines)
-    assert cell.step_s[0] == pytest.approx(64 * 2048 / (float(first[10]) * 8))  # of 40,000, 19,000 and 10,000
+    assert cell.step_s[0] == pytest.approx(
+        64 * 2048 / (float(first[10]) * 8)
+    )  # of 40,000, 19,000 and 10,000
     assert len(cell.repeats) == 1
     assert np.isnan(cell.step_s).sum() == sum(line[-1] == "failed" for line in lines)
 
@@ -72,7 +98,12 @@ def test_small_cells_are_counted_and_left_out(grid):
 
 
 def test_shapes_come_from_columns_files_names_and_variants(tmp_path):
-    assert model_of({"model": "mine", "variant": "mha", **{k: str(v) for k, v in SHAPE.items()}}, {}).kv_heads == 4
+    assert (
+        model_of(
+            {"model": "mine", "variant": "mha", **{k: str(v) for k, v in SHAPE.items()}}, {}
+        ).kv_heads
+        == 4
+    )
     assert model_of({"model": "1B", "variant": "gqa8_untied"}, {}).kv_heads == 8
     assert model_of({"model": "mine"}, {"mine": {"num_hidden_layers": 2, **SHAPE}}).kv_heads == 4
     assert model_of({"model": "llama-3-8b"}, {}).kv_heads == 8
@@ -80,10 +111,22 @@ def test_shapes_come_from_columns_files_names_and_variants(tmp_path):
         model_of({"model": "nobody-knows"}, {})
 
 
-def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(grid, capsys, monkeypatch):
+def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(
+    grid, capsys, monkeypatch
+):
     path = grid([*rows("a"), *rows("b")], SHAPE)
     methods = [method for method in METHODS if method != "optuna_gp"]
-    options = ["--grid", str(path), "--seeds", "1", "--json", "--processes", "1", "--sequence-length", "2048"]
+    options = [
+        "--grid",
+        str(path),
+        "--seeds",
+        "1",
+        "--json",
+        "--processes",
+        "1",
+        "--sequence-length",
+        "2048",
+    ]
     monkeypatch.setattr("sys.argv", ["replay", *options, "--methods", *methods])
     replay.main()
     found = json.loads(capsys.readouterr().out)
@@ -101,7 +144,10 @@ def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(grid,
         assert cell["runs"]["enumeration"]["mean"] == 2.0
         assert cell["regret_after"]["hp_tool"]["10"] <= cell["regret_after"]["random"]["1"]
         assert 0 <= cell["top3"] <= cell["top1"] <= 1
-    assert set(found["paired_tests"]) >= {"hp_tool against random", "hp_tool_carried against enumeration"}
+    assert set(found["paired_tests"]) >= {
+        "hp_tool against random",
+        "hp_tool_carried against enumeration",
+    }
 
 
 def test_constants_are_chosen_by_other_models_cells(grid, capsys, monkeypatch):
@@ -110,7 +156,17 @@ def test_constants_are_chosen_by_other_models_cells(grid, capsys, monkeypatch):
     path = grid([*rows("a"), *rows("b")], SHAPE)
     monkeypatch.setattr(
         "sys.argv",
-        ["design", "--grid", str(path), "--processes", "1", "--framework", "megatron-core", "--sequence-length", "2048"],
+        [
+            "design",
+            "--grid",
+            str(path),
+            "--processes",
+            "1",
+            "--framework",
+            "megatron-core",
+            "--sequence-length",
+            "2048",
+        ],
     )
     design.main()
     found = json.loads(capsys.readouterr().out)

@@ -1,4 +1,6 @@
-"""Several configurations in one job: what each is charged, and what becomes of those that were not reached."""
+"""Several configurations in one job: what each is charged, and what becomes of those that were not
+reached.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,28 @@ START_S, AGAIN_S = 30.0, 10.0
 
 
 def in_turn(bench, *, reached=16, power=1.0):
-    """The engine's jobs run their rivals, as far as they reach; their memory is not known. `power`: of the true step times."""
+    """The engine's jobs run their rivals, as far as they reach; their memory is not known. `power`:
+    of the true step times.
+    """
 
     def outcome(request):
         truth = true_step_s(bench.problem.table)
 
         def measured(parallel, wall_s):
-            return Measurement(status="ok", step_s=float(truth[bench.problem.row(parallel)]) ** power, wall_s=wall_s)
+            return Measurement(
+                status="ok",
+                step_s=float(truth[bench.problem.row(parallel)]) ** power,
+                wall_s=wall_s,
+            )
 
-        first, rivals = measured(request.parallel, 0.0), [measured(each, AGAIN_S) for each in request.rivals[:reached]]
+        first, rivals = (
+            measured(request.parallel, 0.0),
+            [measured(each, AGAIN_S) for each in request.rivals[:reached]],
+        )
         known = {each.name: getattr(first, each.name) for each in fields(Measurement)}
-        return JobResult(**known | {"wall_s": START_S + AGAIN_S * len(rivals), "rivals": tuple(rivals)})
+        return JobResult(
+            **known | {"wall_s": START_S + AGAIN_S * len(rivals), "rivals": tuple(rivals)}
+        )
 
     bench.engine.outcome = outcome
     return bench
@@ -40,14 +53,18 @@ def test_a_job_runs_three_configurations_each_with_its_share_of_the_cost(tmp_pat
     assert len(bench.engine.submissions) == 3  # 3 + 3 + the last one, which the budget leaves
     beside = [BESIDE in run.predicted for run in runs]
     assert beside == [False, True, True, False, True, True, False]
-    assert [run.gpu_seconds for run in runs] == pytest.approx([8 * (AGAIN_S if each else START_S) for each in beside])
+    assert [run.gpu_seconds for run in runs] == pytest.approx(
+        [8 * (AGAIN_S if each else START_S) for each in beside]
+    )
     assert all(type(run.measurement) is Measurement for run in runs)
     assert startup_s(runs, settings=bench.problem.settings) > AGAIN_S  # a rival's is none
 
 
 def test_a_job_is_as_large_as_the_budget_still_pays_for(tmp_path):
     pays_for = {"budget_runs": 20, "budget_gpu_seconds": 8 * 100.0, "min_gain_fraction": 0.0}
-    bench = in_turn(Bench(tmp_path, configurations_per_job=4, **pays_for), power=3.0)  # the leader leads clearly
+    bench = in_turn(
+        Bench(tmp_path, configurations_per_job=4, **pays_for), power=3.0
+    )  # the leader leads clearly
     assert bench.coordinator().run().stopped_because == "budget_gpu_seconds"
     jobs = [1 + len(rivals_of(run)) for run in bench.runs() if BESIDE not in run.predicted]
     assert jobs == [4, 2]  # 8 x (30 + 3 x 10) of 800, then 8 x (30 + 10)
@@ -55,7 +72,9 @@ def test_a_job_is_as_large_as_the_budget_still_pays_for(tmp_path):
 
 
 def test_rivals_that_a_job_did_not_reach_are_asked_for_again(tmp_path):
-    bench = in_turn(Bench(tmp_path, configurations_per_job=4, budget_runs=8, min_gain_fraction=0.0), reached=1)
+    bench = in_turn(
+        Bench(tmp_path, configurations_per_job=4, budget_runs=8, min_gain_fraction=0.0), reached=1
+    )
     bench.coordinator().run()
     runs = bench.runs()
     assert len(runs) == 8
@@ -66,24 +85,48 @@ def test_rivals_that_a_job_did_not_reach_are_asked_for_again(tmp_path):
 
 
 def test_nobody_else_proposes_what_a_job_under_way_will_run(tmp_path):
-    bench = in_turn(Bench(tmp_path, configurations_per_job=3, parallel_runs=2, budget_runs=6, min_gain_fraction=0.0))
+    bench = in_turn(
+        Bench(
+            tmp_path,
+            configurations_per_job=3,
+            parallel_runs=2,
+            budget_runs=6,
+            min_gain_fraction=0.0,
+        )
+    )
     bench.coordinator().run()
     runs = bench.runs()
     assert len({run.digest for run in runs}) == len(runs) == 6
-    asked = [digest for run in runs for digest in (run.digest, *(each["digest"] for each in rivals_of(run)))]
+    asked = [
+        digest
+        for run in runs
+        for digest in (run.digest, *(each["digest"] for each in rivals_of(run)))
+    ]
     assert len(asked) == len(set(asked)) + sum(BESIDE in run.predicted for run in runs)
 
 
 def test_jobs_are_of_configurations_whose_processes_are_alike(tmp_path):
-    bench = in_turn(Bench(tmp_path, configurations_per_job=3, budget_runs=12, min_gain_fraction=0.0))
+    bench = in_turn(
+        Bench(tmp_path, configurations_per_job=3, budget_runs=12, min_gain_fraction=0.0)
+    )
     bench.coordinator().run()
     job_of = {run.id: run for run in bench.runs()}
-    beside = [(run, job_of[run.predicted[BESIDE]]) for run in bench.runs() if BESIDE in run.predicted]
+    beside = [
+        (run, job_of[run.predicted[BESIDE]]) for run in bench.runs() if BESIDE in run.predicted
+    ]
     assert beside
-    assert all((one.parallel.tensor_parallel_size > 1) == (job.parallel.tensor_parallel_size > 1) for one, job in beside)
+    assert all(
+        (one.parallel.tensor_parallel_size > 1) == (job.parallel.tensor_parallel_size > 1)
+        for one, job in beside
+    )
 
 
 def test_graphs_outlive_their_model_so_such_jobs_run_one(tmp_path):
     problem = Bench(tmp_path, configurations_per_job=3).problem
     assert problem.configurations_per_job == 3
-    assert replace(problem, training=replace(problem.training, cuda_graphs=True)).configurations_per_job == 1
+    assert (
+        replace(
+            problem, training=replace(problem.training, cuda_graphs=True)
+        ).configurations_per_job
+        == 1
+    )

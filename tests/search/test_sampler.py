@@ -18,7 +18,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 def make_objective(table, truth, oom):
     def objective(trial):
-        params = {name: trial.suggest_categorical(name, choices) for name, choices in table.choices.items()}
+        params = {
+            name: trial.suggest_categorical(name, choices)
+            for name, choices in table.choices.items()
+        }
         row = table.row_of(params)
         if row in oom:
             trial.set_constraint("memory", 1.0)
@@ -39,10 +42,15 @@ def test_it_finds_the_best_of_a_machine_unlike_the_model_in_few_trials():
     assert study.best_value <= 1.02 * truth[fits].min()
     rows = [table.row_of(trial.params) for trial in study.trials]
     assert len(set(rows)) == len(rows), "a row was run twice"
-    learnt = sampler.calibration(study=study).step_time.predict(parts_s=table.parts_s, layer_passes=table.layer_passes)
+    learnt = sampler.calibration(study=study).step_time.predict(
+        parts_s=table.parts_s, layer_passes=table.layer_passes
+    )
     predicted = np.sum(list(table.parts_s.values()), axis=0)
     unseen = [row for row in fits if row not in rows]
-    before, after = (np.median(np.abs(np.log(guess[unseen] / truth[unseen]))) for guess in (predicted, learnt.median_s))
+    before, after = (
+        np.median(np.abs(np.log(guess[unseen] / truth[unseen])))
+        for guess in (predicted, learnt.median_s)
+    )
     assert after < 0.12 < 0.2 < before
 
 
@@ -50,7 +58,9 @@ def test_same_seed_same_trials():
     table, truth = make_table(), true_step_s(make_table())
     runs = []
     for _ in range(2):
-        study = optuna.create_study(sampler=CostModelSampler(table=table, prior=prior_for(kind="gpu"), seed=5))
+        study = optuna.create_study(
+            sampler=CostModelSampler(table=table, prior=prior_for(kind="gpu"), seed=5)
+        )
         study.optimize(make_objective(table, truth, set()), n_trials=5)
         runs.append([trial.params for trial in study.trials])
     assert runs[0] == runs[1]

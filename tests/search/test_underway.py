@@ -39,7 +39,9 @@ def test_a_log_tells_the_phase(lines, phase, warmup_steps, steps, step_s):
 def test_a_server_writes_no_steps_and_only_the_end_of_a_log_is_kept():
     assert underway("loading", serves=True).phase == "start-up"
     assert underway(START[0], serves=True).phase == "running"
-    tail = underway("\n".join(f"{number} {'x' * 1000}" for number in range(100)), serves=False).log_tail.splitlines()
+    tail = underway(
+        "\n".join(f"{number} {'x' * 1000}" for number in range(100)), serves=False
+    ).log_tail.splitlines()
     assert len(tail) == LINES and tail[-1].startswith("99 ") and max(map(len, tail)) == 200
 
 
@@ -52,11 +54,19 @@ def test_the_coordinator_reads_the_logs_of_its_jobs(bench):
         for job in b.engine.jobs.values():
             job.state = JobState.RUNNING if len(seen) > 1 else JobState.QUEUED
 
-    b.engine.output, b.engine.on_poll = lambda handle, *, name=None: "\n".join([*START, line(1, 3.0)]), on_poll
+    b.engine.output, b.engine.on_poll = (
+        lambda handle, *, name=None: "\n".join([*START, line(1, 3.0)]),
+        on_poll,
+    )
     b.coordinator(clock=lambda: 10.0 * len(seen)).run()
     (run,) = b.runs()
     assert seen[0] is None and seen[1][run.id] == asdict(Underway(phase="queued"))
-    assert [seen[2][run.id][name] for name in ("phase", "warmup_steps", "steps", "step_s")] == ["warm-up", 1, 0, 3.0]
+    assert [seen[2][run.id][name] for name in ("phase", "warmup_steps", "steps", "step_s")] == [
+        "warm-up",
+        1,
+        0,
+        3.0,
+    ]
 
 
 def test_slow_and_silent_engines_are_seldom_asked(bench):
@@ -74,7 +84,9 @@ def test_slow_and_silent_engines_are_seldom_asked(bench):
     handles, states = {"h": run}, {"h": JobState.RUNNING}
     assert watched.look(handles, states) and now[0] == 1.0
     now[0] = 19.0
-    assert not watched.look(handles, states) and now[0] == 19.0, "reading took a second, of which a twentieth is allowed"
+    assert not watched.look(handles, states) and now[0] == 19.0, (
+        "reading took a second, of which a twentieth is allowed"
+    )
     now[0] = 60.0
     before = watched.jobs
     assert not watched.look(handles, states) and watched.jobs == before and now[0] == 61.0

@@ -1,6 +1,8 @@
-"""`python -m tests.service.api_shape`: write the digests of the API's paths and schemas, after a change that is meant.
+"""`python -m tests.service.api_shape`: write the digests of the API's paths and schemas, after a
+change that is meant.
 
-The description itself is generated (`python -m service.describe`); its digests are kept, so that a change of its shape is seen.
+The description itself is generated (`python -m service.describe`); its digests are kept, so that a
+change of its shape is seen.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ def shape(value: Any) -> Any:
 
 
 def digests(described: dict[str, Any]) -> dict[str, str]:
-    """Return a digest of each path, of each schema and of each other entry of an OpenAPI description."""
+    """Return a digest of each path, of each schema and of each other entry of an OpenAPI
+    description.
+    """
     shapes = shape(described)
     entries = {f"path {path}": operations for path, operations in shapes.pop("paths").items()}
     components = shapes.pop("components")
-    entries |= {f"{kind} {name}": each for kind, named in components.items() for name, each in named.items()}
+    entries |= {
+        f"{kind} {name}": each for kind, named in components.items() for name, each in named.items()
+    }
     return {name: json_digest(entry)[:12] for name, entry in sorted((entries | shapes).items())}
 
 

@@ -1,4 +1,6 @@
-"""Every way in which a route of the application takes a query, so that a value can be put at each place of one."""
+"""Every way in which a route of the application takes a query, so that a value can be put at each
+place of one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ SERVING: Json = {
     "kind": "inference",
     "model": "qwen3-32b",
     "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
-    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 8, "precision": "fp8"},
+    "inference": {
+        "input_length": 4000,
+        "output_length": 1000,
+        "concurrency": 8,
+        "precision": "fp8",
+    },
 }
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 QUERIES = ("query", "first", "second", "more")
@@ -32,12 +39,29 @@ QUERIES = ("query", "first", "second", "more")
 WITHOUT = frozenset(
     {
         *("/v1/searches/{search_id}", "/v1/keys", "/v1/calibrations"),
-        *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
+        *(
+            f"{prefix}/searches/{{search_id}}/{act}"
+            for prefix in ("", "/v1")
+            for act in ("cancel", "pause", "resume", "clone")
+        ),
         "/searches/{search_id}/longer",
         *("/v1/measurements/{measurement_id}", "/measurements/{measurement_id}"),
         *("/searches/{search_id}/label", "/v1/searches/{search_id}/label"),
-        *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
-        *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
+        *(
+            "/searches/{search_id}/budget",
+            "/keys",
+            "/keys/{key_id}/revoke",
+            "/calibration",
+            "/models",
+            "/clusters",
+        ),
+        *(
+            "/models/{name}/remove",
+            "/clusters/{name}/remove",
+            "/v1/models/{name}",
+            "/v1/clusters/{name}",
+            "/v1/keys/{key_id}",
+        ),
         *("/v1/traces/{name}", "/v1/watches/{watch_id}", "/v1/watches/{watch_id}/steps"),
         "/watches/{watch_id}/delete",
     }
@@ -45,8 +69,33 @@ WITHOUT = frozenset(
 """Changing routes that take no query."""
 LABELS = frozenset(
     {
-        *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
-        *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
+        *(
+            "a",
+            "after",
+            "b",
+            "calibration",
+            "cluster_key",
+            "cursor",
+            "download",
+            "format",
+            "framework",
+            "from",
+            "gpu",
+            "kind",
+        ),
+        *(
+            "limit",
+            "model",
+            "model_family",
+            "order",
+            "owner",
+            "search_id",
+            "since",
+            "source",
+            "state",
+            "status",
+            "until",
+        ),
         *("listed", "lost_nodes", "page", "preset", "ranked", "rerank", "run", "search", "words"),
         *(
             "attention",
@@ -71,7 +120,9 @@ def asked(place: str, value: object) -> Json:
 
 
 def laid(data: Json, place: str, value: object) -> Json:
-    """A copy with the value at a dotted place; where a value stands above it, that one gives way."""
+    """A copy with the value at a dotted place; where a value stands above it, that one gives
+    way.
+    """
     name, _, rest = place.partition(".")
     if not rest:
         return data | {name: value}
@@ -133,7 +184,10 @@ def _import(place: str, value: str) -> Iterator[Json]:
         return
     torchtitan = f'[model]\nname = "{value}"\nflavor = "{value}"\n'
     deepspeed = json.dumps({"train_batch_size": 8, "hostfile": value})
-    megatron = f"{estimates.IMPORT_EXAMPLE['command']} --tokenizer-model {value} --yaml-cfg {value} --data-path {value}"
+    megatron = (
+        f"{estimates.IMPORT_EXAMPLE['command']} --tokenizer-model {value} --yaml-cfg "
+        f"{value} --data-path {value}"
+    )
     for command in (value, megatron, torchtitan, deepspeed):
         yield {"json": estimates.IMPORT_EXAMPLE | {"command": command}}
     yield {"json": estimates.IMPORT_EXAMPLE | {"format": value}}
@@ -141,7 +195,9 @@ def _import(place: str, value: str) -> Iterator[Json]:
 
 
 def _sizing(place: str, value: str) -> Iterator[Json]:
-    yield {"json": laid({"tokens": 1e12, "cluster": estimates.SIZING_EXAMPLE["cluster"]}, place, value)}
+    yield {
+        "json": laid({"tokens": 1e12, "cluster": estimates.SIZING_EXAMPLE["cluster"]}, place, value)
+    }
 
 
 def _upload(place: str, value: str) -> Iterator[Json]:
@@ -157,7 +213,12 @@ def _registration(place: str, value: str) -> Iterator[Json]:
 
 def _form(place: str, value: str) -> Iterator[Json]:
     query = asked(place, value)
-    given = {f"{name}.{key}": one for name, part in query.items() if isinstance(part, dict) for key, one in part.items()}
+    given = {
+        f"{name}.{key}": one
+        for name, part in query.items()
+        if isinstance(part, dict)
+        for key, one in part.items()
+    }
     flat = {name: part for name, part in query.items() if not isinstance(part, dict)}
     for fields in (flat | given | {place: value}, {"kind": "training", "extra": json.dumps(query)}):
         yield {"content": urlencode(fields), "headers": FORM}
@@ -176,7 +237,10 @@ def _watch(place: str, value: str) -> Iterator[Json]:
 
 
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
-    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans", "/v1/lost-nodes"), _query),
+    **dict.fromkeys(
+        ("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans", "/v1/lost-nodes"),
+        _query,
+    ),
     "/v1/batch": _lines,
     "/v1/measurements": _report,
     "/v1/measurements/bulk": _report,
@@ -187,7 +251,9 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/watches": _watch,
     "/mcp": _tool,
     **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
-    **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),
+    **dict.fromkeys(
+        ("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form
+    ),
 }
 """How each changing route is given a query with a value at a place."""
 
@@ -203,7 +269,9 @@ def unknown_routes(app: FastAPI) -> list[str]:
 
 
 def answers(http: TestClient, route: Address, place: str, value: str) -> Iterator[httpx.Response]:
-    """What a route answers to the value at this place of a query, in every form that it takes one."""
+    """What a route answers to the value at this place of a query, in every form that it takes
+    one.
+    """
     if route.method == "GET":
         for name in sorted(route.parameters & {*QUERIES}):
             whole = dict.fromkeys(route.parameters & {*QUERIES}, json.dumps(TRAINING))

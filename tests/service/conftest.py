@@ -40,8 +40,15 @@ SMALL: dict[str, Any] = {
 }
 """A small GPT on two processes of this machine."""
 CHROMIUM = Path("/usr/bin/chromium")
-QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-sandbox")  # fmt: skip
+QUIET = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-sandbox",
+)
 
 
 @pytest.fixture
@@ -67,14 +74,18 @@ def http(store: Store, settings: Settings) -> Iterator[TestClient]:
 def shared_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """One service for all tests of a module that only ask: building one takes half a second."""
     opened = open_store(f"sqlite:///{tmp_path_factory.mktemp('shared') / 'hp.sqlite3'}")
-    with TestClient(create_app(Settings(poll_s=0.02), store=opened), base_url="http://127.0.0.1:8000") as client:
+    with TestClient(
+        create_app(Settings(poll_s=0.02), store=opened), base_url="http://127.0.0.1:8000"
+    ) as client:
         yield client
     opened.close()
 
 
 @pytest.fixture
 def server(store: Store, settings: Settings) -> Iterator[str]:
-    """The URL of the application behind a real socket, in a thread of this process, so that tests share its store."""
+    """The URL of the application behind a real socket, in a thread of this process, so that tests
+    share its store.
+    """
     with served(create_app(settings, store=store)) as url:
         yield url
 
@@ -86,7 +97,9 @@ def query() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for the tests of a file: while Playwright is open, no other test of this process may run an event loop."""
+    """One Chromium for the tests of a file: while Playwright is open, no other test of this process
+    may run an event loop.
+    """
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
@@ -100,13 +113,20 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def checked_page(browser: Browser, *, console: Collection[str] = ("error", "warning")) -> Iterator[Page]:
-    """A page that fails its test if a script threw, or the console had a message of one of these types."""
+def checked_page(
+    browser: Browser, *, console: Collection[str] = ("error", "warning")
+) -> Iterator[Page]:
+    """A page that fails its test if a script threw, or the console had a message of one of these
+    types.
+    """
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     opened = context.new_page()
     opened.set_default_timeout(60_000)  # a busy machine
     problems: list[str] = []
-    opened.on("console", lambda message: problems.append(message.text) if message.type in console else None)
+    opened.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type in console else None,
+    )
     opened.on("pageerror", lambda error: problems.append(str(error)))
     yield opened
     context.close()
@@ -116,7 +136,9 @@ def checked_page(browser: Browser, *, console: Collection[str] = ("error", "warn
 @pytest.fixture
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     if "server" in request.fixturenames:
-        request.getfixturevalue("server")  # it ends after the page, whose last requests it would cut off
+        request.getfixturevalue(
+            "server"
+        )  # it ends after the page, whose last requests it would cut off
     with checked_page(browser) as opened:
         yield opened
 

@@ -1,4 +1,6 @@
-"""A lease and a few stored facts stand for a worker, so that pages and routes can be looked at in any state."""
+"""A lease and a few stored facts stand for a worker, so that pages and routes can be looked at in
+any state.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,21 @@ def one_run(
     predicted: JsonObject | None = None,
 ) -> str:
     parallel = parallel or ParallelConfig(data_parallel_size=2)
-    run = store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted or {"step_s": 0.5})
+    run = store.intend_run(
+        lease=lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted or {"step_s": 0.5}
+    )
     store.mark_submitted(lease=lease, run_id=run.id, handle="42")
     new = NewMeasurement(
-        source="profile", cluster_key="cpu", gpu="cpu", framework="megatron-core", model="gpt-tiny", query={},
-        parallel=parallel, measurement=measurement, predicted={"step_s": 0.5},
-    )  # fmt: skip
+        source="profile",
+        cluster_key="cpu",
+        gpu="cpu",
+        framework="megatron-core",
+        model="gpt-tiny",
+        query={},
+        parallel=parallel,
+        measurement=measurement,
+        predicted={"step_s": 0.5},
+    )
     store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=12.0)
     runs = store.runs(search_id=lease.search_id)
     store.set_progress(lease=lease, progress=progress_of(runs, budget_runs=4, expected_gain=None))
@@ -44,7 +55,11 @@ def finish(store: Store, lease: Lease) -> None:
     """End the search as succeeded; its result recommends what was measured before what failed."""
 
     def estimate(step_s: float) -> Estimate:
-        return Estimate(feasible=True, time=TimeEstimate(step_s=step_s, parts_s={}), tokens_per_second_per_gpu=512 / step_s)
+        return Estimate(
+            feasible=True,
+            time=TimeEstimate(step_s=step_s, parts_s={}),
+            tokens_per_second_per_gpu=512 / step_s,
+        )
 
     runs = store.runs(search_id=lease.search_id)
     rows = tuple(
@@ -53,10 +68,18 @@ def finish(store: Store, lease: Lease) -> None:
             parallel=run.parallel,
             estimate=estimate(0.5),
             calibrated_estimate=estimate(0.41),
-            measurement=run.measurement if run.measurement and run.measurement.status == "ok" else None,
+            measurement=run.measurement
+            if run.measurement and run.measurement.status == "ok"
+            else None,
         )
-        for place, run in enumerate(sorted(runs, key=lambda run: run.measurement is None or run.measurement.status != "ok"))
-    ) or (Recommendation(rank=1, parallel=ParallelConfig(data_parallel_size=2), estimate=estimate(0.5)),)
+        for place, run in enumerate(
+            sorted(runs, key=lambda run: run.measurement is None or run.measurement.status != "ok")
+        )
+    ) or (
+        Recommendation(
+            rank=1, parallel=ParallelConfig(data_parallel_size=2), estimate=estimate(0.5)
+        ),
+    )
     result = TuneResult(
         id="small",
         recommendations=rows,
@@ -73,4 +96,9 @@ def finish(store: Store, lease: Lease) -> None:
     )
     progress = store.get_search(search_id=lease.search_id).progress
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": 216.0})
-    store.finish_search(lease=lease, state=SearchState.SUCCEEDED, stopped_because="no_expected_gain", result=to_dict(result))
+    store.finish_search(
+        lease=lease,
+        state=SearchState.SUCCEEDED,
+        stopped_because="no_expected_gain",
+        result=to_dict(result),
+    )

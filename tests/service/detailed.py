@@ -8,7 +8,11 @@ LAYERS = {"granularity": "full", "method": "block", "num_layers": 4}
 
 
 def _asked(*, training: dict[str, Any], parallel: dict[str, Any], **more: Any) -> dict[str, Any]:
-    query = {"kind": "training", "model": "llama-3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}}
+    query = {
+        "kind": "training",
+        "model": "llama-3-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    }
     batch = {"sequence_length": 8192, "global_batch_size": 576}
     return query | {"training": batch | training, "parallel": parallel} | more
 
@@ -59,16 +63,30 @@ DETAILED: dict[str, dict[str, Any]] = {
     "recipe": _asked(
         model="qwen3-30b-a3b",
         cluster={"gpu": "gb200-nvl72", "num_gpus": 8},
-        training={"recipe": "megatron-bridge-26.06", "precision": "mxfp8", "global_batch_size": 512},
+        training={
+            "recipe": "megatron-bridge-26.06",
+            "precision": "mxfp8",
+            "global_batch_size": 512,
+        },
         parallel={"expert_parallel_size": 8, "micro_batch_size": 1},
     ),
     "adapters of a recipe": _asked(
-        training={"recipe": "mlperf-training-5.0", "task": "lora", "frozen_precision": "nf4", "global_batch_size": 64},
+        training={
+            "recipe": "mlperf-training-5.0",
+            "task": "lora",
+            "frozen_precision": "nf4",
+            "global_batch_size": 64,
+        },
         parallel={"tensor_parallel_size": 8},
     ),
     "unusual": _asked(
         cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64, "price_per_gpu_hour": 2.5},
-        training={"total_tokens": 1e12, "reliability": {}, "overlap": {"tensor_parallel": False}, "task": "sft"},
+        training={
+            "total_tokens": 1e12,
+            "reliability": {},
+            "overlap": {"tensor_parallel": False},
+            "task": "sft",
+        },
         constraints={"memory_headroom_fraction": 0.1},
         parallel={
             "tensor_parallel_size": 8,

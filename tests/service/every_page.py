@@ -1,4 +1,6 @@
-"""Every page of the dashboard over a store that has something to show, some of it written by someone who means no good."""
+"""Every page of the dashboard over a store that has something to show, some of it written by
+someone who means no good.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ SERVING: dict[str, Any] = {
     "kind": "inference",
     "model": "qwen3-32b",
     "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
-    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8"},
+    "inference": {
+        "input_length": 4000,
+        "output_length": 1000,
+        "concurrency": 64,
+        "precision": "fp8",
+    },
     "parallel": {"tensor_parallel_size": 4},
 }
 RENT = {
@@ -52,7 +59,9 @@ RENT = {
     "constraints.max_days": "9",
     "parallel.pipeline_parallel_size": "1",
 }
-DONE = Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30)
+DONE = Measurement(
+    status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30
+)
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
@@ -61,7 +70,11 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     own = query["model"] | {"name": EVIL}
     running = _search(store, http, query, ended=False)
     ended = _search(store, http, query | {"model": own, "id": "named"}, ended=True)
-    failed, cancelled, live = _failed(store, http, query), _cancelled(store, http, query), _live(store, http, query)
+    failed, cancelled, live = (
+        _failed(store, http, query),
+        _cancelled(store, http, query),
+        _live(store, http, query),
+    )
     waiting = _submitted(http, query)
     series = _calibration(store, http)
     http.post("/v1/models", json={"name": "mine", "spec": query["model"] | {"name": "mine"}})
@@ -69,7 +82,11 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     pipeline = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
     alone = LLAMA | {"parallel": {"tensor_parallel_size": 1}}
     hurried = SERVING | {"targets": {"tpot_s": 0.008}}
-    served = tune(query=serving_query(search={"budget_runs": 6}), store=store, launcher=ServingEngine(num_gpus=2)).search.id
+    served = tune(
+        query=serving_query(search={"budget_runs": 6}),
+        store=store,
+        launcher=ServingEngine(num_gpus=2),
+    ).search.id
     first, second = (run.id for run in store.runs(search_id=ended))
     evil = query | {"model": own}
     detailed = _asked("/configurations", query=DETAILED["rack"])
@@ -94,7 +111,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "configuration-serving-too-slow": _asked("/configurations", query=hurried),
         "configuration-named": _asked("/configurations", query=evil),
         "run": _asked("/run", query=pipeline),
-        "compare-a-run": f"/compare?{urlencode({'first': f'/searches/{ended}/runs/{first}', 'second': json.dumps(query)})}",
+        "compare-a-run": f"/compare?{urlencode({'first': f'/searches/{ended}/runs/{first}', 'second': json.dumps(query)})}",  # noqa: E501
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explain": "/explain",
         "explorer": "/explorer",
@@ -102,7 +119,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "explorer-serving": "/explorer/serving",
         "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
         "machines": address("/explorer/machines", RENT),
-        "machines-out-of-reach": address("/explorer/machines", RENT | {"constraints.max_cost": "5"}),
+        "machines-out-of-reach": address(
+            "/explorer/machines", RENT | {"constraints.max_cost": "5"}
+        ),
         "machines-serving": "/explorer/machines?kind=inference&machines=h100-sxm-80gb",
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
@@ -128,14 +147,20 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
 
 def html_routes() -> list[APIRoute]:
     """Every route of the dashboard that answers a GET with a page."""
-    routes = [route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)]
+    routes = [
+        route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute)
+    ]
     return [route for route in routes if "GET" in route.methods and _is_html(route)]
 
 
 def without_a_page(pages: dict[str, str]) -> list[str]:
     """Routes that no page of the list reaches."""
     addresses = [address.partition("?")[0] for address in pages.values()]
-    return [route.path for route in html_routes() if not any(re.fullmatch(route.path_regex, address) for address in addresses)]
+    return [
+        route.path
+        for route in html_routes()
+        if not any(re.fullmatch(route.path_regex, address) for address in addresses)
+    ]
 
 
 def _is_html(route: APIRoute) -> bool:
@@ -159,11 +184,20 @@ def _search(store: Store, http: TestClient, query: dict[str, Any], *, ended: boo
 
 def _failed(store: Store, http: TestClient, query: dict[str, Any]) -> str:
     """A search whose only run was cut off by its limit."""
-    lease = claim(store, _submitted(http, query | {"search": query["search"] | {"run_timeout_s": 3.0}}))
-    one_run(store, lease, Measurement(status="timeout", cause="not done after 3 s"), predicted={"step_s": 3.8})
+    lease = claim(
+        store, _submitted(http, query | {"search": query["search"] | {"run_timeout_s": 3.0}})
+    )
+    one_run(
+        store,
+        lease,
+        Measurement(status="timeout", cause="not done after 3 s"),
+        predicted={"step_s": 3.8},
+    )
     message = "no profile run succeeded (1 timeout); the last: not done after 3 s"
     error = HpToolError(message, code="all_runs_failed").as_dict()
-    store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because="all_runs_failed", error=error)
+    store.finish_search(
+        lease=lease, state=SearchState.FAILED, stopped_because="all_runs_failed", error=error
+    )
     return lease.search_id
 
 
@@ -179,9 +213,13 @@ def _live(store: Store, http: TestClient, query: dict[str, Any]) -> str:
     """A search with a run that measures its steps."""
     lease = claim(store, _submitted(http, query))
     one_run(store, lease, DONE)
-    run = store.intend_run(lease=lease, parallel=OTHER, fidelity=Fidelity(), predicted={"chosen_by": "coverage"})
+    run = store.intend_run(
+        lease=lease, parallel=OTHER, fidelity=Fidelity(), predicted={"chosen_by": "coverage"}
+    )
     store.mark_submitted(lease=lease, run_id=run.id, handle="43")
-    seen = Underway(phase="steps", warmup_steps=2, steps=1, step_s=60.0, log_tail=f"{EVIL}\nhp-tool step 3")
+    seen = Underway(
+        phase="steps", warmup_steps=2, steps=1, step_s=60.0, log_tail=f"{EVIL}\nhp-tool step 3"
+    )
     progress = store.get_search(search_id=lease.search_id).progress
     store.set_progress(lease=lease, progress=progress | {"underway": {run.id: asdict(seen)}})
     return lease.search_id
@@ -197,25 +235,50 @@ def _watch(http: TestClient) -> str:
     query = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
     watch: str = http.post("/v1/watches", json={"name": EVIL, "query": query}).json()["id"]
     reports = [{"seq": n, "step_s": 30.0 + 0.01 * (n % 7) + 9.0 * (n > 100)} for n in range(1, 161)]
-    http.post(f"/v1/watches/{watch}/steps", json={"source": EVIL[:60], "host": EVIL, "reports": reports})
+    http.post(
+        f"/v1/watches/{watch}/steps", json={"source": EVIL[:60], "host": EVIL, "reports": reports}
+    )
     return watch
 
 
 def _calibration(store: Store, http: TestClient) -> str:
-    """A series with runs 30 % slower than predicted and one that stands out; the address of its page."""
-    for slower, stages, micro_batch in ((1.3, 2, 1), (1.25, 4, 1), (1.35, 8, 1), (1.3, 2, 2), (4.0, 4, 2)):
-        parallel = {"tensor_parallel_size": 8, "pipeline_parallel_size": stages, "micro_batch_size": micro_batch}
-        step_s = http.post("/v1/estimates", json=LLAMA | {"parallel": parallel}).json()["estimate"]["time"]["step_s"]
+    """A series with runs 30 % slower than predicted and one that stands out; the address of its
+    page.
+    """
+    for slower, stages, micro_batch in (
+        (1.3, 2, 1),
+        (1.25, 4, 1),
+        (1.35, 8, 1),
+        (1.3, 2, 2),
+        (4.0, 4, 2),
+    ):
+        parallel = {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": stages,
+            "micro_batch_size": micro_batch,
+        }
+        step_s = http.post("/v1/estimates", json=LLAMA | {"parallel": parallel}).json()["estimate"][
+            "time"
+        ]["step_s"]
         measurement = {"status": "ok", "step_s": slower * step_s}
-        http.post("/v1/measurements", json={"query": LLAMA, "parallel": parallel, "measurement": measurement})
+        http.post(
+            "/v1/measurements",
+            json={"query": LLAMA, "parallel": parallel, "measurement": measurement},
+        )
     slow = {"query": LLAMA, "parallel": parallel, "measurement": {"step_s": 25.0 * step_s}}
     assert http.post("/v1/measurements", json=slow).json()["state"] == "held"
     http.post("/v1/calibrations", params={"gpu": "h100-sxm-80gb"})
     store.add_measurement(
         measurement=NewMeasurement(
-            source="file", cluster_key=EVIL, gpu=EVIL, framework=EVIL, model=EVIL, query={}, parallel=ParallelConfig(),
+            source="file",
+            cluster_key=EVIL,
+            gpu=EVIL,
+            framework=EVIL,
+            model=EVIL,
+            query={},
+            parallel=ParallelConfig(),
             measurement=Measurement(status="crashed", cause=EVIL),
         )
-    )  # fmt: skip
+    )
     href: str = http.get("/calibration.json").json()["series"][0]["href"]
     return href

@@ -1,7 +1,8 @@
 """Mutated query files through every door.
 
-Each is answered as a batch line is, every tenth as a file of the command line, and every twentieth over HTTP besides. What
-counts as a fault: an internal error, a 5xx, an exception that is none of ours, an answer that is no JSON or comes late.
+Each is answered as a batch line is, every tenth as a file of the command line, and every twentieth
+over HTTP besides. What counts as a fault: an internal error, a 5xx, an exception that is none of
+ours, an answer that is no JSON or comes late.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ OURS = frozenset({200, 413, 422})
 
 
 def fuzz(*, queries: int, seed: int = 0) -> dict[str, Any]:
-    """{queries, outcomes: {door: {outcome: count}}, slowest_s, faults: [{door, why, query}]}; the first twenty faults."""
+    """{queries, outcomes: {door: {outcome: count}}, slowest_s, faults: [{door, why, query}]}; the
+    first twenty faults.
+    """
     outcomes: dict[str, Counter[str]] = {}
     faults: list[dict[str, str]] = []
     slowest = dict.fromkeys(LIMIT_S, 0.0)
@@ -57,11 +60,22 @@ def fuzz(*, queries: int, seed: int = 0) -> dict[str, Any]:
                 outcomes.setdefault(name, Counter())[outcome] += 1
                 if fault:
                     faults.append(
-                        {"door": name, "task": task, "why": fault[:300], "query": query.decode("utf-8", "replace")[:2000]}
+                        {
+                            "door": name,
+                            "task": task,
+                            "why": fault[:300],
+                            "query": query.decode("utf-8", "replace")[:2000],
+                        }
                     )
         doors["http"][1].close()  # type: ignore[attr-defined]
     told = {name: dict(counts.most_common()) for name, counts in outcomes.items()}
-    return {"queries": queries, "outcomes": told, "slowest_s": slowest, "faulty": len(faults), "faults": faults[:20]}
+    return {
+        "queries": queries,
+        "outcomes": told,
+        "slowest_s": slowest,
+        "faulty": len(faults),
+        "faults": faults[:20],
+    }
 
 
 Door = Callable[[bytes, str], tuple[str, str | None]]
@@ -92,14 +106,18 @@ class Http:
     def __init__(self, folder: Path) -> None:
         self._store = open_store(f"sqlite:///{folder / 'fuzz.sqlite3'}")
         app = create_app(Settings(), store=self._store)
-        self._client = TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+        self._client = TestClient(
+            app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False
+        )
         self._asked = 0
 
     def __call__(self, query: bytes, task: str) -> tuple[str, str | None]:
         self._asked += 1
         path = "/v1/recommendations?top=3" if task == "recommend" else "/v1/estimates"
         if self._asked % 3 == 0:
-            answer = self._client.post(f"/v1/batch?task={task}&top=3", content=query.replace(b"\n", b" "))
+            answer = self._client.post(
+                f"/v1/batch?task={task}&top=3", content=query.replace(b"\n", b" ")
+            )
             judged = [_judged(text) for text in answer.text.splitlines()]
             fault = next((fault for _, fault in judged if fault), None)
         else:

@@ -11,7 +11,9 @@ _watching: list[tuple[str, list[str]]] = []
 
 @contextmanager
 def opened(part: str) -> Iterator[list[str]]:
-    """Paths that hold `part` and were opened, or tried to be, while this is open; the list grows."""
+    """Paths that hold `part` and were opened, or tried to be, while this is open; the list
+    grows.
+    """
     entry = (part, list[str]())
     _watching.append(entry)
     try:
@@ -23,7 +25,11 @@ def opened(part: str) -> Iterator[list[str]]:
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
     if not _watching or event not in ("open", "os.listdir", "os.scandir"):
         return
-    name = arguments[0].decode(errors="replace") if isinstance(arguments[0], bytes) else str(arguments[0])
+    name = (
+        arguments[0].decode(errors="replace")
+        if isinstance(arguments[0], bytes)
+        else str(arguments[0])
+    )
     for part, found in _watching:
         if part in name:
             found.append(name)

@@ -1,4 +1,6 @@
-"""The service as processes, the way it is deployed: `hp-tool serve` and `hp-tool worker` over one database; or in a thread."""
+"""The service as processes, the way it is deployed: `hp-tool serve` and `hp-tool worker` over one
+database; or in a thread.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def api(*, database_url: str, home: Path, port: int | None = None) -> Iterator[s
 
 
 @contextmanager
-def api_process(*, database_url: str, home: Path, port: int | None = None) -> Iterator[tuple[str, psutil.Process]]:
+def api_process(
+    *, database_url: str, home: Path, port: int | None = None
+) -> Iterator[tuple[str, psutil.Process]]:
     """A ready API: its URL and its process."""
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
@@ -69,8 +73,9 @@ def api_process(*, database_url: str, home: Path, port: int | None = None) -> It
 
 @contextmanager
 def served(app: FastAPI, *, port: int = 0) -> Iterator[str]:
-    """An application behind a real socket, in a thread of this process, as `serve` runs it; its URL. In the end streams are
-    cut off."""
+    """An application behind a real socket, in a thread of this process, as `serve` runs it; its
+    URL. In the end streams are cut off.
+    """
     options = server_options(app.state.settings) | {"port": port, "timeout_graceful_shutdown": 1}
     config = uvicorn.Config(app, log_level="warning", **options)
     running = uvicorn.Server(config)
@@ -102,7 +107,9 @@ def wait_for(condition: Callable[[], object], *, timeout_s: float) -> None:
 
 
 def of_home(home: Path) -> list[psutil.Process]:
-    """Every living process whose arguments or environment name this home: API, workers, and jobs, whoever their parent is."""
+    """Every living process whose arguments or environment name this home: API, workers, and jobs,
+    whoever their parent is.
+    """
     found = []
     for candidate in psutil.process_iter():
         try:

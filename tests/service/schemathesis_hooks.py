@@ -8,7 +8,9 @@ from urllib.parse import quote
 import schemathesis
 
 LONGEST_ADDRESS = 60_000
-"""Bytes. The HTTP parser takes 64 KiB, and answers what is longer itself, before there is a request to speak of."""
+"""Bytes. The HTTP parser takes 64 KiB, and answers what is longer itself, before there is a request
+to speak of.
+"""
 
 
 @schemathesis.serializer("application/x-ndjson")

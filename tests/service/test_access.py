@@ -34,7 +34,9 @@ CHANGING = {"POST", "PUT", "PATCH", "DELETE"}
 
 @pytest.fixture
 def app(store: SqlStore) -> FastAPI:
-    settings = Settings(api_key=OPERATOR, max_body_bytes=200_000, poll_s=0.02, wrong_keys_per_second=1e4)
+    settings = Settings(
+        api_key=OPERATOR, max_body_bytes=200_000, poll_s=0.02, wrong_keys_per_second=1e4
+    )
     return create_app(settings, store=store)
 
 
@@ -46,18 +48,22 @@ def http(app: FastAPI) -> Iterator[TestClient]:
 
 def key(store: SqlStore, scope: Scope, *, owner: str = "ada", **limits: float) -> dict[str, str]:
     """The headers of a new key's owner."""
-    return {"Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=scope, **limits)[1]}"}
+    return {
+        "Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=scope, **limits)[1]}"
+    }
 
 
 def addresses(app: FastAPI) -> list[tuple[str, str]]:
     """(method, path) of every route, with ids that name nothing."""
-    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope") | {
-        "action": "cancel"
-    }
+    nothing = dict.fromkeys(
+        ("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope"
+    ) | {"action": "cancel"}
     return [(address.method, address.at(**nothing)) for address in every_route(app)]
 
 
-def test_no_route_answers_without_a_valid_key(app: FastAPI, http: TestClient, store: SqlStore) -> None:
+def test_no_route_answers_without_a_valid_key(
+    app: FastAPI, http: TestClient, store: SqlStore
+) -> None:
     wrong = key(store, Scope.ADMIN)["Authorization"][:-1]
     refused = {
         None: "unauthorized",
@@ -79,8 +85,14 @@ def test_no_route_answers_without_a_valid_key(app: FastAPI, http: TestClient, st
             assert http.request(method, path).status_code == 200
             continue
         for authorization, code in refused.items():
-            answer = http.request(method, path, headers={"Authorization": authorization} if authorization else {})
-            assert (answer.status_code, answer.json()["code"]) == (401, code), (method, path, authorization)
+            answer = http.request(
+                method, path, headers={"Authorization": authorization} if authorization else {}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (401, code), (
+                method,
+                path,
+                authorization,
+            )
             assert answer.headers["www-authenticate"].startswith("Basic")
 
 
@@ -88,8 +100,22 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
     app: FastAPI, http: TestClient, store: SqlStore
 ) -> None:
     reading, submitting = key(store, Scope.READ), key(store, Scope.SUBMIT)
-    computing = {"/v1/estimates", "/v1/recommendations", "/v1/batch", "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"}
-    computing |= {"/v1/explanations", "/v1/lost-nodes", "/explain", "/searches/new/preview", "/searches/new/preview.json"}
+    computing = {
+        "/v1/estimates",
+        "/v1/recommendations",
+        "/v1/batch",
+        "/v1/exports",
+        "/v1/imports",
+        "/v1/sizings",
+        "/v1/plans",
+    }
+    computing |= {
+        "/v1/explanations",
+        "/v1/lost-nodes",
+        "/explain",
+        "/searches/new/preview",
+        "/searches/new/preview.json",
+    }
     computing |= {"/mcp"}  # tools meet the scopes of what they ask
     for method, path in addresses(app):
         administration = path.startswith(("/v1/keys", "/v1/audit", "/keys", "/audit"))
@@ -98,12 +124,20 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
         assert (answer.status_code == 403) is forbidden, (method, path, answer.text)
         if forbidden:
             assert answer.json()["code"] == "forbidden"
-        assert (http.request(method, path, headers=submitting).status_code == 403) is administration, (method, path)
+        assert (
+            http.request(method, path, headers=submitting).status_code == 403
+        ) is administration, (method, path)
         assert answer.status_code < 500
 
 
-def test_a_search_is_its_owners_and_the_administrators(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
-    ada, bob, admin = key(store, Scope.SUBMIT), key(store, Scope.SUBMIT, owner="bob"), key(store, Scope.ADMIN, owner="eve")
+def test_a_search_is_its_owners_and_the_administrators(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
+    ada, bob, admin = (
+        key(store, Scope.SUBMIT),
+        key(store, Scope.SUBMIT, owner="bob"),
+        key(store, Scope.ADMIN, owner="eve"),
+    )
     path = http.post("/v1/searches", json=query, headers=ada).headers["location"]
     search_id = path.rsplit("/", 1)[1]
     one_run(store, claim(store, search_id), Measurement(status="ok", step_s=0.4))
@@ -114,7 +148,9 @@ def test_a_search_is_its_owners_and_the_administrators(http: TestClient, store: 
         assert len(http.get(listing, headers=admin).json()["items"]) == 1, listing
     assert http.get("/searches.json", headers=bob).json()["rows"] == []
 
-    assert http.get(path, headers=ada | key(store, Scope.READ)).status_code == 200  # the same owner's other key
+    assert (
+        http.get(path, headers=ada | key(store, Scope.READ)).status_code == 200
+    )  # the same owner's other key
     assert http.post(f"{path}/cancel", headers=admin).json()["requested"] == "cancel"
     assert store.get_search(search_id=search_id).owner == "ada"
     assert store.measurements(owner="ada").items[0].search_id == search_id
@@ -122,7 +158,9 @@ def test_a_search_is_its_owners_and_the_administrators(http: TestClient, store: 
 
 def test_keys_are_made_listed_and_revoked_over_http(http: TestClient, store: SqlStore) -> None:
     operator = {"Authorization": f"Bearer {OPERATOR}"}
-    made = http.post("/v1/keys", json={"owner": "ada", "scope": "submit", "lifetime_s": 3600}, headers=operator)
+    made = http.post(
+        "/v1/keys", json={"owner": "ada", "scope": "submit", "lifetime_s": 3600}, headers=operator
+    )
     assert made.status_code == 201
     token, key_id = made.json()["token"], made.json()["key"]["id"]
     mine = {"Authorization": f"Bearer {token}"}
@@ -131,14 +169,22 @@ def test_keys_are_made_listed_and_revoked_over_http(http: TestClient, store: Sql
     assert secret not in http.get("/v1/keys", headers=operator).text
     assert store.get_key(key_id=key_id).secret_sha256 != secret
     assert http.delete(f"/v1/keys/{key_id}", headers=operator).json()["revoked_at"] is not None
-    answer = http.get("/v1/searches", headers=mine)  # at once, though it was remembered a moment ago
+    answer = http.get(
+        "/v1/searches", headers=mine
+    )  # at once, though it was remembered a moment ago
     assert (answer.status_code, answer.json()["code"]) == (401, "key_revoked")
-    for wrong in ({"owner": "", "scope": "read"}, {"owner": "a", "scope": "root"}, {"owner": "a" * 300, "scope": "read"}):
+    for wrong in (
+        {"owner": "", "scope": "read"},
+        {"owner": "a", "scope": "root"},
+        {"owner": "a" * 300, "scope": "read"},
+    ):
         assert http.post("/v1/keys", json=wrong, headers=operator).status_code == 422
     assert http.delete("/v1/keys/nope", headers=operator).status_code == 404
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: TestClient, store: SqlStore) -> None:
+def test_a_key_that_asks_too_often_is_told_when_to_come_back(
+    http: TestClient, store: SqlStore
+) -> None:
     slow, other = key(store, Scope.READ, requests_per_second=0.001), key(store, Scope.READ)
     answers = [http.get("/v1/searches", headers=slow) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
@@ -193,8 +239,12 @@ def test_gpu_seconds_of_a_day_are_promised_before_they_are_spent(
     operator = {"Authorization": f"Bearer {OPERATOR}"}
     key_id = store.get_search(search_id=first["id"]).api_key_id
     assert http.get(f"/v1/keys/{key_id}", headers=operator).json()["gpu_seconds_today"] == 100.0
-    store.finish_search(lease=lease, state=SearchState.CANCELLED)  # what it did not spend is free again
-    assert http.get(f"/v1/keys/{key_id}", headers=operator).json()["gpu_seconds_today"] == pytest.approx(40.0 + spent)
+    store.finish_search(
+        lease=lease, state=SearchState.CANCELLED
+    )  # what it did not spend is free again
+    assert http.get(f"/v1/keys/{key_id}", headers=operator).json()[
+        "gpu_seconds_today"
+    ] == pytest.approx(40.0 + spent)
     assert http.post(f"/v1/searches/{first['id']}/clone", headers=ada).status_code == 429
     assert submit(60.0 - spent).status_code == 202
 
@@ -202,22 +252,30 @@ def test_gpu_seconds_of_a_day_are_promised_before_they_are_spent(
 def test_a_ceiling_of_the_service_becomes_a_budget(store: SqlStore, query: dict[str, Any]) -> None:
     settings = Settings(max_gpu_seconds_per_search=50.0, max_gpu_seconds_per_day=80.0)
     with TestClient(create_app(settings, store=store), base_url="http://127.0.0.1:8000") as http:
-        assert http.post("/v1/searches", json=query).json()["query"]["search"]["budget_gpu_seconds"] == 50.0
+        assert (
+            http.post("/v1/searches", json=query).json()["query"]["search"]["budget_gpu_seconds"]
+            == 50.0
+        )
         answer = http.post("/v1/searches", json=query)
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exhausted")
 
 
-def test_the_client_waits_for_a_rate_and_not_for_a_quota(app: FastAPI, store: SqlStore, query: dict[str, Any]) -> None:
+def test_the_client_waits_for_a_rate_and_not_for_a_quota(
+    app: FastAPI, store: SqlStore, query: dict[str, Any]
+) -> None:
     waited: list[float] = []
 
     def server(request: httpx.Request) -> httpx.Response:
         if not waited:
             return httpx.Response(429, headers={"Retry-After": "2"})
         wait = "3600" if request.url.path == "/quota" else "2"
-        return httpx.Response(200 if request.url.path == "/rate" else 429, headers={"Retry-After": wait})
+        return httpx.Response(
+            200 if request.url.path == "/rate" else 429, headers={"Retry-After": wait}
+        )
 
     with httpx.Client(
-        transport=RetryTransport(httpx.MockTransport(server), sleep=waited.append), base_url="http://x"
+        transport=RetryTransport(httpx.MockTransport(server), sleep=waited.append),
+        base_url="http://x",
     ) as patient:
         assert patient.get("/rate").status_code == 200
         assert waited == [2.0]
@@ -229,17 +287,28 @@ def test_the_client_waits_for_a_rate_and_not_for_a_quota(app: FastAPI, store: Sq
     def through_app(request: httpx.Request) -> httpx.Response:
         headers = {name: value for name, value in request.headers.items() if name != "host"}
         with TestClient(app, base_url="http://127.0.0.1:8000") as http:
-            answer = http.request(request.method, request.url.path, content=request.content, headers=headers)
-        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+            answer = http.request(
+                request.method, request.url.path, content=request.content, headers=headers
+            )
+        return httpx.Response(
+            answer.status_code, headers=dict(answer.headers), content=answer.content
+        )
 
     token = keys.issue(store=store, owner="ada", scope=Scope.SUBMIT, gpu_seconds_per_day=10.0)[1]
-    with Client(server="http://x", api_key=token, transport=httpx.MockTransport(through_app)) as client:
+    with Client(
+        server="http://x", api_key=token, transport=httpx.MockTransport(through_app)
+    ) as client:
         client.submit_search(query=query)
         with pytest.raises(LimitError) as caught:
             client.submit_search(query=query)
-        assert (caught.value.code, caught.value.retry_after_s > LONGEST_WAIT_S) == ("quota_exhausted", True)
+        assert (caught.value.code, caught.value.retry_after_s > LONGEST_WAIT_S) == (
+            "quota_exhausted",
+            True,
+        )
     with (
-        Client(server="http://x", api_key="wrong", transport=httpx.MockTransport(through_app)) as stranger,
+        Client(
+            server="http://x", api_key="wrong", transport=httpx.MockTransport(through_app)
+        ) as stranger,
         pytest.raises(InputError, match="Bearer") as refused,
     ):
         stranger.searches()
@@ -247,12 +316,24 @@ def test_the_client_waits_for_a_rate_and_not_for_a_quota(app: FastAPI, store: Sq
 
 
 HOSTILE_NAMES = (
-    "../../etc/passwd", "/etc/passwd", "..%2f..%2fetc%2fpasswd", "config.json", "C:\\windows\\x.json", "gpt\0-22b",
-    "{{7*7}}", "{% include '/etc/passwd' %}", "${HOME}", "$(id)", "`id`; rm -rf /", "<script>alert(1)</script>",
-)  # fmt: skip
+    "../../etc/passwd",
+    "/etc/passwd",
+    "..%2f..%2fetc%2fpasswd",
+    "config.json",
+    "C:\\windows\\x.json",
+    "gpt\0-22b",
+    "{{7*7}}",
+    "{% include '/etc/passwd' %}",
+    "${HOME}",
+    "$(id)",
+    "`id`; rm -rf /",
+    "<script>alert(1)</script>",
+)
 
 
-def test_a_name_is_a_name_and_nothing_else(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+def test_a_name_is_a_name_and_nothing_else(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
     """Neither a path, nor a template, nor a command, wherever a stranger may write one."""
     mine = key(store, Scope.SUBMIT)
     for name in HOSTILE_NAMES:
@@ -266,10 +347,21 @@ def attempt(http: TestClient, query: dict[str, Any], mine: dict[str, str], name:
         assert answer.status_code == 422, (where, answer.text)
         assert "root:" not in answer.text
     quoted = quote(name, safe="")
-    for path in (f"/v1/searches/{quoted}", f"/searches/{quoted}", f"/searches/{quoted}.json", f"/static/{quoted}"):
-        assert http.get(path, headers=mine).status_code in (404, 405), path  # 405: with its slash it is another route
+    for path in (
+        f"/v1/searches/{quoted}",
+        f"/searches/{quoted}",
+        f"/searches/{quoted}.json",
+        f"/static/{quoted}",
+    ):
+        assert http.get(path, headers=mine).status_code in (404, 405), (
+            path
+        )  # 405: with its slash it is another route
     # As a query's own id and a model's own name it is stored, shown as text, and never evaluated.
-    answer = http.post("/v1/searches", json=query | {"id": name, "model": query["model"] | {"name": name}}, headers=mine)
+    answer = http.post(
+        "/v1/searches",
+        json=query | {"id": name, "model": query["model"] | {"name": name}},
+        headers=mine,
+    )
     if answer.status_code == 202:
         page = http.get(answer.headers["location"].removeprefix("/v1"), headers=mine)
         assert page.status_code == 200
@@ -283,10 +375,20 @@ def attempt(http: TestClient, query: dict[str, Any], mine: dict[str, str], name:
 def test_bodies_too_deep_or_too_large_are_refused(http: TestClient, store: SqlStore) -> None:
     mine = key(store, Scope.ADMIN)
     deep = (b"[" * 50_000, b'{"a":' * 10_000, b'{"id": ' + b"[" * 500 + b"]" * 500 + b"}")
-    for path in ("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/measurements", "/v1/keys", "/v1/exports"):
+    for path in (
+        "/v1/estimates",
+        "/v1/recommendations",
+        "/v1/searches",
+        "/v1/measurements",
+        "/v1/keys",
+        "/v1/exports",
+    ):
         for content in deep:
             answer = http.post(path, content=content, headers=mine)
-            assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), (
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                422,
+                "application/problem+json",
+            ), (
                 path,
                 answer.text,
             )

@@ -19,15 +19,23 @@ from tests.service.test_registrations import MODEL
 
 def served(http: TestClient) -> dict[str, float]:
     """How often an answer was kept or made, by the metrics."""
-    lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith("hp_answers_total{")]
+    lines = [
+        line
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("hp_answers_total{")
+    ]
     counts = {"hit": 0.0, "miss": 0.0}
     for line in lines:
         counts["hit" if 'cache="hit"' in line else "miss"] += float(line.rsplit(" ", 1)[1])
     return counts
 
 
-@pytest.mark.parametrize("path", ["/v1/estimates", "/v1/recommendations?top=3", "/v1/estimates?calibration=false"])
-def test_the_same_query_is_answered_once(http: TestClient, query: dict[str, Any], path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/estimates", "/v1/recommendations?top=3", "/v1/estimates?calibration=false"]
+)
+def test_the_same_query_is_answered_once(
+    http: TestClient, query: dict[str, Any], path: str
+) -> None:
     first, second = (http.post(path, json=query) for _ in range(2))
     assert first.status_code == second.status_code == 200, first.text
     assert first.content == second.content
@@ -67,9 +75,9 @@ def test_a_changed_file_of_the_catalogue_makes_a_new_answer(
     def weights(layers: int) -> float:
         file.write_text(json.dumps({"name": "house", **MODEL, "num_hidden_layers": layers}))
         os.utime(file, ns=(layers, layers))
-        bytes_: float = http.post("/v1/estimates", json=query | {"model": "house"}).json()["estimate"]["memory"][
-            "weights_bytes"
-        ]
+        bytes_: float = http.post("/v1/estimates", json=query | {"model": "house"}).json()[
+            "estimate"
+        ]["memory"]["weights_bytes"]
         return bytes_
 
     try:
@@ -79,10 +87,17 @@ def test_a_changed_file_of_the_catalogue_makes_a_new_answer(
         catalog.revision()
 
 
-def test_what_names_a_registration_is_answered_anew(http: TestClient, query: dict[str, Any]) -> None:
+def test_what_names_a_registration_is_answered_anew(
+    http: TestClient, query: dict[str, Any]
+) -> None:
     weights = []
     for layers in (2, 4):
-        assert http.post("/v1/models", json={"name": "mine", "spec": MODEL | {"num_hidden_layers": layers}}).status_code == 201
+        assert (
+            http.post(
+                "/v1/models", json={"name": "mine", "spec": MODEL | {"num_hidden_layers": layers}}
+            ).status_code
+            == 201
+        )
         answer = http.post("/v1/estimates", json=query | {"model": "mine"}).json()
         weights.append(answer["estimate"]["memory"]["weights_bytes"])
     assert weights[0] < weights[1]
@@ -108,7 +123,9 @@ def test_the_longest_unasked_make_room() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/gpus", "/v1/searches", "/v1/models/gpt-22b"])
-def test_an_etag_saves_the_answer(http: TestClient, store: SqlStore, query: dict[str, Any], path: str) -> None:
+def test_an_etag_saves_the_answer(
+    http: TestClient, store: SqlStore, query: dict[str, Any], path: str
+) -> None:
     first = http.get(path)
     tag = first.headers["etag"]
     for known in (tag, f'"x", W/{tag}', "*"):

@@ -1,4 +1,6 @@
-"""Real workers over jobs that no live search owns: one that sleeps over a submit, and one that finds such a job."""
+"""Real workers over jobs that no live search owns: one that sleeps over a submit, and one that
+finds such a job.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     database.close()
 
 
-def test_a_worker_that_wakes_to_a_cancelled_search_starts_no_job(scene: Scene, tmp_path: Path) -> None:
+def test_a_worker_that_wakes_to_a_cancelled_search_starts_no_job(
+    scene: Scene, tmp_path: Path
+) -> None:
     service = scene.service
     service.start_api()
     service.ensure_workers(2)
@@ -48,21 +52,35 @@ def test_a_worker_that_wakes_to_a_cancelled_search_starts_no_job(scene: Scene, t
     wait_for(lambda: "lease_lost" in (tmp_path / "worker.log").read_text(), timeout_s=30)
     service.stop()
     leftovers = [" ".join(process.cmdline()) for process in service.leftovers()]
-    found = audit(database_url=service.database_url, home=tmp_path, accepted={"only": search}, leftovers=leftovers)
+    found = audit(
+        database_url=service.database_url,
+        home=tmp_path,
+        accepted={"only": search},
+        leftovers=leftovers,
+    )
     assert (found.lost, found.doubled, found.orphaned, found.unbooked) == ([], [], [], [])
 
 
 def test_any_worker_ends_and_books_a_job_that_no_search_owns(scene: Scene, tmp_path: Path) -> None:
-    store, launcher = open_store(scene.service.database_url), create("local", root=tmp_path / "runs", cpu_only=True)
+    store, launcher = (
+        open_store(scene.service.database_url),
+        create("local", root=tmp_path / "runs", cpu_only=True),
+    )
     try:
         lease = claimed(store, query=QUERY)
         run = intended(store, lease)
         handle = launcher.submit(plan(STUBBORN, job_name=run.job_name))
-        store.abandon_run(lease=lease, run_id=run.id, cause="given up by a worker that died before it ended the job")
+        store.abandon_run(
+            lease=lease,
+            run_id=run.id,
+            cause="given up by a worker that died before it ended the job",
+        )
         assert launcher.open_jobs() == [run.job_name]
         scene.service.ensure_workers(1)
         wait_for(lambda: store.runs(search_id=run.search_id)[0].gpu_seconds, timeout_s=60)
         assert (launcher.open_jobs(), processes(run.job_name)) == ([], [])
-        assert store.runs(search_id=run.search_id)[0].gpu_seconds == 2 * (launcher.fetch(handle).wall_s or 0.0)
+        assert store.runs(search_id=run.search_id)[0].gpu_seconds == 2 * (
+            launcher.fetch(handle).wall_s or 0.0
+        )
     finally:
         store.close()

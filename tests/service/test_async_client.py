@@ -1,4 +1,6 @@
-"""The asynchronous client, what both clients do about lost answers, and a training that reports itself; over a socket."""
+"""The asynchronous client, what both clients do about lost answers, and a training that reports
+itself; over a socket.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_the_twin_does_what_the_client_does(server: str, store: Store, query: Qu
         async with AsyncClient(server=server) as client:
             with Client(server=server) as twin:
                 assert await client.estimate(query=query) == twin.estimate(query=query)
-                many = await asyncio.gather(*(client.recommend(query=query, top=1) for _ in range(4)))
+                many = await asyncio.gather(
+                    *(client.recommend(query=query, top=1) for _ in range(4))
+                )
                 rows = twin.recommend(query=query, top=1)["recommendations"]
                 assert [answer["recommendations"] for answer in many] == [rows] * 4
             with pytest.raises(NotFoundError):
@@ -40,7 +44,10 @@ def test_the_twin_does_what_the_client_does(server: str, store: Store, query: Qu
             assert changed.query["search"]["budget_runs"] == 2
             assert await client.result(search_id=search) is None
             copy = (await client.clone(search_id=search)).id
-            assert (copy != search, (await client.cancel(search_id=copy)).state) == (True, "cancelled")
+            assert (copy != search, (await client.cancel(search_id=copy)).state) == (
+                True,
+                "cancelled",
+            )
             lease = claim(store, search)
 
             def work() -> None:
@@ -49,11 +56,15 @@ def test_the_twin_does_what_the_client_does(server: str, store: Store, query: Qu
 
             threading.Timer(0.3, work).start()
             seen: list[int] = []
-            result = await client.wait(search_id=search, on_event=lambda event: seen.append(event.seq))
+            result = await client.wait(
+                search_id=search, on_event=lambda event: seen.append(event.seq)
+            )
             assert result["recommendations"][0]["rank"] == 1
             assert seen == list(range(1, len(seen) + 1))
             assert [trial.number for trial in (await client.trials(search_id=search)).trials] == [0]
-            assert [view.id for view in (await client.searches(state="succeeded")).items] == [search]
+            assert [view.id for view in (await client.searches(state="succeeded")).items] == [
+                search
+            ]
 
     asyncio.run(scenario())
 
@@ -87,11 +98,16 @@ def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(
 ) -> None:
     waited: list[float] = []
     seen, answer = answering(2)
-    with httpx.Client(transport=RetryTransport(httpx.MockTransport(answer), sleep=waited.append), base_url="http://x") as http:
+    with httpx.Client(
+        transport=RetryTransport(httpx.MockTransport(answer), sleep=waited.append),
+        base_url="http://x",
+    ) as http:
         if again:
             assert http.request(method, path, headers=headers).status_code == 200
             assert (len(seen), waited) == (3, [0.2, 0.4])
-            assert {request.headers.get("Idempotency-Key") for request in seen} == {headers.get("Idempotency-Key")}
+            assert {request.headers.get("Idempotency-Key") for request in seen} == {
+                headers.get("Idempotency-Key")
+            }
         else:
             with pytest.raises(httpx.ReadError):
                 http.request(method, path, headers=headers)

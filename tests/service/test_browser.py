@@ -1,4 +1,6 @@
-"""Pages in a real browser: no error, no overflow at any width, live rows, buttons that work under the content policy."""
+"""Pages in a real browser: no error, no overflow at any width, live rows, buttons that work under
+the content policy.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ Query = dict[str, Any]
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
-def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, store: Store, query: Query) -> None:
+def test_rows_come_alive_and_an_opened_log_stays_open(
+    page: Page, server: str, store: Store, query: Query
+) -> None:
     with Client(server=server) as client:
         search = client.submit_search(query=query).id
     page.goto(f"{server}/searches/{search}")
     assert page.locator("h1 + .state").inner_text() == "queued"
     lease = claim(store, search)
     page.locator(".state.busy", has_text="running").wait_for()
-    one_run(store, lease, Measurement(status="oom", cause="rank 1", log_tail="the end of it"), OTHER)
+    one_run(
+        store, lease, Measurement(status="oom", cause="rank 1", log_tail="the end of it"), OTHER
+    )
     page.locator("tr[data-key]", has_text="oom").wait_for()
     page.get_by_role("button", name="Runs, log and command of run 1").click()
     page.locator("summary", has_text="End of the log").click()
@@ -51,7 +57,9 @@ def test_buttons_steer(page: Page, server: str, store: Store, query: Query) -> N
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
 
 
-def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_scheme(page: Page, server: str) -> None:
+def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_scheme(
+    page: Page, server: str
+) -> None:
     page.emulate_media(color_scheme="light")
     page.goto(server)
     page.evaluate("""async () => {
@@ -61,14 +69,16 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
         document.querySelector("main").append(place);
         place.className = "plot";
         draw(place, { traces: [{ mode: "points", x: [1, 2], y: [3, 4], color: "--good" }], x: { title: "Run" } });
-    }""")
+    }""")  # noqa: E501
     colour = "getComputedStyle(document.querySelector('.plot circle')).fill"
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
     wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
 
 
-def test_a_page_whose_scripts_were_cut_off_mends_itself(browser: Browser, server: str, store: Store, query: Query) -> None:
+def test_a_page_whose_scripts_were_cut_off_mends_itself(
+    browser: Browser, server: str, store: Store, query: Query
+) -> None:
     with Client(server=server) as client:
         search = client.submit_search(query=query).id
     one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))

@@ -23,7 +23,9 @@ def http(store: SqlStore) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_budget_changes_until_the_end(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+def test_a_budget_changes_until_the_end(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
     ada, bob = key(store, Scope.SUBMIT), key(store, Scope.SUBMIT, owner="bob")
     path = http.post("/v1/searches", json=query, headers=ada).headers["location"]
     changed = http.patch(path, json={"budget_runs": 9}, headers=ada)
@@ -31,9 +33,16 @@ def test_a_budget_changes_until_the_end(http: TestClient, store: SqlStore, query
     assert changed.json()["query"]["search"]["budget_runs"] == 9
     assert changed.json()["query"]["search"]["budget_gpu_seconds"] == 500.0
     assert http.patch(path, json={"budget_runs": 2}, headers=bob).status_code == 404
-    for wrong, field in (({"budget_runs": 0}, "budget_runs"), ({"runs": 3}, "runs"), ({"budget_gpu_seconds": -1.0}, None)):
+    for wrong, field in (
+        ({"budget_runs": 0}, "budget_runs"),
+        ({"runs": 3}, "runs"),
+        ({"budget_gpu_seconds": -1.0}, None),
+    ):
         answer = http.patch(path, json=wrong, headers=ada)
-        assert (answer.status_code, answer.json()["field"]) == (422, field or "budget_gpu_seconds"), answer.text
+        assert (answer.status_code, answer.json()["field"]) == (
+            422,
+            field or "budget_gpu_seconds",
+        ), answer.text
     answer = http.patch(path, json={"budget_gpu_seconds": 501.0}, headers=ada)
     assert (answer.status_code, answer.json()["code"]) == (422, "gpu_seconds_ceiling")
     finish(store, claim(store, path.rsplit("/", 1)[1]))
@@ -41,10 +50,14 @@ def test_a_budget_changes_until_the_end(http: TestClient, store: SqlStore, query
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
 
 
-def test_more_is_held_against_the_days_quota(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+def test_more_is_held_against_the_days_quota(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
     ada = key(store, Scope.SUBMIT, gpu_seconds_per_day=100.0)
     body = query | {"search": query["search"] | {"budget_gpu_seconds": 40.0}}
-    first, second = (http.post("/v1/searches", json=body, headers=ada).headers["location"] for _ in range(2))
+    first, second = (
+        http.post("/v1/searches", json=body, headers=ada).headers["location"] for _ in range(2)
+    )
     answer = http.patch(first, json={"budget_gpu_seconds": 70.0}, headers=ada)
     assert (answer.status_code, answer.json()["code"]) == (429, "quota_exhausted")
     assert http.patch(second, json={"budget_gpu_seconds": 10.0}, headers=ada).status_code == 200

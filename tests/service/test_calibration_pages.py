@@ -16,15 +16,27 @@ H100: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
     "training": {"sequence_length": 8192, "global_batch_size": 512},
 }
-SETTINGS = {"model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 512}
+SETTINGS = {
+    "model": "llama-3-70b",
+    "gpu": "h100-sxm-80gb",
+    "num_gpus": 64,
+    "sequence_length": 8192,
+    "global_batch_size": 512,
+}
 EVIL = "<img src=x onerror=alert(1)>"
 
 
 def report(http: TestClient, *, slower: float, **parallel: int) -> float:
     """A training that took so many times what was predicted; the prediction."""
     query = H100 | {"parallel": {"tensor_parallel_size": 8, **parallel}}
-    step_s: float = http.post("/v1/estimates?calibration=false", json=query).json()["estimate"]["time"]["step_s"]
-    body = {"query": H100, "parallel": query["parallel"], "measurement": {"status": "ok", "step_s": slower * step_s}}
+    step_s: float = http.post("/v1/estimates?calibration=false", json=query).json()["estimate"][
+        "time"
+    ]["step_s"]
+    body = {
+        "query": H100,
+        "parallel": query["parallel"],
+        "measurement": {"status": "ok", "step_s": slower * step_s},
+    }
     answer = http.post("/v1/measurements", json=body)
     assert answer.status_code == 201, answer.text
     return step_s
@@ -43,7 +55,9 @@ def learnt(http: TestClient) -> TestClient:
 def test_before_anything_was_learnt(http: TestClient) -> None:
     assert "No calibrations yet" in http.get("/calibration").text
     assert "No matching measurements" in http.get("/measurements").text
-    assert http.get("/calibration/series", params={"cluster_key": "x", "framework": "y"}).status_code in (404, 422)
+    assert http.get(
+        "/calibration/series", params={"cluster_key": "x", "framework": "y"}
+    ).status_code in (404, 422)
 
 
 def test_a_series_from_the_list_to_its_runs(learnt: TestClient) -> None:
@@ -58,7 +72,9 @@ def test_a_series_from_the_list_to_its_runs(learnt: TestClient) -> None:
     assert len(runs) == 6 and all(run["taught"] for run in runs)
     for run in runs:
         assert run["error_before"] == pytest.approx(run["before_s"] / run["measured_s"] - 1)
-    assert [run["measured_s"] / run["before_s"] > 2 for run in runs] == [run["outlier"] for run in runs]
+    assert [run["measured_s"] / run["before_s"] > 2 for run in runs] == [
+        run["outlier"] for run in runs
+    ]
     assert series["outliers"] == 1
     usual = [run for run in runs if run["error_before"] > -0.5]
     assert all(abs(run["error_after"]) < abs(run["error_before"]) for run in usual)
@@ -71,7 +87,9 @@ def test_measurements_are_filtered(learnt: TestClient) -> None:
     assert learnt.get("/measurements.json", params={"status": "oom"}).json()["rows"] == []
     assert learnt.get("/measurements.json", params={"model": "llama-3-8b"}).json()["rows"] == []
     assert learnt.get("/measurements", params={"status": "odd"}).status_code == 422
-    found = learnt.get("/measurements.json", params={"gpu": "h100-sxm-80gb", "status": "ok"}).json()["rows"]
+    found = learnt.get(
+        "/measurements.json", params={"gpu": "h100-sxm-80gb", "status": "ok"}
+    ).json()["rows"]
     assert len(found) == 6
     assert learnt.get(found[0]["configuration_href"]).status_code == 200
 
@@ -85,9 +103,14 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
     rows = http.get("/measurements.json").json()["rows"]
     assert [row["state"] for row in rows] == ["held", "accepted", "accepted"]
     assert [row["teaches"] for row in rows[1:]] == ["that it does not fit", "time"]
-    assert rows[0]["times_off"] == pytest.approx(25.0) and "25 times the predicted" in rows[0]["notes"][0]
+    assert (
+        rows[0]["times_off"] == pytest.approx(25.0)
+        and "25 times the predicted" in rows[0]["notes"][0]
+    )
     (cluster,) = http.get("/calibration.json").json()["clusters"]
-    assert (cluster["measurements"], cluster["num_held"]) == (2, 1) and "3, 1 held" in http.get("/calibration").text
+    assert (cluster["measurements"], cluster["num_held"]) == (2, 1) and "3, 1 held" in http.get(
+        "/calibration"
+    ).text
     page = http.get("/measurements").text
     assert "1 measurement is held" in page and "25 times the predicted" in page
     assert len(http.get("/measurements.json", params={"state": "accepted"}).json()["rows"]) == 2
@@ -100,17 +123,25 @@ def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
 
     store.add_measurement(
         measurement=NewMeasurement(
-            source="file", cluster_key=EVIL, gpu=EVIL, framework=EVIL, model=EVIL, query={},
-            parallel=ParallelConfig(), measurement=Measurement(status="crashed", cause=EVIL),
+            source="file",
+            cluster_key=EVIL,
+            gpu=EVIL,
+            framework=EVIL,
+            model=EVIL,
+            query={},
+            parallel=ParallelConfig(),
+            measurement=Measurement(status="crashed", cause=EVIL),
         )
-    )  # fmt: skip
+    )
     for page in ("/measurements", "/calibration"):
         assert EVIL not in http.get(page).text and "&lt;img" in http.get(page).text
     assert "Teaches nothing: its query was not stored." in http.get("/measurements").text
 
 
 def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> None:
-    """The explorer's heading, its list, its chart of switches and its fixes, a configuration, and two compared."""
+    """The explorer's heading, its list, its chart of switches and its fixes, a configuration, and
+    two compared.
+    """
     page = learnt.get("/explorer.json", params=SETTINGS).json()
     href = page["configuration_href"]
     one = learnt.get(href.replace("?", ".json?")).json()
@@ -118,8 +149,12 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     step_s = chosen["step_s"]
     plain = next(row for row in page["fastest"] if row["parallel"]["recompute"] == "none")
     opened = learnt.get(plain["settings_href"].replace("?", ".json?", 1)).json()
-    (switch,) = (bar for bar in opened["effect_time"]["bars"] if bar["label"] == "Sequence parallel")
-    assert [metrics(opened["view"])["Step time"]["value"], switch["total"]] == pytest.approx([plain["step_s"]] * 2)
+    (switch,) = (
+        bar for bar in opened["effect_time"]["bars"] if bar["label"] == "Sequence parallel"
+    )
+    assert [metrics(opened["view"])["Step time"]["value"], switch["total"]] == pytest.approx(
+        [plain["step_s"]] * 2
+    )
     fastest = learnt.get(one["compare_href"].replace("?", ".json?")).json()
     compared = next(row for row in fastest["rows"] if row["name"] == "Step time")
     seconds = [
@@ -131,7 +166,9 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     assert seconds == pytest.approx([step_s] * len(seconds))
     assert metrics(page["view"])["Step time"]["by_cost_model"] < step_s
     known = metrics(one["view"])
-    assert known["Model TFLOP/s per GPU"]["value"] / known["MFU"]["value"] == pytest.approx(989.4, rel=1e-3)
+    assert known["Model TFLOP/s per GPU"]["value"] / known["MFU"]["value"] == pytest.approx(
+        989.4, rel=1e-3
+    )
     (interval,) = (bar["interval"] for bar in one["view"]["memory"]["bars"] if bar["interval"])
     assert interval == [known["Memory"]["low"], known["Memory"]["high"]]
     large = learnt.get("/explorer.json", params=SETTINGS | {"tp": 1, "pp": 1}).json()["view"]
@@ -145,7 +182,9 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
 def test_moving_a_slider_ranks_once(learnt: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = []
     recommend = explorer.training.recommend
-    monkeypatch.setattr(explorer.training, "recommend", lambda **asked: ranked.append(asked) or recommend(**asked))
+    monkeypatch.setattr(
+        explorer.training, "recommend", lambda **asked: ranked.append(asked) or recommend(**asked)
+    )
     for tensor_parallel in (8, 4, 2):
         settings = SETTINGS | {"global_batch_size": 384, "tp": tensor_parallel, "pp": 4}
         assert learnt.get("/explorer", params=settings).status_code == 200

@@ -1,4 +1,6 @@
-"""A body that grows past the limit without having announced it: 413 on every route, over a socket, before anything is done."""
+"""A body that grows past the limit without having announced it: 413 on every route, over a socket,
+before anything is done.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,37 @@ def chunks() -> Iterator[bytes]:
     yield b"}"
 
 
-def test_a_chunked_body_past_the_limit(tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chunked_body_past_the_limit(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
     database = tmp_path_factory.mktemp("chunked") / "hp.sqlite3"
-    settings = Settings(database_url=f"sqlite:///{database}", max_body_bytes=LIMIT, max_batch_bytes=LIMIT)
+    settings = Settings(
+        database_url=f"sqlite:///{database}", max_body_bytes=LIMIT, max_batch_bytes=LIMIT
+    )
     app = create_app(settings)
     routes = [route for route in every_route(app) if route.method != "GET"]
-    values = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "x")
-    with served(app) as url, httpx.Client(base_url=url, timeout=30) as http, caplog.at_level(logging.ERROR):
+    values = dict.fromkeys(
+        ("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "x"
+    )
+    with (
+        served(app) as url,
+        httpx.Client(base_url=url, timeout=30) as http,
+        caplog.at_level(logging.ERROR),
+    ):
         for route in routes:
             answer = http.request(route.method, route.at(**values), content=chunks())
             if route.pattern in UPLOADS:  # its body is a form
                 assert answer.status_code == 422
-                parts = iter([b"--x\r\nContent-Disposition: form-data; name=query\r\n\r\n", *chunks()])
+                parts = iter(
+                    [b"--x\r\nContent-Disposition: form-data; name=query\r\n\r\n", *chunks()]
+                )
                 form = {"Content-Type": "multipart/form-data; boundary=x"}
                 answer = http.request(route.method, route.pattern, content=parts, headers=form)
                 assert answer.status_code == 413
                 said = answer.json()
-            elif route.pattern in STREAMED:  # its status is sent before its end is known: the last line tells
+            elif (
+                route.pattern in STREAMED
+            ):  # its status is sent before its end is known: the last line tells
                 assert answer.status_code == 200
                 said = json.loads(answer.text.splitlines()[-1])["error"]
             else:

@@ -1,4 +1,6 @@
-"""The client against a real socket: typed answers, the library's errors, nothing lost on the way."""
+"""The client against a real socket: typed answers, the library's errors, nothing lost on the
+way.
+"""
 
 import json
 import socket
@@ -59,15 +61,29 @@ def test_errors_are_the_librarys(server: str, query: Query) -> None:
 def test_a_batch_comes_back_in_order(server: str, query: Query) -> None:
     lines = (json.dumps(query | {"id": str(n)}).encode() for n in range(300))
     with Client(server=server) as client:
-        assert [json.loads(line)["id"] for line in client.batch(lines=lines)] == [str(n) for n in range(300)]
+        assert [json.loads(line)["id"] for line in client.batch(lines=lines)] == [
+            str(n) for n in range(300)
+        ]
 
 
 def test_a_batch_of_any_size_keeps_what_is_no_query_in_its_place(server: str, query: Query) -> None:
     wrong = InputError("not YAML", code="syntax")
-    items = [wrong, *(json.dumps(query | {"id": str(n)}).encode() for n in range(BATCH_LINES)), wrong, b"{}", wrong]
+    items = [
+        wrong,
+        *(json.dumps(query | {"id": str(n)}).encode() for n in range(BATCH_LINES)),
+        wrong,
+        b"{}",
+        wrong,
+    ]
     task = Task(name="estimate", top=1, calibration=False)
     answers = [json.loads(line) for line in by_server(iter(items), task, server=server)]
-    assert [answer["id"] for answer in answers] == [None, *map(str, range(BATCH_LINES)), None, None, None]
+    assert [answer["id"] for answer in answers] == [
+        None,
+        *map(str, range(BATCH_LINES)),
+        None,
+        None,
+        None,
+    ]
     codes = [answer["error"]["code"] for answer in answers if answer["status"] == "error"]
     assert codes == ["syntax", "syntax", "missing_field", "syntax"]
 
@@ -78,8 +94,14 @@ def test_a_batch_waits_where_the_key_has_asked_too_often() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         bodies.append(request.read())
         if len(bodies) == 1:
-            return httpx.Response(429, headers={"Retry-After": "0.01"}, json={"detail": "too often", "code": "rate_limited"})
-        return httpx.Response(200, content=b'{"id": null}\n' * (bodies[-1].count(b"\n") - (len(bodies) == 4)))
+            return httpx.Response(
+                429,
+                headers={"Retry-After": "0.01"},
+                json={"detail": "too often", "code": "rate_limited"},
+            )
+        return httpx.Response(
+            200, content=b'{"id": null}\n' * (bodies[-1].count(b"\n") - (len(bodies) == 4))
+        )
 
     lines = [b"{}\n", b"  \n", b"x" * BATCH_BYTES, b"{}"]
     with Client(server="http://test", transport=httpx.MockTransport(answer)) as client:
@@ -90,11 +112,15 @@ def test_a_batch_waits_where_the_key_has_asked_too_often() -> None:
 
 
 def test_a_batch_is_answered_while_it_is_still_being_sent(server: str, query: Query) -> None:
-    """A program that asks the next question only after the last answer is served too: nobody holds the whole."""
+    """A program that asks the next question only after the last answer is served too: nobody holds
+    the whole.
+    """
     line = json.dumps(query).encode() + b"\n"
     host, port = server.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as wire:
-        wire.sendall(b"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        wire.sendall(
+            b"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         received = b""
         for asked in range(1, 4):
             wire.sendall(b"%x\r\n%s\r\n" % (len(line), line))
@@ -126,10 +152,16 @@ def test_waiting_follows_every_event_to_the_result(server: str, store: Store, qu
         assert [view.id for view in client.searches(state="succeeded").items] == [search.id]
 
 
-def test_a_search_that_failed_before_any_run_raises_as_it_would_here(server: str, store: Store, query: Query) -> None:
+def test_a_search_that_failed_before_any_run_raises_as_it_would_here(
+    server: str, store: Store, query: Query
+) -> None:
     with Client(server=server) as client:
         search = client.submit_search(query=query).id
-        error = {"code": "launcher_mismatch", "message": "no such GPU here", "field": "search.launcher"}
+        error = {
+            "code": "launcher_mismatch",
+            "message": "no such GPU here",
+            "field": "search.launcher",
+        }
         store.finish_search(lease=claim(store, search), state=SearchState.FAILED, error=error)
         with pytest.raises(InputError, match="no such GPU here") as caught:
             client.wait(search_id=search)
@@ -138,7 +170,9 @@ def test_a_search_that_failed_before_any_run_raises_as_it_would_here(server: str
 
 def test_a_search_waits_by_its_priority(server: str, store: Store, query: Query) -> None:
     with Client(server=server) as client:
-        later, sooner = (client.submit_search(query=query, priority=priority).id for priority in (-5, 7))
+        later, sooner = (
+            client.submit_search(query=query, priority=priority).id for priority in (-5, 7)
+        )
         with pytest.raises(InputError, match="at most 100"):
             client.submit_search(query=query, priority=101)
     claimed = [store.claim_search(holder="w", lease_s=60.0) for _ in range(2)]
@@ -153,7 +187,10 @@ def test_a_measurement_is_reported(server: str, query: Query) -> None:
         assert [view.id for view in client.measurements(model="gpt-tiny").items] == [stored.id]
 
 
-@pytest.mark.parametrize("strange", ["../calibrations#", "../calibrations?", "..", ".", "", "a/b", "x?y", "%2e%2e", "ä b"])
+@pytest.mark.parametrize(
+    "strange",
+    ["../calibrations#", "../calibrations?", "..", ".", "", "a/b", "x?y", "%2e%2e", "ä b"],
+)
 def test_an_id_stays_one_part_of_the_path(server: str, strange: str) -> None:
     """It may come from a program's input, and must reach no other route."""
     with Client(server=server) as client:

@@ -25,7 +25,9 @@ def test_the_layout_is_complete(services: dict[str, Any]) -> None:
     assert set(services) == {"db", "migrate", "api", "worker"}
     assert services["migrate"]["depends_on"] == {"db": {"condition": "service_healthy"}}
     for name in ("api", "worker"):
-        assert services[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+        assert services[name]["depends_on"] == {
+            "migrate": {"condition": "service_completed_successfully"}
+        }
     for name in ("db", "api", "worker"):
         assert services[name]["healthcheck"]["test"][0] == "CMD"
 
@@ -55,7 +57,11 @@ def test_secrets_have_no_default_and_stand_in_no_url(services: dict[str, Any]) -
                 found.add(variable)
                 assert value.startswith("${"), variable
                 assert ":?" in value, f"{variable} must be required"
-            assert "://" not in str(value) or "@" not in value or ":" not in value.split("//")[1].split("@")[0]
+            assert (
+                "://" not in str(value)
+                or "@" not in value
+                or ":" not in value.split("//")[1].split("@")[0]
+            )
     assert found == secrets
 
 
@@ -71,9 +77,9 @@ def test_the_webhooks_secret_is_a_file_that_may_be_left_out(services: dict[str, 
 
 
 def test_only_the_api_is_published_and_on_loopback_only(services: dict[str, Any]) -> None:
-    assert {name: service.get("ports") for name, service in services.items() if service.get("ports")} == {
-        "api": ["127.0.0.1:8000:8000"]
-    }
+    assert {
+        name: service.get("ports") for name, service in services.items() if service.get("ports")
+    } == {"api": ["127.0.0.1:8000:8000"]}
 
 
 def test_our_containers_run_without_rights(services: dict[str, Any]) -> None:
@@ -81,7 +87,9 @@ def test_our_containers_run_without_rights(services: dict[str, Any]) -> None:
         assert services[name]["cap_drop"] == ["ALL"]
         assert "no-new-privileges:true" in services[name]["security_opt"]
         assert services[name]["read_only"] is True
-    users = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER")]
+    users = [
+        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER")
+    ]
     assert users == ["USER 10001"]
 
 

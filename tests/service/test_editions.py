@@ -1,4 +1,6 @@
-"""Editions side by side: what a search is stored as, and what an older worker does beside a newer edition."""
+"""Editions side by side: what a search is stored as, and what an older worker does beside a newer
+edition.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.service.processes import wait_for
 
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": {"name": "gpt-tiny", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "model": {
+        "name": "gpt-tiny",
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 2},
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
     "parallel": {
@@ -30,15 +38,26 @@ QUERY: dict[str, Any] = {
         "zero_stage": [0, 1],
         "recompute": "none",
     },
-    "search": {"budget_runs": 2, "run_timeout_s": 1800.0, "min_gain_fraction": 0.0, "preflight": False},
+    "search": {
+        "budget_runs": 2,
+        "run_timeout_s": 1800.0,
+        "min_gain_fraction": 0.0,
+        "preflight": False,
+    },
     "trainer": "quick",
 }
-REGISTERED = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}
+REGISTERED = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 512,
+}
 
 
 def test_a_search_is_stored_as_asked(http: TestClient, query: dict[str, Any]) -> None:
-    """No default joins it, which an older worker might not know; one that was written stays, a registered name becomes
-    what stands under it."""
+    """No default joins it, which an older worker might not know; one that was written stays, a
+    registered name becomes what stands under it.
+    """
     query["training"]["framework"] = "megatron-core"  # its default, but written
     made = http.post("/v1/searches", json=query).raise_for_status().json()
     assert made["query"] == query
@@ -49,19 +68,25 @@ def test_a_search_is_stored_as_asked(http: TestClient, query: dict[str, Any]) ->
     assert stored == named | {"model": REGISTERED | {"name": "mine"}}
 
 
-def test_the_budget_that_nobody_asked_for_is_the_default(http: TestClient, query: dict[str, Any]) -> None:
+def test_the_budget_that_nobody_asked_for_is_the_default(
+    http: TestClient, query: dict[str, Any]
+) -> None:
     del query["search"]["budget_runs"]
     made = http.post("/v1/searches", json=query).raise_for_status().json()
     assert "budget_runs" not in made["query"]["search"]
     assert http.get(f"/searches/{made['id']}.json").json()["budget_runs"] == 8
 
 
-def test_a_command_line_sends_what_was_asked(server: str, store: SqlStore, query: dict[str, Any], tmp_path: Path) -> None:
+def test_a_command_line_sends_what_was_asked(
+    server: str, store: SqlStore, query: dict[str, Any], tmp_path: Path
+) -> None:
     import json
 
     (tmp_path / "query.json").write_text(json.dumps(query))
     command = ["tune", str(tmp_path / "query.json"), "--server", server]
-    with THIS.process(*command, database_url=f"sqlite:///{tmp_path / 'none.sqlite3'}", home=tmp_path) as (tuning, log):
+    with THIS.process(
+        *command, database_url=f"sqlite:///{tmp_path / 'none.sqlite3'}", home=tmp_path
+    ) as (tuning, log):
         wait_for(lambda: store.list_searches().items or tuning.poll() is not None, timeout_s=60)
         (record,) = store.list_searches().items
         store.request_cancel(search_id=record.id)
@@ -72,15 +97,24 @@ def test_a_command_line_sends_what_was_asked(server: str, store: SqlStore, query
 @pytest.mark.long
 @pytest.mark.distributed
 def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None:
-    """The same body and key answer the same search and measurement, whatever defaults joined them; another body does not."""
+    """The same body and key answer the same search and measurement, whatever defaults joined them;
+    another body does not.
+    """
     url, headers = f"sqlite:///{tmp_path / 'hp.sqlite3'}", {"Idempotency-Key": "one"}
     quick_trainer(tmp_path / "catalog", go=tmp_path / "go")
     report = {
-        "query": {name: value for name, value in QUERY.items() if name not in ("parallel", "search", "trainer")},
+        "query": {
+            name: value
+            for name, value in QUERY.items()
+            if name not in ("parallel", "search", "trainer")
+        },
         "parallel": {"tensor_parallel_size": 2},
         "measurement": {"status": "ok", "step_s": 0.25},
     }
-    sent = {"searches": (QUERY, QUERY | {"id": "another"}), "measurements": (report, report | {"parallel": {}})}
+    sent = {
+        "searches": (QUERY, QUERY | {"id": "another"}),
+        "measurements": (report, report | {"parallel": {}}),
+    }
     answers: dict[str, set[str]] = {path: set() for path in sent}
     for edition in (THIS, newer(tmp_path / "newer")):
         with edition.api(database_url=url, home=tmp_path) as api:
@@ -89,7 +123,10 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
                 assert answer.is_success, answer.text
                 answers[path].add(answer.json()["id"])
                 refused = httpx.post(f"{api}/v1/{path}", json=other, headers=headers, timeout=30)
-                assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_key_reused")
+                assert (refused.status_code, refused.json()["code"]) == (
+                    409,
+                    "idempotency_key_reused",
+                )
     assert [len(ids) for ids in answers.values()] == [1, 1]
 
 
@@ -104,38 +141,66 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
     running = {"database_url": url, "home": tmp_path}
     with ExitStack() as stack:
         api = stack.enter_context(new.api(**running))
-        first = httpx.post(f"{api}/v1/searches", json=QUERY, timeout=30).raise_for_status().json()["id"]
-        # Nothing new is asked of it, and its edition is the newer one's: it might mean something else there.
+        first = (
+            httpx.post(f"{api}/v1/searches", json=QUERY, timeout=30).raise_for_status().json()["id"]
+        )
+        # Nothing new is asked of it, and its edition is the newer one's: it might mean something
+        # else there.
         later = copy.deepcopy(QUERY)
         later["search"][NOVELTY] = 3
         _as_this_editions(url, first)
         worker, log = stack.enter_context(THIS.process("worker", "--searches", "2", **running))
         with closing(open_store(url)) as store:
             wait_for(lambda: store.get_search(search_id=first).state == "running", timeout_s=60)
-            second = httpx.post(f"{api}/v1/searches", json=later, timeout=30).raise_for_status().json()["id"]
+            second = (
+                httpx.post(f"{api}/v1/searches", json=later, timeout=30)
+                .raise_for_status()
+                .json()["id"]
+            )
             wait_for(lambda: "newer" in log.read_text(), timeout_s=60)
             time.sleep(3)
             assert worker.poll() is None, log.read_text()  # it has a search yet
-            assert [store.get_search(search_id=each).state for each in (first, second)] == ["running", "queued"]
+            assert [store.get_search(search_id=each).state for each in (first, second)] == [
+                "running",
+                "queued",
+            ]
             go.touch()
             worker.wait(timeout=60)
             assert worker.returncode == 0
-            assert [store.get_search(search_id=each).state for each in (first, second)] == ["succeeded", "queued"]
+            assert [store.get_search(search_id=each).state for each in (first, second)] == [
+                "succeeded",
+                "queued",
+            ]
             lines = [line for line in log.read_text().splitlines() if "newer" in line]
-            assert len(lines) == 1 and second in lines[0] and "install" in lines[0] and "db upgrade" not in lines[0]
+            assert (
+                len(lines) == 1
+                and second in lines[0]
+                and "install" in lines[0]
+                and "db upgrade" not in lines[0]
+            )
             stack.enter_context(new.process("worker", **running))
             wait_for(lambda: store.get_search(search_id=second).state.ended, timeout_s=60)
             assert store.get_search(search_id=second).state == "succeeded"
             for run in store.runs(search_id=second):
-                assert run.measurement is not None and run.measurement.step_s == expected_step_s(run.parallel)
+                assert run.measurement is not None and run.measurement.step_s == expected_step_s(
+                    run.parallel
+                )
     refused = THIS.run("tune", "--resume", _stored(url, later, edition=1_000_000), **running)
     assert refused.returncode != 0 and "install" in refused.stderr, refused.stderr
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])])
-def test_a_worker_older_than_the_schema_takes_nothing_new(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("postgres_url") if place == "postgresql" else f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+@pytest.mark.parametrize(
+    "place", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])]
+)
+def test_a_worker_older_than_the_schema_takes_nothing_new(
+    tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    url = (
+        request.getfixturevalue("postgres_url")
+        if place == "postgresql"
+        else f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+    )
     go = tmp_path / "go"
     quick_trainer(tmp_path / "catalog", go=go)
     schema.upgrade(url)
@@ -149,11 +214,16 @@ def test_a_worker_older_than_the_schema_takes_nothing_new(tmp_path: Path, place:
             wait_for(lambda: "newer" in log.read_text(), timeout_s=60)
             go.touch()
             worker.wait(timeout=60)
-        assert [store.get_search(search_id=each).state for each in (first, second)] == ["succeeded", "queued"]
+        assert [store.get_search(search_id=each).state for each in (first, second)] == [
+            "succeeded",
+            "queued",
+        ]
         lines = [line for line in log.read_text().splitlines() if "newer" in line]
         assert len(lines) == 1 and "install" in lines[0] and "db upgrade" not in lines[0], lines
     again = THIS.run("worker", **running)
-    assert again.returncode != 0 and "install" in again.stderr and "db upgrade" not in again.stderr, again.stderr
+    assert (
+        again.returncode != 0 and "install" in again.stderr and "db upgrade" not in again.stderr
+    ), again.stderr
 
 
 def _set_revision(url: str, revision: str) -> None:

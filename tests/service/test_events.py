@@ -1,4 +1,6 @@
-"""The stream of a search's events over real sockets that are cut off: each event is told once, whoever follows."""
+"""The stream of a search's events over real sockets that are cut off: each event is told once,
+whoever follows.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,32 @@ Query = dict[str, Any]
 OK = Measurement(status="ok", step_s=0.4)
 
 
-def read_ids(server: str, search: str, *, last: int | None, until: Callable[[list[int]], bool]) -> tuple[list[int], bool]:
-    """Ids that a raw connection was told after `last`, until it is cut off from here; and whether the end was told."""
+def read_ids(
+    server: str, search: str, *, last: int | None, until: Callable[[list[int]], bool]
+) -> tuple[list[int], bool]:
+    """Ids that a raw connection was told after `last`, until it is cut off from here; and whether
+    the end was told.
+    """
     host, port = server.removeprefix("http://").split(":")
     resumed = "" if last is None else f"Last-Event-ID: {last}\r\n"
     with socket.create_connection((host, int(port)), timeout=20) as wire:
-        wire.sendall(f"GET /v1/searches/{search}/events HTTP/1.1\r\nHost: {host}\r\n{resumed}\r\n".encode())
+        wire.sendall(
+            f"GET /v1/searches/{search}/events HTTP/1.1\r\nHost: {host}\r\n{resumed}\r\n".encode()
+        )
         text, ids = "", []
         while not until(ids) and "event: end" not in text:
             text += wire.recv(256).decode()
-            ids = [int(line.removeprefix("id: ")) for line in text.splitlines() if line.startswith("id: ")]
+            ids = [
+                int(line.removeprefix("id: "))
+                for line in text.splitlines()
+                if line.startswith("id: ")
+            ]
         return ids, "event: end" in text
 
 
-def test_a_stream_goes_on_after_the_last_event_that_came(server: str, store: SqlStore, query: Query) -> None:
+def test_a_stream_goes_on_after_the_last_event_that_came(
+    server: str, store: SqlStore, query: Query
+) -> None:
     search = store.create_search(query=query).id
     lease = claim(store, search)
     one_run(store, lease, OK)
@@ -63,17 +77,26 @@ def test_a_stream_goes_on_after_the_last_event_that_came(server: str, store: Sql
     assert read_ids(server, search, last=rest[-1], until=lambda ids: False) == ([], True)
 
 
-def test_a_place_in_the_stream_is_a_number_that_it_may_have(server: str, store: SqlStore, query: Query) -> None:
+def test_a_place_in_the_stream_is_a_number_that_it_may_have(
+    server: str, store: SqlStore, query: Query
+) -> None:
     path = f"{server}/v1/searches/{store.create_search(query=query).id}/events"
     for place in ("x", "-1", "1.5", "\u0663".encode(), "9" * 11, str(2**31), "9" * 5000):
-        answer = httpx.get(path, headers=[(b"Last-Event-ID", place if isinstance(place, bytes) else place.encode())])
+        answer = httpx.get(
+            path,
+            headers=[(b"Last-Event-ID", place if isinstance(place, bytes) else place.encode())],
+        )
         assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID"), place
     for after in (-1, 2**31, 2**64):
         assert httpx.get(path, params={"after": after}).status_code == 422
 
 
-def test_followers_miss_nothing_while_the_server_restarts(store: SqlStore, settings: Settings, query: Query) -> None:
-    """Away for longer than lost answers are asked for again: the events meanwhile come with the next connection."""
+def test_followers_miss_nothing_while_the_server_restarts(
+    store: SqlStore, settings: Settings, query: Query
+) -> None:
+    """Away for longer than lost answers are asked for again: the events meanwhile come with the
+    next connection.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     seen: tuple[list[int], list[int]] = ([], [])
@@ -84,12 +107,17 @@ def test_followers_miss_nothing_while_the_server_restarts(store: SqlStore, setti
 
     async def follow_too(search: str) -> dict[str, Any]:
         async with AsyncClient(server=url) as client:
-            return await client.wait(search_id=search, on_event=lambda event: seen[1].append(event.seq))
+            return await client.wait(
+                search_id=search, on_event=lambda event: seen[1].append(event.seq)
+            )
 
     search = store.create_search(query=query).id
     with ThreadPoolExecutor() as pool:
         with served(create_app(settings, store=store), port=port):
-            following = [pool.submit(follow, search), pool.submit(lambda: asyncio.run(follow_too(search)))]
+            following = [
+                pool.submit(follow, search),
+                pool.submit(lambda: asyncio.run(follow_too(search))),
+            ]
             lease = claim(store, search)
             wait_for(lambda: all(ids and ids[-1] == 2 for ids in seen), timeout_s=20)
         one_run(store, lease, OK)
@@ -155,9 +183,14 @@ def test_lines_end_where_lines_end(server: str, query: Query) -> None:
     """JSON may hold what Unicode calls a line's end."""
     name = "a\u2028b\x85c"
     with Client(server=server) as client:
-        (answer,) = client.batch(lines=[json.dumps(query | {"id": name}, ensure_ascii=False).encode()])
+        (answer,) = client.batch(
+            lines=[json.dumps(query | {"id": name}, ensure_ascii=False).encode()]
+        )
         assert json.loads(answer)["id"] == name
-    text = 'data: {"seq": 1, "kind": "state", "payload": {"x": "é\u2028"}, "at": "2026-01-01T00:00:00Z"}\nid: 1\n\nevent: end\n'
+    text = (
+        'data: {"seq": 1, "kind": "state", "payload": {"x": "é\u2028"}, "at": '
+        '"2026-01-01T00:00:00Z"}\nid: 1\n\nevent: end\n'
+    )
     stream = EventStream(search_id="s", after=0)
     events = [event for byte in text.encode() for event in stream.feed(bytes([byte]))]
     assert [event.payload for event in events] == [{"x": "é\u2028"}]
@@ -180,12 +213,16 @@ def test_however_many_wait_the_database_is_looked_at_once(
         async with asyncio.TaskGroup() as group:
             for _ in range(300):
                 group.create_task(watch.news(search, seen=seen, limit_s=30))
-            idle = group.create_task(watch.news(search, seen=Head(SearchState.QUEUED, 9), limit_s=0.1))
+            idle = group.create_task(
+                watch.news(search, seen=Head(SearchState.QUEUED, 9), limit_s=0.1)
+            )
             await idle  # no news: its time is up
             assert 1 <= len(looked) <= 6
             assert set(map(len, looked)) == {1}
             await run_in_threadpool(claim, store, search)
-        await watch.news("none", seen=seen, limit_s=30)  # who waits for a search that is gone is told at once
+        await watch.news(
+            "none", seen=seen, limit_s=30
+        )  # who waits for a search that is gone is told at once
         assert watch._waiting == {}
 
     asyncio.run(hundreds())
@@ -196,7 +233,9 @@ def test_who_waits_is_told_that_the_database_is_away() -> None:
         raise StoreError("away")
 
     async def wait() -> None:
-        await Watch(heads=heads, poll_s=0.01).news("s", seen=Head(SearchState.QUEUED, 1), limit_s=30)
+        await Watch(heads=heads, poll_s=0.01).news(
+            "s", seen=Head(SearchState.QUEUED, 1), limit_s=30
+        )
 
     with pytest.raises(StoreError, match="away"):
         asyncio.run(wait())
@@ -213,9 +252,13 @@ def test_who_joins_during_a_look_is_not_woken_by_it(store: SqlStore, query: Quer
 
     async def join() -> None:
         watch = Watch(heads=heads, poll_s=0.01)
-        first = asyncio.create_task(watch.news("none", seen=Head(SearchState.QUEUED, 1), limit_s=30))
+        first = asyncio.create_task(
+            watch.news("none", seen=Head(SearchState.QUEUED, 1), limit_s=30)
+        )
         await run_in_threadpool(began.wait, 30)
-        joined = asyncio.create_task(watch.news(search, seen=Head(SearchState.QUEUED, 1), limit_s=30))
+        joined = asyncio.create_task(
+            watch.news(search, seen=Head(SearchState.QUEUED, 1), limit_s=30)
+        )
         await asyncio.sleep(0)
         go_on.set()
         await first
@@ -241,7 +284,10 @@ def test_a_stream_that_ends_early_leaves_nothing_in_the_log(
     def away(search_ids: Collection[str]) -> dict[str, Head]:
         raise StoreError("away")
 
-    with served(app) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as wire:
+    with (
+        served(app) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as wire,
+    ):
         wire.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         wait_for(lambda: app.state.watch._waiting, timeout_s=20)
         if ends == "the reader leaves":
@@ -249,4 +295,6 @@ def test_a_stream_that_ends_early_leaves_nothing_in_the_log(
         else:
             monkeypatch.setattr(app.state.watch, "_heads", away)
         wait_for(lambda: not app.state.watch._waiting, timeout_s=20)
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []  # the server has ended
+    assert [
+        record.message for record in caplog.records if record.levelno >= logging.WARNING
+    ] == []  # the server has ended

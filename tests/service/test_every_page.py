@@ -1,6 +1,6 @@
-"""Every page in a real browser, wide and narrow, light and dark: no error, nothing fetched from elsewhere, nothing that
-axe-core finds, hardly a part that moves while it loads, nothing of a user's words run; and a picture of each, kept where
-HP_SCREENSHOTS says.
+"""Every page in a real browser, wide and narrow, light and dark: no error, nothing fetched from
+elsewhere, nothing that axe-core finds, hardly a part that moves while it loads, nothing of a user's
+words run; and a picture of each, kept where HP_SCREENSHOTS says.
 """
 
 from __future__ import annotations
@@ -32,34 +32,41 @@ Site = tuple[str, dict[str, str]]
 WIDE, NARROW, HEIGHT = 1440, 390, 900
 Look = tuple[int, str, dict[str, Any] | None]
 """Width, scheme, and what axe-core looks for; {}: everything, None: nothing."""
-CONTRAST = {"runOnly": ["color-contrast"]}  # what the scheme can change of a page that is otherwise the same
+CONTRAST = {
+    "runOnly": ["color-contrast"]
+}  # what the scheme can change of a page that is otherwise the same
 Looks = tuple[tuple[Look, ...], ...]
 """Ways to look at pages, which take them in turn."""
-FEW: Looks = (((WIDE, "light", {}), (NARROW, "dark", None)), ((WIDE, "dark", {}), (NARROW, "light", None)))
-ALL: Looks = (((WIDE, "light", {}), (1920, "dark", CONTRAST), (1024, "dark", None), (NARROW, "light", None)),)
+FEW: Looks = (
+    ((WIDE, "light", {}), (NARROW, "dark", None)),
+    ((WIDE, "dark", {}), (NARROW, "light", None)),
+)
+ALL: Looks = (
+    ((WIDE, "light", {}), (1920, "dark", CONTRAST), (1024, "dark", None), (NARROW, "light", None)),
+)
 VIOLATIONS = """async (rules) =>
   (await axe.run(document, { resultTypes: ["violations"], ...rules })).violations.flatMap((each) =>
-  each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""
+  each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""  # noqa: E501
 CUT = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.checkVisibility())
   .filter((each) => each.scrollWidth > each.clientWidth)
-  .map((each) => `a table of ${each.scrollWidth} pixels in ${each.clientWidth}: ${each.innerText.slice(0, 60)}`)"""
+  .map((each) => `a table of ${each.scrollWidth} pixels in ${each.clientWidth}: ${each.innerText.slice(0, 60)}`)"""  # noqa: E501
 PAPER = 718
 """Pixels of A4 between margins of 10 mm."""
 MOST_SHIFT = 0.02
 SHIFTS = """window.shifted = 0;
 new PerformanceObserver((list) => list.getEntries().forEach((each) => { if (!each.hadRecentInput) shifted += each.value; }))
-  .observe({ type: "layout-shift", buffered: true });"""
+  .observe({ type: "layout-shift", buffered: true });"""  # noqa: E501
 FOLLOWED = """() => {
   const busy = document.querySelector("[aria-busy=true]");  // dimmed until its answer is there
   return !busy && [...document.querySelectorAll(".plot:has(> svg)")].every(({dataset, clientWidth: width}) =>
     width === 0 || Number(dataset.width) === width);
-}"""
+}"""  # noqa: E501
 """Answers are there, and charts have followed the screen."""
 DRAWN = """() => [...document.querySelectorAll("[data-figure], #trials .plot")]
   .every((each) => !each.checkVisibility() || each.querySelector("svg"))"""
 EMPTY = """() => [...document.querySelectorAll(".plot:has(> svg)")].filter((each) => each.checkVisibility())
   .filter((each) => !each.figure.traces.some((trace) => trace.x?.length && trace.y?.some((value) => value != null)))
-  .map((each) => `empty axes: ${each.ariaLabel}`)"""
+  .map((each) => `empty axes: ${each.ariaLabel}`)"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     app = create_app(Settings(poll_s=0.02), store=store)
     with TestClient(app, base_url="http://127.0.0.1:8000") as http:
         pages = seeded_pages(store, http, SMALL)
-    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1))
+    running = uvicorn.Server(
+        uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1
+        )
+    )
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:
@@ -98,16 +109,30 @@ def test_no_page_is_forgotten(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("looks", [FEW, pytest.param(ALL, marks=pytest.mark.long)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    "looks", [FEW, pytest.param(ALL, marks=pytest.mark.long)], ids=["few", "all"]
+)
 def test_every_page(browser: Browser, site: Site, pictures: Path | None, looks: Looks) -> None:
     url, pages = site
-    context = browser.new_context(viewport={"width": WIDE, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": WIDE, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
+    )
     page = context.new_page()
     page.add_init_script(SHIFTS)
     wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(f"asked {request.url}"))
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith((url, "data:")) else wrong.append(f"asked {request.url}")
+        ),
+    )
     found: dict[str, list[str]] = {}
     for number, (name, path) in enumerate(pages.items()):
         page.set_viewport_size({"width": WIDE, "height": HEIGHT})
@@ -116,15 +141,23 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None, looks: 
         assert answer is not None and answer.status == 200
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self'" in policy and "unsafe" not in policy
-        page.evaluate("document.querySelectorAll('.more-of, .change').forEach((each) => (each.open = true))")
+        page.evaluate(
+            "document.querySelectorAll('.more-of, .change').forEach((each) => (each.open = true))"
+        )
         if page.locator("#trials").count():  # its charts are drawn when they come into sight
-            page.set_viewport_size({"width": WIDE, "height": 2 * page.evaluate("document.documentElement.scrollHeight")})
+            page.set_viewport_size(
+                {
+                    "width": WIDE,
+                    "height": 2 * page.evaluate("document.documentElement.scrollHeight"),
+                }
+            )
         page.wait_for_function(DRAWN)
         wrong += page.evaluate(EMPTY)
         if (shift := page.evaluate("window.shifted")) > MOST_SHIFT:
             wrong.append(f"its parts moved by {shift:.3f} while it loaded")
         page.evaluate(_axe())
-        # Loaded once, then looked at in several ways: a page follows the screen and the scheme by itself.
+        # Loaded once, then looked at in several ways: a page follows the screen and the scheme by
+        # itself.
         for width, scheme, rules in looks[number % len(looks)]:
             wrong += _looked_at(page, width=width, scheme=scheme)
             if rules is not None:
@@ -146,28 +179,40 @@ def _looked_at(page: Page, *, width: int, scheme: Any) -> list[str]:
     page.set_viewport_size({"width": width, "height": HEIGHT})
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(FOLLOWED)
-    wrong = page.evaluate(CUT) if width >= WIDE or width == NARROW else []  # between, a table may scroll
+    wrong = (
+        page.evaluate(CUT) if width >= WIDE or width == NARROW else []
+    )  # between, a table may scroll
     seen = page.evaluate(
-        "() => [document.documentElement.scrollWidth, getComputedStyle(document.documentElement).backgroundColor]"
+        "() => [document.documentElement.scrollWidth, "
+        "getComputedStyle(document.documentElement).backgroundColor]"
     )
     if seen[0] > width:
         wrong.append(f"it is wider than {width} pixels")
-    brightness = sum(int(part) for part in seen[1].removeprefix("rgb(").removesuffix(")").split(",")) / 3
+    brightness = (
+        sum(int(part) for part in seen[1].removeprefix("rgb(").removesuffix(")").split(",")) / 3
+    )
     if (brightness > 128) != (scheme == "light"):
         wrong.append(f"it does not follow the {scheme} scheme")
     return wrong
 
 
 def _on_paper(page: Page) -> list[str]:
-    """What is cut where the page is printed: as Chromium does it, by the event, then the width and the styles of paper."""
+    """What is cut where the page is printed: as Chromium does it, by the event, then the width and
+    the styles of paper.
+    """
     page.set_viewport_size({"width": PAPER, "height": HEIGHT})
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     width = page.evaluate("document.documentElement.scrollWidth")
-    charts = page.evaluate("[...document.querySelectorAll('.plot > svg')].every((each) => each.hasAttribute('viewBox'))")
+    charts = page.evaluate(
+        "[...document.querySelectorAll('.plot > svg')].every((each) => "
+        "each.hasAttribute('viewBox'))"
+    )
     page.emulate_media(media="screen")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    return [f"on paper it is {width} pixels wide"] * (width > PAPER) + ["on paper a chart keeps its width"] * (not charts)
+    return [f"on paper it is {width} pixels wide"] * (width > PAPER) + [
+        "on paper a chart keeps its width"
+    ] * (not charts)
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""The page that explains uploads: readable without scripts, nothing kept but what its owner ticks."""
+"""The page that explains uploads: readable without scripts, nothing kept but what its owner
+ticks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
 
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": {"num_hidden_layers": 6, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32_000},
+    "model": {
+        "num_hidden_layers": 6,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "vocab_size": 32_000,
+    },
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
     "training": {"sequence_length": 1024, "global_batch_size": 2},
     "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1},
@@ -45,7 +52,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def sent(server: str, files: list[Path], *, headers: dict[str, str] | None = None, **texts: str) -> httpx.Response:
+def sent(
+    server: str, files: list[Path], *, headers: dict[str, str] | None = None, **texts: str
+) -> httpx.Response:
     parts: list[Any] = [("trace", (path.name, path.read_bytes())) for path in files]
     parts += [(name, (None, text)) for name, text in texts.items()]
     return httpx.post(f"{server}/explain", files=parts, headers=headers, timeout=60)
@@ -65,9 +74,15 @@ def test_a_reader_without_scripts_has_a_run_explained(
     assert isinstance(answer, Explanation)
     shown = page.locator(".answered li").all_inner_texts()
     assert shown == [finding.words for finding in answer.findings] and "rank 3" in shown[0]
-    assert f"on rank {answer.critical_rank}, which others wait for" in page.locator(".headline").inner_text()
+    assert (
+        f"on rank {answer.critical_rank}, which others wait for"
+        in page.locator(".headline").inner_text()
+    )
     parts = page.locator("section:has(#parts) tbody tr")
-    assert parts.first.locator("th").inner_text() == "compute" and parts.first.locator("td").count() == 4
+    assert (
+        parts.first.locator("th").inner_text() == "compute"
+        and parts.first.locator("td").count() == 4
+    )
     assert page.locator("section:has(#ranks) tbody tr").count() == 4
     assert page.locator("tr.chosen .state").inner_text() == "critical"
     assert page.get_by_text("Nothing of the upload was kept.").count() == 1
@@ -83,12 +98,18 @@ def test_a_change_leads_to_its_configuration_and_what_runs_it(server: str, tmp_p
     text = sent(server, paths, query=json.dumps(QUERY)).text
     for suggestion in answer.suggestions:
         assert suggestion.change.replace(" -> ", " → ") in text
-    runs = [part.partition('"')[0].replace("&amp;", "&") for part in text.split('href="')[1:] if part.startswith("/run?")]
+    runs = [
+        part.partition('"')[0].replace("&amp;", "&")
+        for part in text.split('href="')[1:]
+        if part.startswith("/run?")
+    ]
     assert len(runs) == len(answer.suggestions)
     assert httpx.get(f"{server}{runs[0]}", timeout=60).status_code == 200
 
 
-def test_a_step_is_kept_where_its_owner_ticks_it_and_may(server: str, store: SqlStore, traces: list[Path], kept: Path) -> None:
+def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
+    server: str, store: SqlStore, traces: list[Path], kept: Path
+) -> None:
     said = sent(server, traces, query=json.dumps(QUERY), keep="yes").text
     assert "kept: accepted" in said
     (record,) = store.measurements(limit=5).items
@@ -103,19 +124,29 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(server: str, store: Sql
     )
     _, token = keys.issue(store=store, owner="reader", scope=Scope.READ)
     reader = {"Authorization": f"Bearer {token}"}
-    assert "your key may not store measurements" in sent(server, traces, headers=reader, query=json.dumps(QUERY), keep="y").text
+    assert (
+        "your key may not store measurements"
+        in sent(server, traces, headers=reader, query=json.dumps(QUERY), keep="y").text
+    )
     assert len(store.measurements(limit=5).items) == 1 and not list(kept.iterdir())
 
 
-def test_a_log_is_explained_and_looks_right_in_both_schemes(page: Page, server: str, tmp_path: Path) -> None:
+def test_a_log_is_explained_and_looks_right_in_both_schemes(
+    page: Page, server: str, tmp_path: Path
+) -> None:
     written = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})
     page.goto(f"{server}/configurations?query={json.dumps(QUERY)}")
     page.get_by_role("link", name="Explain a run of it").click()
     page.locator("input[type=file]").set_input_files(str(written))
     page.get_by_role("button", name="Explain").click()
     page.locator("#timers").wait_for()
-    assert any(each.startswith("rank 2 takes") for each in page.locator(".answered li").all_inner_texts())
-    assert page.locator("section:has(#parts) tbody th").first.inner_text() == "forward and backward passes"
+    assert any(
+        each.startswith("rank 2 takes") for each in page.locator(".answered li").all_inner_texts()
+    )
+    assert (
+        page.locator("section:has(#parts) tbody th").first.inner_text()
+        == "forward and backward passes"
+    )
     page.evaluate(_axe())
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -126,8 +157,16 @@ def test_what_is_no_recording_says_why(server: str, kept: Path, tmp_path: Path) 
     nothing = tmp_path / "notes.txt"
     nothing.write_text("hello")
     refused = sent(server, [nothing], query="<b>kind: training")
-    assert refused.status_code == 422 and "This cannot be answered" in refused.text and "<b>kind" not in refused.text
+    assert (
+        refused.status_code == 422
+        and "This cannot be answered" in refused.text
+        and "<b>kind" not in refused.text
+    )
     refused = sent(server, [nothing])
-    assert refused.status_code == 422 and "notes.txt" in refused.text and "hp-explain" not in refused.text
+    assert (
+        refused.status_code == 422
+        and "notes.txt" in refused.text
+        and "hp-explain" not in refused.text
+    )
     assert httpx.post(f"{server}/explain", data={"trace": "x"}, timeout=60).status_code == 422
     assert not list(kept.iterdir())

@@ -1,4 +1,6 @@
-"""POST /v1/explanations over a socket: the command's very answer, refusals by name, and nothing that stays."""
+"""POST /v1/explanations over a socket: the command's very answer, refusals by name, and nothing
+that stays.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_both_clients_get_what_the_command_says_and_nothing_is_kept(server: str, traces: list[Path], kept: Path) -> None:
+def test_both_clients_get_what_the_command_says_and_nothing_is_kept(
+    server: str, traces: list[Path], kept: Path
+) -> None:
     with ExitStack() as opened:
         sent = [opened.enter_context(path.open("rb")) for path in traces]
         with Client(server=server) as client:
@@ -66,14 +70,23 @@ def test_both_clients_get_what_the_command_says_and_nothing_is_kept(server: str,
     assert not list(kept.iterdir())
 
 
-def test_a_log_with_timers_is_taken_too(server: str, kept: Path, traces: list[Path], tmp_path: Path) -> None:
+def test_a_log_with_timers_is_taken_too(
+    server: str, kept: Path, traces: list[Path], tmp_path: Path
+) -> None:
     written = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})
-    with Client(server=server) as client, written.open("rb") as one, written.open("rb") as other, traces[0].open("rb") as trace:
+    with (
+        Client(server=server) as client,
+        written.open("rb") as one,
+        written.open("rb") as other,
+        traces[0].open("rb") as trace,
+    ):
         answer = client.explain(traces=[one], query=QUERY)
         with pytest.raises(InputError, match=r"^train\.log is a log; give one log alone"):
             client.explain(traces=[trace, other])
     assert answer == json.loads(schema.to_json(hp_tool.explain(written, query=QUERY)))
-    assert "rank 2 takes" in answer["findings"][0]["words"] and answer["parts"][0]["predicted_s"] > 0.0
+    assert (
+        "rank 2 takes" in answer["findings"][0]["words"] and answer["parts"][0]["predicted_s"] > 0.0
+    )
     assert not list(kept.iterdir())
 
 
@@ -82,7 +95,11 @@ def test_a_log_with_timers_is_taken_too(server: str, kept: Path, traces: list[Pa
     [
         ([("trace", ("../../a.json", b"{}"))], "no_trace", "trace"),
         ([("trace", ("a.json", b'[{"ph": '))], "cut_off", "trace"),
-        ([("trace", ("a.json.gz", gzip.compress(b" " * (files.RATIO_FROM + 2**21))))], "zip_bomb", "trace"),
+        (
+            [("trace", ("a.json.gz", gzip.compress(b" " * (files.RATIO_FROM + 2**21))))],
+            "zip_bomb",
+            "trace",
+        ),
         ([("trace", ("a.sqlite", b"SQLite format 3\x00" + b"\xff" * 200))], "syntax", "trace"),
         ([("trace", ("a.json", b"[]"))], "invalid_input", "trace"),
         ([("trace", (None, b"[]"))], "invalid_input", "trace"),
@@ -105,14 +122,28 @@ def test_an_upload_has_its_kind_and_its_rank_once(server: str, traces: list[Path
     plain = httpx.post(f"{server}/v1/explanations", json={}, timeout=60)
     assert (plain.status_code, plain.json()["code"]) == (422, "syntax")
     name = r"^rank0\.pt\.trace\.json\.gz: another file is of rank 0 too"
-    with Client(server=server) as client, traces[0].open("rb") as trace, pytest.raises(InputError, match=name):
+    with (
+        Client(server=server) as client,
+        traces[0].open("rb") as trace,
+        pytest.raises(InputError, match=name),
+    ):
         client.explain(traces=[trace, trace])
 
 
 def test_a_long_trace_ends_at_the_processor_time_of_a_request(tmp_path: Path) -> None:
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", max_upload_cpu_s=0.2))
-    trace = b"[" + b'{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 1},' * 100_000 + b"{}]"
+    app = create_app(
+        Settings(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", max_upload_cpu_s=0.2)
+    )
+    trace = (
+        b"["
+        + b'{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 1},' * 100_000
+        + b"{}]"
+    )
     with served(app) as url:
-        answer = httpx.post(f"{url}/v1/explanations", files=[("trace", ("a.json", trace))], timeout=60)
+        answer = httpx.post(
+            f"{url}/v1/explanations", files=[("trace", ("a.json", trace))], timeout=60
+        )
     assert (answer.status_code, answer.json()["code"]) == (422, "request_too_costly")
-    assert answer.json()["detail"].startswith("Reading this upload needs more than 0.2 s of processor time")
+    assert answer.json()["detail"].startswith(
+        "Reading this upload needs more than 0.2 s of processor time"
+    )

@@ -1,4 +1,6 @@
-"""The explorer without a browser: its address is its state, and what it says is what the API says."""
+"""The explorer without a browser: its address is its state, and what it says is what the API
+says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from service.dashboard.explorer_settings import detail_fields
 from service.dashboard.new_search_form import to_query
 from tests.service.detailed import DETAILED
 
-LLAMA = {"model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 512}
+LLAMA = {
+    "model": "llama-3-70b",
+    "gpu": "h100-sxm-80gb",
+    "num_gpus": 64,
+    "sequence_length": 8192,
+    "global_batch_size": 512,
+}
 
 
 def twin(http: TestClient, **asked: Any) -> dict[str, Any]:
@@ -38,7 +46,10 @@ def test_it_opens_at_the_fastest_configuration(shared_http: TestClient) -> None:
     assert first["chosen"] and first["parallel"] == best["parallel"]
     assert page["settings"]["tp"] == best["parallel"]["tensor_parallel_size"]
     assert first["step_s"] == pytest.approx(best["estimate"]["time"]["step_s"])
-    layouts = [(row["parallel"]["tensor_parallel_size"], row["parallel"]["pipeline_parallel_size"]) for row in page["fastest"]]
+    layouts = [
+        (row["parallel"]["tensor_parallel_size"], row["parallel"]["pipeline_parallel_size"])
+        for row in page["fastest"]
+    ]
     assert len(set(layouts)) == len(layouts)
 
 
@@ -51,10 +62,15 @@ def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
     assert there["slower_fraction"] == (pytest.approx(slower) if slower >= 0.005 else None)
     slow = twin(shared_http, **LLAMA, tp=8, pp=1)
     assert slow["slower_fraction"] > 0.005 and page["slower_fraction"] is None
-    assert "slower than the best, <a " in shared_http.get(slow["json_href"].replace(".json", "")).text
+    assert (
+        "slower than the best, <a " in shared_http.get(slow["json_href"].replace(".json", "")).text
+    )
     assert shared_http.get(page["configuration_href"]).status_code == 200
     again = shared_http.get(page["json_href"]).json()
-    assert (again["settings"], again["view"]["metrics"]) == (page["settings"], page["view"]["metrics"])
+    assert (again["settings"], again["view"]["metrics"]) == (
+        page["settings"],
+        page["view"]["metrics"],
+    )
 
 
 def test_what_does_not_fit_says_why_and_what_mends_it(shared_http: TestClient) -> None:
@@ -64,14 +80,45 @@ def test_what_does_not_fit_says_why_and_what_mends_it(shared_http: TestClient) -
 
 
 def test_the_switches_of_the_paper(shared_http: TestClient) -> None:
-    page = twin(shared_http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, sequence_length=2048, global_batch_size=64,
-                attention="unfused", tp=8, pp=8)  # fmt: skip
+    page = twin(
+        shared_http,
+        model="gpt3-175b",
+        gpu="a100-sxm-80gb",
+        num_gpus=64,
+        sequence_length=2048,
+        global_batch_size=64,
+        attention="unfused",
+        tp=8,
+        pp=8,
+    )
     sizes = {bar["label"]: bar["total"] for bar in page["effect_memory"]["bars"]}
     times = {bar["label"]: bar["total"] for bar in page["effect_time"]["bars"]}
-    assert list(sizes) == ["Neither", "Sequence parallel", "core_attn recomputed", "Both", "Full recomputation"]
-    assert sizes["Neither"] > max(sizes["Sequence parallel"], sizes["core_attn recomputed"]) > sizes["Both"]
-    assert times["Full recomputation"] > max(times["core_attn recomputed"], times["Both"]) > times["Neither"]
-    alone = twin(shared_http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, global_batch_size=64, tp=1, pp=8)
+    assert list(sizes) == [
+        "Neither",
+        "Sequence parallel",
+        "core_attn recomputed",
+        "Both",
+        "Full recomputation",
+    ]
+    assert (
+        sizes["Neither"]
+        > max(sizes["Sequence parallel"], sizes["core_attn recomputed"])
+        > sizes["Both"]
+    )
+    assert (
+        times["Full recomputation"]
+        > max(times["core_attn recomputed"], times["Both"])
+        > times["Neither"]
+    )
+    alone = twin(
+        shared_http,
+        model="gpt3-175b",
+        gpu="a100-sxm-80gb",
+        num_gpus=64,
+        global_batch_size=64,
+        tp=1,
+        pp=8,
+    )
     assert [bar["label"] for bar in alone["effect_time"]["bars"]] == [
         "Neither",
         "core_attn recomputed",
@@ -79,53 +126,83 @@ def test_the_switches_of_the_paper(shared_http: TestClient) -> None:
     ]
 
 
-@pytest.mark.parametrize("change", [{"model": "no-such"}, {"num_gpus": 13}, {"precision": "fp4"}, {"model": "/etc/passwd"}])
-def test_what_cannot_be_answered_stands_on_the_page(shared_http: TestClient, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "no-such"}, {"num_gpus": 13}, {"precision": "fp4"}, {"model": "/etc/passwd"}],
+)
+def test_what_cannot_be_answered_stands_on_the_page(
+    shared_http: TestClient, change: dict[str, Any]
+) -> None:
     page = twin(shared_http, **LLAMA | change)
     assert page["error"]["message"] and page["view"] is None
     assert "This cannot be answered" in shared_http.get("/explorer", params=LLAMA | change).text
 
 
 def test_a_registered_model_can_be_chosen(shared_http: TestClient) -> None:
-    spec = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1024}
+    spec = {
+        "num_hidden_layers": 8,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 1024,
+    }
     assert shared_http.post("/v1/models", json={"name": "mine", "spec": spec}).status_code == 201
     page = twin(shared_http, **LLAMA | {"model": "mine"})
     assert "mine" in page["models"] and page["view"]["feasible"]
 
 
-@pytest.mark.parametrize("wrong", [{"tp": 0}, {"num_gpus": "many"}, {"sp": "maybe"}, {"model": "x" * 101}])
+@pytest.mark.parametrize(
+    "wrong", [{"tp": 0}, {"num_gpus": "many"}, {"sp": "maybe"}, {"model": "x" * 101}]
+)
 def test_an_address_is_bounded(shared_http: TestClient, wrong: dict[str, Any]) -> None:
     response = shared_http.get("/explorer.json", params=LLAMA | wrong)
     ((field, value),) = wrong.items()
     assert response.status_code == 422
-    assert response.json()["detail"].startswith(f"{field} must be ") and "Input" not in response.json()["detail"]
-    assert len(str(value)) > 40 or repr(value).strip("'") in response.json()["detail"], "the value that was sent"
+    assert (
+        response.json()["detail"].startswith(f"{field} must be ")
+        and "Input" not in response.json()["detail"]
+    )
+    assert len(str(value)) > 40 or repr(value).strip("'") in response.json()["detail"], (
+        "the value that was sent"
+    )
 
 
 def test_adapters_on_a_quantised_base(shared_http: TestClient) -> None:
-    pages = [twin(shared_http, **LLAMA | {"lora_rank": 16, "frozen_precision": name, "tp": 8}) for name in ("bf16", "nf4")]
+    pages = [
+        twin(shared_http, **LLAMA | {"lora_rank": 16, "frozen_precision": name, "tp": 8})
+        for name in ("bf16", "nf4")
+    ]
     wide, narrow = (page["view"]["memory"]["bars"][0]["total"] for page in pages)
     assert narrow < 0.9 * wide
     assert 'value="16"' in shared_http.get("/explorer", params=LLAMA | {"lora_rank": 16}).text
 
 
 @pytest.mark.parametrize("query", DETAILED.values(), ids=DETAILED)
-def test_a_configuration_opened_in_the_explorer_is_the_same_question(shared_http: TestClient, query: dict[str, Any]) -> None:
+def test_a_configuration_opened_in_the_explorer_is_the_same_question(
+    shared_http: TestClient, query: dict[str, Any]
+) -> None:
     first = shared_http.get("/configurations.json", params={"query": json.dumps(query)}).json()
     assert first["error"] is None
     page = shared_http.get(first["explorer_href"].replace("/explorer?", "/explorer.json?")).json()
     assert page["error"] is None and page["view"]["metrics"] == first["view"]["metrics"]
     again = schema.parse_query(parse_qs(urlsplit(page["configuration_href"]).query)["query"][0])
     before = schema.parse_query(query)
-    assert (again.model, again.cluster, again.training) == (before.model, before.cluster, before.training)
+    assert (again.model, again.cluster, again.training) == (
+        before.model,
+        before.cluster,
+        before.training,
+    )
     assert again.constraints == before.constraints
     assert resolve_configuration(again).config == resolve_configuration(before).config
-    written = {name for name in before.parallel.__slots__ if getattr(before.parallel, name) is not None}
+    written = {
+        name for name in before.parallel.__slots__ if getattr(before.parallel, name) is not None
+    }
     assert {name: getattr(again.parallel, name) for name in written} == {
         name: getattr(before.parallel, name) for name in written
     }
     assert page["settings"]["details"].keys() <= detail_fields().keys() | {"extra"}
-    form = shared_http.get(first["form_href"].replace("/searches/new?", "/searches/new.json?")).json()["values"]
+    form = shared_http.get(
+        first["form_href"].replace("/searches/new?", "/searches/new.json?")
+    ).json()["values"]
     assert schema.parse_query(to_query(form)) == before
 
 
@@ -143,17 +220,28 @@ def test_what_a_field_says_changes_the_prediction(shared_http: TestClient) -> No
 
 
 def test_the_address_may_name_any_path_of_a_query(shared_http: TestClient) -> None:
-    page = twin(shared_http, **LLAMA, tp=8, **{"training.optimizer": "muon", "training.cuda_graphs": "true"})
-    assert page["settings"]["details"] == {"training.cuda_graphs": "true", "extra": "training:\n  optimizer: muon\n"}
+    page = twin(
+        shared_http, **LLAMA, tp=8, **{"training.optimizer": "muon", "training.cuda_graphs": "true"}
+    )
+    assert page["settings"]["details"] == {
+        "training.cuda_graphs": "true",
+        "extra": "training:\n  optimizer: muon\n",
+    }
     wrong = twin(shared_http, **LLAMA, **{"training.cross_entropi": "fused"})
     assert "did you mean cross_entropy" in wrong["error"]["message"]
     assert twin(shared_http, **LLAMA, extra="a: [1")["error"]["field"] == "extra"
 
 
 def test_a_recipe_is_chosen_and_what_is_assumed_is_said(shared_http: TestClient) -> None:
-    usual, recipe = (twin(shared_http, **LLAMA, tp=8, **{"training.recipe": name}) for name in ("", "megatron-bridge-26.06"))
+    usual, recipe = (
+        twin(shared_http, **LLAMA, tp=8, **{"training.recipe": name})
+        for name in ("", "megatron-bridge-26.06")
+    )
     assert recipe["settings"]["details"] == {"training.recipe": "megatron-bridge-26.06"}
-    sources = [{fact["name"]: fact["value"] for fact in page["view"]["provenance"]} for page in (usual, recipe)]
+    sources = [
+        {fact["name"]: fact["value"] for fact in page["view"]["provenance"]}
+        for page in (usual, recipe)
+    ]
     assert "gradient precision fp32, " in sources[0]["assumed"]
     assert "gradient precision bf16, " in sources[1]["assumed"]
     fsdp = twin(shared_http, **LLAMA, **{"training.recipe": "trl"})
@@ -162,7 +250,10 @@ def test_a_recipe_is_chosen_and_what_is_assumed_is_said(shared_http: TestClient)
 
 def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:
     page = twin(shared_http, **LLAMA, **{"training.framework": "torch-fsdp"})
-    options = {control["name"]: [option["value"] for option in control["options"]] for control in page["controls"]}
+    options = {
+        control["name"]: [option["value"] for option in control["options"]]
+        for control in page["controls"]
+    }
     assert options["zero"] == ["2", "3"] and options["recompute"] == ["none", "per_op", "per_layer"]
     assert page["modules"] == [] and page["effect_time"]["bars"]
     mixture = twin(shared_http, **LLAMA | {"model": "deepseek-v3", "num_gpus": 1024})
@@ -173,21 +264,49 @@ def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:
 
 def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClient) -> None:
     page = shared_http.get("/explorer/serving.json").json()
-    assert page["error"] is None and page["view"]["verdict"] == "fits" and page["view"]["kind"] == "inference"
+    assert (
+        page["error"] is None
+        and page["view"]["verdict"] == "fits"
+        and page["view"]["kind"] == "inference"
+    )
     best = page["rows"][0]
     assert best["chosen"] and best["rank"] == 1 and page["view"]["heading"] == best["arithmetic"]
     other = shared_http.get("/explorer/serving.json?parallel.tensor_parallel_size=8").json()
-    (shown,) = (control["value"] for control in other["controls"] if control["name"] == "parallel.tensor_parallel_size")
-    assert shown == "8" and other["view"]["heading"].startswith("TP 8") and other["rows"][0]["rank"] == 1
-    assert shared_http.get(best["settings_href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
+    (shown,) = (
+        control["value"]
+        for control in other["controls"]
+        if control["name"] == "parallel.tensor_parallel_size"
+    )
+    assert (
+        shown == "8"
+        and other["view"]["heading"].startswith("TP 8")
+        and other["rows"][0]["rank"] == 1
+    )
+    assert (
+        shared_http.get(best["settings_href"].replace("?", ".json?")).json()["view"]["heading"]
+        == page["view"]["heading"]
+    )
     form = shared_http.get(page["form_href"].replace("?", ".json?")).json()
     assert form["kind"] == "inference" and form["values"]["inference.concurrency"] == "64"
     slow = shared_http.get("/explorer/serving.json?targets.tpot_s=0.0001").json()
-    assert slow["nothing_fits"] and slow["rows"][0]["reasons"] and slow["view"]["verdict"] == "misses a target"
-    for wrong in ("parallel.tensor_parallel_size=x", "inference.input_length=0", "model=none", "cluster.num_gpus=0"):
+    assert (
+        slow["nothing_fits"]
+        and slow["rows"][0]["reasons"]
+        and slow["view"]["verdict"] == "misses a target"
+    )
+    for wrong in (
+        "parallel.tensor_parallel_size=x",
+        "inference.input_length=0",
+        "model=none",
+        "cluster.num_gpus=0",
+    ):
         answer = shared_http.get(f"/explorer/serving?{wrong}")
         assert answer.status_code == 200 and "This cannot be answered" in answer.text, wrong
     alone = shared_http.get("/explorer/serving.json?model=qwen3-32b").json()
-    assert alone["error"] is None and alone["values"]["cluster.num_gpus"] == "8", "what a link leaves open is filled"
-    highest = shared_http.get("/explorer/serving.json?model=qwen3-32b&targets.tpot_s=0.05&inference.input_length=500").json()
+    assert alone["error"] is None and alone["values"]["cluster.num_gpus"] == "8", (
+        "what a link leaves open is filled"
+    )
+    highest = shared_http.get(
+        "/explorer/serving.json?model=qwen3-32b&targets.tpot_s=0.05&inference.input_length=500"
+    ).json()
     assert highest["error"] is None and "inference.concurrency" not in highest["values"]

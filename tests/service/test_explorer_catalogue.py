@@ -1,4 +1,6 @@
-"""The explorers follow one's own files: a model that is changed while the service runs is ranked anew, not only drawn anew."""
+"""The explorers follow one's own files: a model that is changed while the service runs is ranked
+anew, not only drawn anew.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from hp_tool.catalog import library
 from tests.service.test_calibration_pages import metrics
 
 TINY = {"num_hidden_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 32000}
-TRAINING = {"model": "house", "gpu": "h100-sxm-80gb", "num_gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
+TRAINING = {
+    "model": "house",
+    "gpu": "h100-sxm-80gb",
+    "num_gpus": 8,
+    "sequence_length": 4096,
+    "global_batch_size": 64,
+}
 SERVING = {
     "model": "house",
     "cluster.gpu": "h100-sxm-80gb",
@@ -42,7 +50,9 @@ def test_a_changed_model_is_ranked_anew(house: Path, http: TestClient) -> None:
         house.write_text(json.dumps(TINY | {"num_hidden_layers": layers}))
         page = http.get("/explorer.json", params=TRAINING).json()
         chosen = next(row for row in page["fastest"] if row["chosen"])
-        assert chosen["step_s"] == pytest.approx(metrics(page["view"])["Step time"]["value"]), f"{layers} layers"
+        assert chosen["step_s"] == pytest.approx(metrics(page["view"])["Step time"]["value"]), (
+            f"{layers} layers"
+        )
         steps.append(chosen["step_s"])
     assert steps[1] > 1.5 * steps[0]
 

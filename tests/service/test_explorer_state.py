@@ -1,4 +1,6 @@
-"""What the page that asks keeps when the question changes: known faults of its state, which a new page fixes."""
+"""What the page that asks keeps when the question changes: known faults of its state, which a new
+page fixes.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ def settled(page: Page) -> None:
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="explorer.js:33-41 keeps every value of the address, also an offload that the ranking of another question put there",
+    reason="explorer.js:33-41 keeps every value of the address, also an offload that the ranking "
+    "of another question put there",
 )
-def test_offload_of_a_small_cluster_does_not_stay_on_a_large_one(browser: Browser, server: str) -> None:
+def test_offload_of_a_small_cluster_does_not_stay_on_a_large_one(
+    browser: Browser, server: str
+) -> None:
     with checked_page(browser) as page:
         page.goto(f"{server}/explorer?{SMALL}&num_gpus=1")
         settled(page)
@@ -45,24 +50,30 @@ def test_offload_of_a_small_cluster_does_not_stay_on_a_large_one(browser: Browse
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="explorer_settings.CHOSEN_TOO puts what a row chose into the question, so that the whole list is ranked under it",
+    reason="explorer_settings.CHOSEN_TOO puts what a row chose into the question, so that the "
+    "whole list is ranked under it",
 )
 def test_the_list_stays_when_one_of_its_rows_is_opened(shared_http: TestClient) -> None:
-    asked = "model=llama-3-8b&gpu=h100-sxm-80gb&num_gpus=16&global_batch_size=16&sequence_length=131072"
+    asked = (
+        "model=llama-3-8b&gpu=h100-sxm-80gb&num_gpus=16&global_batch_size=16&sequence_length=131072"
+    )
     before = shared_http.get(f"/explorer.json?{asked}").json()["fastest"]
     listed = [(row["arithmetic"], row["details"]) for row in before]
     ways = {row["parallel"]["context_parallel_communication"] for row in before}
     if len(ways) < 2:  # not by `assert`, which the mark expects
         pytest.fail("the rows must differ in a field without a control")
     for row in before:
-        after = shared_http.get(row["settings_href"].replace("/explorer?", "/explorer.json?")).json()["fastest"]
+        after = shared_http.get(
+            row["settings_href"].replace("/explorer?", "/explorer.json?")
+        ).json()["fastest"]
         assert [(each["arithmetic"], each["details"]) for each in after] == listed
 
 
 @pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
-    reason="explorer.js compares names of controls, and sliders have none: each move replaces the entry of the history",
+    reason="explorer.js compares names of controls, and sliders have none: each move replaces the "
+    "entry of the history",
 )
 def test_back_after_a_slider_leads_to_the_values_before(browser: Browser, server: str) -> None:
     with checked_page(browser) as page:

@@ -1,4 +1,6 @@
-"""A search whose runs folder, launcher or workers fail: asked over a socket, with real worker processes."""
+"""A search whose runs folder, launcher or workers fail: asked over a socket, with real worker
+processes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     for folder in (clusters, tmp_path / "faults"):
         folder.mkdir(parents=True)
     (clusters / "narrow.yaml").write_text(yaml.safe_dump(NARROW))
-    made = Service(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", home=tmp_path, lease_s=LEASE_S)
+    made = Service(
+        database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", home=tmp_path, lease_s=LEASE_S
+    )
     try:
         made.start_api()
         yield made
@@ -46,7 +50,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def submit(service: Service, **changed: Any) -> str:
-    answer = httpx.post(f"{service.url}/v1/searches", json=QUERY | {"search": QUERY["search"] | {"budget_runs": 1}} | changed)
+    answer = httpx.post(
+        f"{service.url}/v1/searches",
+        json=QUERY | {"search": QUERY["search"] | {"budget_runs": 1}} | changed,
+    )
     assert answer.status_code == httpx.codes.ACCEPTED, answer.text
     return str(answer.json()["id"])
 
@@ -66,13 +73,20 @@ def wait_for_state(service: Service, search_id: str, state: str) -> None:
 
 
 def run_states(service: Service, search_id: str) -> list[str]:
-    return [trial["state"] for trial in httpx.get(f"{service.url}/v1/searches/{search_id}/trials").json()["trials"]]
+    return [
+        trial["state"]
+        for trial in httpx.get(f"{service.url}/v1/searches/{search_id}/trials").json()["trials"]
+    ]
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode != 0:
         pytest.skip("this user may not mount file systems")
     try:
@@ -117,8 +131,14 @@ def test_a_search_waits_until_the_folder_of_its_runs_is_mended(
     with trouble(service.home / "runs") as mend:
         asked = submit(service)
         service.start_worker()
-        wait_for(lambda: search(service, asked)["state"] == "failed" or told(service, asked), timeout_s=60)
-        assert (search(service, asked)["state"], reason in told(service, asked)) == ("running", True)
+        wait_for(
+            lambda: search(service, asked)["state"] == "failed" or told(service, asked),
+            timeout_s=60,
+        )
+        assert (search(service, asked)["state"], reason in told(service, asked)) == (
+            "running",
+            True,
+        )
         mend()
         wait_for_state(service, asked, "succeeded")
         assert "waiting_for" not in search(service, asked)["progress"]
@@ -141,9 +161,12 @@ def test_a_search_that_waits_for_its_folder_can_be_cancelled(service: Service) -
 
 
 @pytest.mark.parametrize(
-    ("action", "end"), [pytest.param("cancel", "cancelled", marks=pytest.mark.long), ("resume", "succeeded")]
+    ("action", "end"),
+    [pytest.param("cancel", "cancelled", marks=pytest.mark.long), ("resume", "succeeded")],
 )
-def test_a_failed_search_holds_nothing_and_can_be_steered(service: Service, action: str, end: str) -> None:
+def test_a_failed_search_holds_nothing_and_can_be_steered(
+    service: Service, action: str, end: str
+) -> None:
     bug = service.home / "faults" / "bug"
     bug.touch()
     failed = submit(service, cluster="narrow")
@@ -167,7 +190,10 @@ def test_a_search_that_kills_its_workers_is_given_up_and_can_be_resumed(service:
         service.ensure_workers(1)
         claims += 1
         worker = service.workers[0]
-        wait_for(lambda: not worker.is_alive() or search(service, asked)["state"] == "failed", timeout_s=60)  # noqa: B023
+        wait_for(
+            lambda: not worker.is_alive() or search(service, asked)["state"] == "failed",  # noqa: B023
+            timeout_s=60,
+        )
     error = search(service, asked)["error"]
     assert error["code"] == "worker_lost_repeatedly"
     assert "5 workers" in error["message"]

@@ -1,5 +1,5 @@
-"""Every fault once under running searches: nothing is lost, doubled, orphaned or unbooked. `benchmarks.service.faults` causes
-each many times.
+"""Every fault once under running searches: nothing is lost, doubled, orphaned or unbooked.
+`benchmarks.service.faults` causes each many times.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tests.service.faults.processes import preload
 
 pytestmark = pytest.mark.distributed
 SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL, CLOCK, OLDER)]
-"""Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime (`benchmarks.service.faults`), or
-history, which has a test of its own."""
+"""Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime
+(`benchmarks.service.faults`), or history, which has a test of its own.
+"""
 POSTGRESQL = [
     "worker killed",
     RESTART,

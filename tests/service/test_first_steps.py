@@ -1,4 +1,6 @@
-"""The first minutes with an empty service: steps, presets that answer, and a finished search to look at."""
+"""The first minutes with an empty service: steps, presets that answer, and a finished search to
+look at.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.service.test_access import OPERATOR, key
 
 
 def test_an_empty_service_teaches_in_three_steps(http: TestClient) -> None:
-    assert "Your first search" in http.get("/").text and http.get("/searches/sample").status_code == 200
+    assert (
+        "Your first search" in http.get("/").text
+        and http.get("/searches/sample").status_code == 200
+    )
     page = http.get("/searches").text
     assert page.count("<li>") == 3 and "/searches/sample" in page and "hp-tool worker" in page
     for name in PRESETS:
@@ -37,12 +42,16 @@ def test_presets_answer_as_they_stand(http: TestClient, store: SqlStore, name: s
 
 
 def test_this_machine_is_the_quickstart() -> None:
-    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quickstart.yaml").read_text())
+    example = yaml.safe_load(
+        (Path(__file__).parents[2] / "examples" / "quickstart.yaml").read_text()
+    )
     assert PRESETS["this-machine"].query == example
 
 
 def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlStore) -> None:
-    with TestClient(create_app(Settings(api_key=OPERATOR), store=store), base_url="http://127.0.0.1:8000") as http:
+    with TestClient(
+        create_app(Settings(api_key=OPERATOR), store=store), base_url="http://127.0.0.1:8000"
+    ) as http:
         reader, admin = key(store, Scope.READ), {"Authorization": f"Bearer {OPERATOR}"}
         for headers in (reader, admin):
             page = http.get("/searches/sample.json", headers=headers).json()
@@ -52,14 +61,28 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
             trials = http.get("/searches/sample/trials.json", headers=headers).json()
             assert sum(each is not None for each in trials["measured_step_s"]) == 6
             assert http.get("/searches/sample", headers=headers).status_code == 200
-            assert http.get("/searches/sample/export?format=megatron-lm", headers=headers).status_code == 200
+            assert (
+                http.get("/searches/sample/export?format=megatron-lm", headers=headers).status_code
+                == 200
+            )
             assert http.get("/v1/searches/sample/trials", headers=headers).status_code == 200
         for action in ("cancel", "pause", "resume"):
-            assert http.post(f"/v1/searches/sample/{action}", headers=admin).status_code in (404, 409)
+            assert http.post(f"/v1/searches/sample/{action}", headers=admin).status_code in (
+                404,
+                409,
+            )
         submitter = key(store, Scope.SUBMIT)
-        assert http.put("/v1/searches/sample/label", json={"name": "mine"}, headers=submitter).status_code in (404, 409)
-        assert http.get("/searches/sample.json", headers=reader).json()["label"]["name"].startswith("Sample")
+        assert http.put(
+            "/v1/searches/sample/label", json={"name": "mine"}, headers=submitter
+        ).status_code in (404, 409)
+        assert (
+            http.get("/searches/sample.json", headers=reader)
+            .json()["label"]["name"]
+            .startswith("Sample")
+        )
         again = http.post("/v1/searches/sample/clone", headers=submitter)
         assert again.status_code == 202 and again.json()["id"] != "sample"
-        assert http.get("/v1/searches", headers=admin).json()["items"][0]["id"] == again.json()["id"]
+        assert (
+            http.get("/v1/searches", headers=admin).json()["items"][0]["id"] == again.json()["id"]
+        )
         assert http.get("/v1/measurements", headers=admin).json()["items"] == []

@@ -1,5 +1,5 @@
-"""Someone who has read nothing finds what to run for a 70B model on 64 H100, and why TP=1 does not work: by what is on the
-screen alone, found by its role and the name that it shows.
+"""Someone who has read nothing finds what to run for a 70B model on 64 H100, and why TP=1 does not
+work: by what is on the screen alone, found by its role and the name that it shows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     status.get_by_text("does not fit").wait_for()
     assert status.get_by_role("heading").inner_text().startswith("TP 1 x ")
     why = screen.get_by_role("region", name="Why it does not fit")
-    needed = re.search(r"Needs ([\d.]+) GiB, has ([\d.]+) GiB: (\w+) [\d.]+ GiB, (\w+)", why.inner_text())
+    needed = re.search(
+        r"Needs ([\d.]+) GiB, has ([\d.]+) GiB: (\w+) [\d.]+ GiB, (\w+)", why.inner_text()
+    )
     assert needed is not None
     assert float(needed[1]) > float(needed[2])
 
@@ -60,7 +62,9 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     assert screen.get_by_role("combobox", name="Model", exact=True).input_value() == "llama-3-70b"
 
 
-def test_by_keyboard_alone_the_charts_follow_and_the_address_can_be_shared(screen: Page, browser: Browser) -> None:
+def test_by_keyboard_alone_the_charts_follow_and_the_address_can_be_shared(
+    screen: Page, browser: Browser
+) -> None:
     screen.locator("summary", has_text="Change").press("Enter")
     slider = screen.get_by_role("slider", name="Recomputation")
     slider.press("End")

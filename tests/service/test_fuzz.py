@@ -14,7 +14,12 @@ from tests.service.mutations import SEEDS, mutated
 
 def test_what_is_mutated_was_valid_before() -> None:
     for query in SEEDS:
-        assert json.loads(answer_lines([json.dumps(query).encode()], task="estimate", top=1)[0])["status"] == "ok", query
+        assert (
+            json.loads(answer_lines([json.dumps(query).encode()], task="estimate", top=1)[0])[
+                "status"
+            ]
+            == "ok"
+        ), query
 
 
 def test_no_mutation_is_answered_with_a_fault() -> None:
@@ -28,7 +33,9 @@ def test_no_mutation_is_answered_with_a_fault() -> None:
 
 @pytest.mark.slow
 def test_generated_requests_of_a_fresh_seed_are_answered_without_a_server_error() -> None:
-    """A minute of `benchmarks.service.fuzz`; a failure prints the seed and each request as a curl command."""
+    """A minute of `benchmarks.service.fuzz`; a failure prints the seed and each request as a curl
+    command.
+    """
     from benchmarks.service.fuzz import fuzz as fuzz_api
 
     seed = secrets.randbelow(1_000_000)

@@ -41,7 +41,9 @@ def client(**settings: object) -> TestClient:
         raise RuntimeError("secret")
 
     given = Settings(**settings)  # type: ignore[arg-type]
-    app.add_middleware(Gate, settings=given, keyring=Keyring(find=no_stored_key, api_key=given.api_key))
+    app.add_middleware(
+        Gate, settings=given, keyring=Keyring(find=no_stored_key, api_key=given.api_key)
+    )
     return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
 
@@ -60,7 +62,9 @@ def test_without_a_key_it_listens_on_loopback_only() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    settings = from_environment({"HP_API_KEY": KEY, "HP_DATABASE_URL": "postgresql://u:hunter2@h/d", "HP_PORT": "9"})
+    settings = from_environment(
+        {"HP_API_KEY": KEY, "HP_DATABASE_URL": "postgresql://u:hunter2@h/d", "HP_PORT": "9"}
+    )
     assert settings.api_key == KEY
     assert settings.port == 9
     assert KEY not in repr(settings)
@@ -68,8 +72,13 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_flags_win_over_the_environment() -> None:
-    assert from_environment({"HP_PORT": "9", "HP_HOST": "127.0.0.2"}, host="localhost", port=1).port == 1
-    empty = from_environment({"HP_PORT": "", "HP_HOST": ""})  # as compose files pass on what nobody set
+    assert (
+        from_environment({"HP_PORT": "9", "HP_HOST": "127.0.0.2"}, host="localhost", port=1).port
+        == 1
+    )
+    empty = from_environment(
+        {"HP_PORT": "", "HP_HOST": ""}
+    )  # as compose files pass on what nobody set
     assert (empty.host, empty.port) == ("127.0.0.1", 8000)
     with pytest.raises(InputError, match="HP_PORT"):
         from_environment({"HP_PORT": "http"})
@@ -84,7 +93,10 @@ def test_a_key_is_asked_for_on_everything_but_health() -> None:
     for good in (f"Bearer {KEY}", f"Basic {basic}"):
         assert http.post("/echo", content=b"x", headers={"Authorization": good}).status_code == 200
     for bad in ("Bearer ", f"Bearer {KEY}x", "Bearer é".encode(), "Basic !!!", "Digest x"):
-        assert code(http.post("/echo", content=b"x", headers={"Authorization": bad})) == (401, "unauthorized")
+        assert code(http.post("/echo", content=b"x", headers={"Authorization": bad})) == (
+            401,
+            "unauthorized",
+        )
     assert http.get("/healthz").status_code == 200
 
 
@@ -105,9 +117,17 @@ def test_pages_of_other_sites_cannot_change_anything(headers: dict[str, str], st
 
 
 def test_a_foreign_host_name_is_refused() -> None:
-    assert code(client().get("/healthz", headers={"Host": "rebound.example"})) == (421, "unknown_host")
+    assert code(client().get("/healthz", headers={"Host": "rebound.example"})) == (
+        421,
+        "unknown_host",
+    )
     assert client().get("/healthz", headers={"Host": "localhost:8000"}).status_code == 200
-    assert client(allowed_hosts=("hp.example",)).get("/healthz", headers={"Host": "hp.example"}).status_code == 200
+    assert (
+        client(allowed_hosts=("hp.example",))
+        .get("/healthz", headers={"Host": "hp.example"})
+        .status_code
+        == 200
+    )
 
 
 def test_a_large_body_is_refused_whether_announced_or_not() -> None:
@@ -119,11 +139,18 @@ def test_a_large_body_is_refused_whether_announced_or_not() -> None:
     assert http.post("/echo", content=b"x" * 100).json() == 100
     assert code(http.post("/echo", content=b"x" * 101)) == (413, "payload_too_large")
     assert code(http.post("/echo", content=chunks())) == (413, "payload_too_large")
-    assert code(http.post("/echo", content=b"x", headers={"Content-Length": "-1"})) == (422, "bad_request")
+    assert code(http.post("/echo", content=b"x", headers={"Content-Length": "-1"})) == (
+        422,
+        "bad_request",
+    )
 
 
 def test_every_answer_carries_the_security_headers() -> None:
-    for response in (client().get("/healthz"), client().get("/nowhere"), client(api_key=KEY).get("/nowhere")):
+    for response in (
+        client().get("/healthz"),
+        client().get("/nowhere"),
+        client(api_key=KEY).get("/nowhere"),
+    ):
         assert "default-src 'none'" in response.headers["content-security-policy"]
         assert "unsafe" not in response.headers["content-security-policy"]
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -143,7 +170,10 @@ def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_text(f"{KEY}\n")
     assert from_environment({"HP_API_KEY_FILE": str(file)}).api_key == KEY
     file.write_text("\n")
-    for wrong in (str(file), str(tmp_path / "none")):  # an operator who names a file does not want to run without a key
+    for wrong in (
+        str(file),
+        str(tmp_path / "none"),
+    ):  # an operator who names a file does not want to run without a key
         with pytest.raises(InputError) as caught:
             from_environment({"HP_API_KEY_FILE": wrong})
         assert caught.value.field == "HP_API_KEY_FILE"
@@ -153,7 +183,9 @@ def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
 def test_a_key_that_guards_nothing_is_refused(key: str, why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         from_environment({"HP_API_KEY": key})
-    assert caught.value.field == "HP_API_KEY" and "secret" not in caught.value.message.replace("secrets", "")
+    assert caught.value.field == "HP_API_KEY" and "secret" not in caught.value.message.replace(
+        "secrets", ""
+    )
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "inf", "many"])
@@ -163,11 +195,19 @@ def test_ceilings_are_amounts(amount: str) -> None:
 
 
 def test_head_is_answered_as_get_without_the_body(server: str) -> None:
-    for path, status in (("/healthz", 200), ("/v1/gpus", 200), ("/searches", 200), ("/v1/models/none", 404), ("/nowhere", 404)):
+    for path, status in (
+        ("/healthz", 200),
+        ("/v1/gpus", 200),
+        ("/searches", 200),
+        ("/v1/models/none", 404),
+        ("/nowhere", 404),
+    ):
         asked, got = httpx.head(server + path, timeout=30), httpx.get(server + path, timeout=30)
         assert (asked.status_code, asked.content) == (status, b"")
         assert asked.headers.get("content-type") == got.headers["content-type"], path
-    assert httpx.head(f"{server}/v1/searches/none/events", timeout=30).status_code == 405  # it would never end
+    assert (
+        httpx.head(f"{server}/v1/searches/none/events", timeout=30).status_code == 405
+    )  # it would never end
 
 
 def test_a_method_that_a_path_does_not_have_is_answered_with_those_it_has(server: str) -> None:
@@ -181,17 +221,24 @@ WRONG = (b"[]", b'{"x": 1}', b"- a\n- b: [")
 
 def test_every_422_names_its_field(http: TestClient) -> None:
     """Of whatever route, whatever is wrong: the body as a whole is `body`."""
-    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope") | {
-        "action": "cancel"
-    }
+    nothing = dict.fromkeys(
+        ("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope"
+    ) | {"action": "cancel"}
     unnamed, seen = [], 0
     for address in every_route(http.app):
         if not address.pattern.startswith("/v1"):
             continue
         path = address.at(**nothing)
         for content in WRONG if address.method in ("POST", "PATCH") else (None,):
-            answer = http.request(address.method, path if content is not None else f"{path}?limit=%00", content=content)
-            if answer.status_code == 422 and answer.headers["content-type"] == "application/problem+json":
+            answer = http.request(
+                address.method,
+                path if content is not None else f"{path}?limit=%00",
+                content=content,
+            )
+            if (
+                answer.status_code == 422
+                and answer.headers["content-type"] == "application/problem+json"
+            ):
                 seen += 1
                 unnamed += [] if answer.json()["field"] else [(address, content, answer.text)]
     assert seen > 60 and unnamed == []

@@ -29,11 +29,21 @@ def test_links_within_the_guide_lead_to_their_headings(pages: dict[str, str]) ->
         for target, anchor in re.findall(r'<a href="/guide/([\w-]+)#?([\w-]*)"', page):
             assert target in pages, (name, target)
             assert not anchor or f'id="{anchor}"' in pages[target], (name, target, anchor)
-        assert not [href for href in re.findall(r'href="([^"]*)"', page) if ".md" in href and "://" not in href], name
+        assert not [
+            href
+            for href in re.findall(r'href="([^"]*)"', page)
+            if ".md" in href and "://" not in href
+        ], name
 
 
-def test_a_page_is_text_and_its_json_markdown(shared_http: TestClient, pages: dict[str, str]) -> None:
-    assert "<h1" in pages["glossary"] and "<table>" in pages["queries"] and "<pre tabindex=0>" in pages["tutorial"]
+def test_a_page_is_text_and_its_json_markdown(
+    shared_http: TestClient, pages: dict[str, str]
+) -> None:
+    assert (
+        "<h1" in pages["glossary"]
+        and "<table>" in pages["queries"]
+        and "<pre tabindex=0>" in pages["tutorial"]
+    )
     twin = shared_http.get("/guide/glossary.json").json()
     assert twin["title"] == "Glossary" and twin["text"].startswith("# Glossary")
 
@@ -49,6 +59,8 @@ def test_every_section_has_its_page(shared_http: TestClient) -> None:
     assert f'href="/guide/{GUIDES["Calibration"]}"' in shared_http.get("/calibration").text
 
 
-@pytest.mark.parametrize("name", ["no-such", "..%2Fpyproject", "mkdocs.yml", "pictures%2F..%2F..%2FREADME"])
+@pytest.mark.parametrize(
+    "name", ["no-such", "..%2Fpyproject", "mkdocs.yml", "pictures%2F..%2F..%2FREADME"]
+)
 def test_nothing_else_is_read(shared_http: TestClient, name: str) -> None:
     assert shared_http.get(f"/guide/{name}").status_code == 404

@@ -1,4 +1,6 @@
-"""Uploads that exhaust memory, never end or are abandoned: they end in their own process and delay nobody else."""
+"""Uploads that exhaust memory, never end or are abandoned: they end in their own process and delay
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.service.hostile import HOSTILE, many_ranks_log
 from tests.service.processes import api_process, wait_for
 
 LEVEL_BYTES = 150 * 2**20
-"""How much the service process may grow while it refuses files: modules that load at the first upload, and its caches."""
+"""How much the service process may grow while it refuses files: modules that load at the first
+upload, and its caches.
+"""
 MEMORY_MIB = 512
 
 
@@ -36,7 +40,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.Process]]:
+def service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, psutil.Process]]:
     """A service whose uploads may take a minute."""
     monkeypatch.setenv("HP_MAX_UPLOAD_MEMORY_MIB", str(MEMORY_MIB))
     with api_process(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", home=tmp_path) as running:
@@ -45,7 +51,12 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
 
 def send(url: str, path: Path, *, headers: dict[str, str] | None = None) -> httpx.Response:
     with path.open("rb") as file:
-        return httpx.post(f"{url}/v1/explanations", files=[("trace", (path.name, file))], headers=headers, timeout=300)
+        return httpx.post(
+            f"{url}/v1/explanations",
+            files=[("trace", (path.name, file))],
+            headers=headers,
+            timeout=300,
+        )
 
 
 @contextmanager
@@ -86,7 +97,12 @@ def test_memory_of_the_service_stays_level_under_hostile_files(
                 answer = send(url, path)
                 assert answer.status_code in (200, 422), answer.text
                 if answer.status_code == 422:
-                    assert answer.json()["code"] in ("request_too_costly", "zip_bomb", "too_large", "no_trace"), answer.text
+                    assert answer.json()["code"] in (
+                        "request_too_costly",
+                        "zip_bomb",
+                        "too_large",
+                        "no_trace",
+                    ), answer.text
         honest = send(url, many_ranks_log(tmp_path / "train.log"))
     assert honest.status_code == 200, honest.text
     assert "rank 5 takes" in honest.json()["findings"][0]["words"]
@@ -102,16 +118,28 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def _children(process: psutil.Process) -> int:
-    return len([child for child in process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE])
+    return len(
+        [
+            child
+            for child in process.children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE
+        ]
+    )
 
 
 def _begin_upload(url: str, path: Path) -> socket.socket:
     """Send a whole upload and leave its connection open."""
     parts = urlsplit(url)
     content = path.read_bytes()
-    head = f'--b\r\nContent-Disposition: form-data; name="trace"; filename="{path.name}"\r\n\r\n'.encode()
+    head = (
+        f'--b\r\nContent-Disposition: form-data; name="trace"; filename="{path.name}"\r\n\r\n'
+    ).encode()
     body = head + content + b"\r\n--b--\r\n"
-    lines = ("POST /v1/explanations HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: multipart/form-data; boundary=b")
+    lines = (
+        "POST /v1/explanations HTTP/1.1",
+        f"Host: {parts.netloc}",
+        "Content-Type: multipart/form-data; boundary=b",
+    )
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
     assert parts.port is not None
     connection = socket.create_connection(("127.0.0.1", parts.port), timeout=30)
@@ -119,7 +147,9 @@ def _begin_upload(url: str, path: Path) -> socket.socket:
     return connection
 
 
-def test_an_abandoned_upload_ends_at_once(service: tuple[str, psutil.Process], files: dict[str, Path]) -> None:
+def test_an_abandoned_upload_ends_at_once(
+    service: tuple[str, psutil.Process], files: dict[str, Path]
+) -> None:
     url, process = service
     connection = _begin_upload(url, files["ranks.json.gz"])
     wait_for(lambda: _children(process), timeout_s=20)
@@ -128,7 +158,9 @@ def test_an_abandoned_upload_ends_at_once(service: tuple[str, psutil.Process], f
     wait_for(lambda: not _children(process), timeout_s=3)
 
 
-def test_sigterm_ends_a_service_that_reads_an_upload(service: tuple[str, psutil.Process], files: dict[str, Path]) -> None:
+def test_sigterm_ends_a_service_that_reads_an_upload(
+    service: tuple[str, psutil.Process], files: dict[str, Path]
+) -> None:
     url, process = service
     with _begin_upload(url, files["ranks.json.gz"]):
         wait_for(lambda: _children(process), timeout_s=20)
@@ -138,7 +170,9 @@ def test_sigterm_ends_a_service_that_reads_an_upload(service: tuple[str, psutil.
         wait_for(lambda: _has_ended(child), timeout_s=5)
 
 
-def test_a_killed_service_leaves_no_reader(service: tuple[str, psutil.Process], files: dict[str, Path]) -> None:
+def test_a_killed_service_leaves_no_reader(
+    service: tuple[str, psutil.Process], files: dict[str, Path]
+) -> None:
     url, process = service
     with _begin_upload(url, files["ranks.json.gz"]):
         wait_for(lambda: _children(process), timeout_s=20)
@@ -152,11 +186,14 @@ def test_an_upload_delays_no_other_key(tmp_path: Path, files: dict[str, Path]) -
     database_url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     store = open_store(database_url)
     first, second = (
-        {"Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=Scope.READ)[1]}"} for owner in ("a", "b")
+        {"Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=Scope.READ)[1]}"}
+        for owner in ("a", "b")
     )
     store.close()
     small = tmp_path / "small.json"
-    small.write_text(json.dumps([{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 9, "tid": 7}]))
+    small.write_text(
+        json.dumps([{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 9, "tid": 7}])
+    )
 
     def occupy() -> None:
         with suppress(httpx.HTTPError):  # the service ends first
@@ -184,7 +221,11 @@ def test_an_upload_that_stays_silent_or_drips_is_ended(
     monkeypatch.setattr(asgi_body, "WHOLE_S", 0.4 if drips else 60.0)
     parts = urlsplit(server)
     head = '--b\r\nContent-Disposition: form-data; name="trace"; filename="a.json"\r\n\r\n'
-    lines = (f"POST {path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: multipart/form-data; boundary=b")
+    lines = (
+        f"POST {path} HTTP/1.1",
+        f"Host: {parts.netloc}",
+        "Content-Type: multipart/form-data; boundary=b",
+    )
     request = "\r\n".join([*lines, "Content-Length: 100000", "", head])
     assert parts.port is not None
     with socket.create_connection(("127.0.0.1", parts.port), timeout=10) as connection:

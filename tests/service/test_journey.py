@@ -1,5 +1,5 @@
-"""From the empty page to the copied command, by keyboard (Tab, Shift+Tab, Enter and Space) and by mouse: a real browser, server
-and worker.
+"""From the empty page to the copied command, by keyboard (Tab, Shift+Tab, Enter and Space) and by
+mouse: a real browser, server and worker.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ pytestmark = pytest.mark.distributed
 PATIENCE_MS = 240_000
 MODEL = """model: {name: gpt-tiny, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 512}
 search: {steps: 2, warmup_steps: 1, configurations_per_job: 2}
-training: {precision: fp32}"""
+training: {precision: fp32}"""  # noqa: E501
 MOST_STOPS = 80
 """Of the focus on the way from one control to the next."""
 BEHIND = """each => {
   const place = document.activeElement.compareDocumentPosition(each);
   return Boolean(place & Node.DOCUMENT_POSITION_PRECEDING) && !(place & Node.DOCUMENT_POSITION_CONTAINS);
-}"""
+}"""  # noqa: E501
 SEEN = """() => {
   const at = document.activeElement, box = at.getBoundingClientRect(), { outlineStyle, outlineWidth } = getComputedStyle(at);
   const inSight = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
   return at === document.body || (inSight && outlineStyle !== "none" && outlineWidth !== "0px");
-}"""
+}"""  # noqa: E501
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])])
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])]
+)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")
@@ -105,7 +107,9 @@ def hands(request: pytest.FixtureRequest, page: Page) -> Mouse:
     return visitor
 
 
-def test_a_search_from_the_empty_page_to_its_command(page: Page, hands: Mouse, database_url: str, tmp_path: Path) -> None:
+def test_a_search_from_the_empty_page_to_its_command(
+    page: Page, hands: Mouse, database_url: str, tmp_path: Path
+) -> None:
     port = free_port()
     with api(database_url=database_url, home=tmp_path, port=port) as url:
         page.goto(url)
@@ -136,7 +140,10 @@ def test_a_search_from_the_empty_page_to_its_command(page: Page, hands: Mouse, d
         search = page.url
     # Nobody answers now; the page says so, and comes back by itself.
     page.get_by_text("The server is unreachable").wait_for()
-    with api(database_url=database_url, home=tmp_path, port=port), process("worker", database_url=database_url, home=tmp_path):
+    with (
+        api(database_url=database_url, home=tmp_path, port=port),
+        process("worker", database_url=database_url, home=tmp_path),
+    ):
         page.locator("h1 + .state", has_text="succeeded").wait_for()
         assert page.url == search
         wait_for(lambda: page.locator("#connection").inner_text() == "", timeout_s=30)

@@ -1,5 +1,5 @@
-"""Eight ways through the dashboard, by mouse and by keyboard, with as few presses as they should take: what a page says at the
-end is what their JSON says.
+"""Eight ways through the dashboard, by mouse and by keyboard, with as few presses as they should
+take: what a page says at the end is what their JSON says.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ def twin(http: TestClient, page: Page) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keyboard", [True, pytest.param(False, marks=pytest.mark.long)], ids=["keyboard", "mouse"])
-def test_eight_journeys(page: Page, server: str, store: Store, http: TestClient, query: dict[str, Any], keyboard: bool) -> None:
+@pytest.mark.parametrize(
+    "keyboard", [True, pytest.param(False, marks=pytest.mark.long)], ids=["keyboard", "mouse"]
+)
+def test_eight_journeys(
+    page: Page, server: str, store: Store, http: TestClient, query: dict[str, Any], keyboard: bool
+) -> None:
     hands = Hands(keyboard=keyboard)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
 
@@ -67,14 +71,23 @@ def test_eight_journeys(page: Page, server: str, store: Store, http: TestClient,
         best, shown = answer["fastest"][0], answer["view"]
         assert verdict.get_by_role("heading").inner_text() == best["arithmetic"] == shown["heading"]
         assert formats.seconds(best["step_s"]) in verdict.inner_text()
-        assert shown["chance"] in verdict.inner_text().replace("Below", "below") and "chance of running out" in shown["chance"]
+        assert (
+            shown["chance"] in verdict.inner_text().replace("Below", "below")
+            and "chance of running out" in shown["chance"]
+        )
 
     with hands.at_most(2):  # Megatron's flags, without a search
         hands.press(page.get_by_role("link", name="Run it").first)
         script = page.locator("dialog pre").first
         script.wait_for()
-        assert f"--tensor-model-parallel-size {best['parallel']['tensor_parallel_size']}" in script.inner_text()
-        assert f"--pipeline-model-parallel-size {best['parallel']['pipeline_parallel_size']}" in script.inner_text()
+        assert (
+            f"--tensor-model-parallel-size {best['parallel']['tensor_parallel_size']}"
+            in script.inner_text()
+        )
+        assert (
+            f"--pipeline-model-parallel-size {best['parallel']['pipeline_parallel_size']}"
+            in script.inner_text()
+        )
         page.keyboard.press("Escape")
         page.locator("dialog").wait_for(state="detached")
 
@@ -108,7 +121,9 @@ def test_eight_journeys(page: Page, server: str, store: Store, http: TestClient,
         page.locator("[data-part=verdict] .state", has_text="does not fit").wait_for()
         page.locator(".findings[aria-busy=false]").wait_for()
         reason = twin(http, page)["view"]["reasons"][0]["message"]
-        assert reason[1:] in page.get_by_role("region", name="Why it does not fit").inner_text()  # there a sentence
+        assert (
+            reason[1:] in page.get_by_role("region", name="Why it does not fit").inner_text()
+        )  # there a sentence
 
     with hands.at_most(3):  # start a search
         page.goto(copied)
@@ -123,7 +138,9 @@ def test_eight_journeys(page: Page, server: str, store: Store, http: TestClient,
         page.goto(f"{server}/searches/{search}")
         lease = claim(store, search)
         page.locator(".state.busy", has_text="running").wait_for()
-        one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
+        one_run(
+            store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0)
+        )
         page.locator("tr.chosen").wait_for()
         finish(store, lease)
         page.locator("h1 ~ .state", has_text="succeeded").wait_for()

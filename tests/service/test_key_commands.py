@@ -14,14 +14,20 @@ from hp_tool.store import open_store
 
 
 def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
-    runner, app, database = CliRunner(), build(), ["--database-url", f"sqlite:///{tmp_path}/keys.sqlite3"]
+    runner, app, database = (
+        CliRunner(),
+        build(),
+        ["--database-url", f"sqlite:///{tmp_path}/keys.sqlite3"],
+    )
 
     def keys(*arguments: str) -> str:
         done = runner.invoke(app, ["keys", *arguments, *database], catch_exceptions=False)
         assert done.exit_code == 0
         return done.stdout
 
-    made = json.loads(keys("create", "--owner", "ada", "--scope", "submit", "--expires-days", "1", "--json"))
+    made = json.loads(
+        keys("create", "--owner", "ada", "--scope", "submit", "--expires-days", "1", "--json")
+    )
     token = keys("create", "--owner", "bob", "--scope", "read").strip()
     assert token.startswith("hp_")
     assert made["token"] not in keys("list")
@@ -32,5 +38,9 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no key 'nope'"):
         keys("revoke", "nope")
     store = open_store(database[1])
-    assert [record.action for record in store.audit().items] == ["keys revoke", "keys create", "keys create"]
+    assert [record.action for record in store.audit().items] == [
+        "keys revoke",
+        "keys create",
+        "keys create",
+    ]
     store.close()

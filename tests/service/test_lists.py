@@ -1,4 +1,6 @@
-"""Long lists: by time, in either order, without a gap between pages; and measurements many at a time."""
+"""Long lists: by time, in either order, without a gap between pages; and measurements many at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def pages(http: TestClient, path: str, **given: Any) -> list[str]:
             return found
 
 
-def test_searches_by_order_and_time(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+def test_searches_by_order_and_time(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
     made = [store.create_search(query=query) for _ in range(5)]
     ids = [record.id for record in made]
     assert pages(http, "/v1/searches", order="oldest") == ids
@@ -36,7 +40,11 @@ def test_searches_by_order_and_time(http: TestClient, store: SqlStore, query: di
     assert pages(http, "/v1/searches", order="oldest", since=since, until=until) == ids[1:4]
     assert pages(http, "/v1/searches", owner="nobody") == []
     assert pages(http, "/v1/searches", kind="training", model=query["model"]["name"]) == ids[::-1]
-    assert pages(http, "/v1/searches", kind="inference") == pages(http, "/v1/searches", model="none") == []
+    assert (
+        pages(http, "/v1/searches", kind="inference")
+        == pages(http, "/v1/searches", model="none")
+        == []
+    )
     for wrong in (
         {"since": "2026-01-01T00:00:00"},  # no time zone
         {"since": "0.5"},  # seconds since when?
@@ -64,7 +72,12 @@ def test_measurements_in_bulk(http: TestClient, store: SqlStore, query: dict[str
 
     body = b"\n".join([line(0.5), b"{}", line(-1.0), b"x" * 30_000, line(0.6)])
     answers = [
-        [json.loads(text) for text in http.post("/v1/measurements/bulk", content=body, headers=headers).text.splitlines()]
+        [
+            json.loads(text)
+            for text in http.post(
+                "/v1/measurements/bulk", content=body, headers=headers
+            ).text.splitlines()
+        ]
         for headers in ({"Idempotency-Key": "k"}, {"Idempotency-Key": "k"}, {})
     ]
     assert [each["status"] for each in answers[0]] == ["ok", "error", "error", "error", "ok"]
@@ -77,7 +90,11 @@ def test_measurements_in_bulk(http: TestClient, store: SqlStore, query: dict[str
 
 def test_an_unknown_parameter_names_its_nearest(http: TestClient) -> None:
     answer = http.get("/v1/searches", params={"ordr": "oldest"})
-    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (422, "unknown_key", "ordr")
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        422,
+        "unknown_key",
+        "ordr",
+    )
     assert "did you mean order?" in answer.json()["detail"]
     assert http.post("/v1/recommendations", params={"tpo": 3}, json={}).json()["field"] == "tpo"
 
@@ -87,7 +104,9 @@ def test_an_empty_list_is_a_page(http: TestClient, path: str) -> None:
     assert http.get(path, params={"order": "oldest"}).json() == {"items": [], "next_cursor": None}
 
 
-def test_trials_by_order_state_and_outcome(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+def test_trials_by_order_state_and_outcome(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
     search = http.post("/v1/searches", json=query).json()["id"]
     lease, path = claim(store, search), f"/v1/searches/{search}/trials"
     assert http.get(path).json()["trials"] == []
@@ -102,7 +121,9 @@ def test_trials_by_order_state_and_outcome(http: TestClient, store: SqlStore, qu
         found: list[int] = []
         cursor: str | None = None
         while True:
-            page = http.get(path, params={"limit": 2, **given, **({"cursor": cursor} if cursor else {})}).json()
+            page = http.get(
+                path, params={"limit": 2, **given, **({"cursor": cursor} if cursor else {})}
+            ).json()
             assert len(page["trials"]) <= 2
             found += [trial["number"] for trial in page["trials"]]
             if (cursor := page["next_cursor"]) is None:
@@ -110,12 +131,22 @@ def test_trials_by_order_state_and_outcome(http: TestClient, store: SqlStore, qu
 
     assert numbers() == [0, 1, 2, 3]
     assert numbers(order="newest") == [3, 2, 1, 0]
-    assert (numbers(status="ok"), numbers(status="oom"), numbers(state="intended")) == ([0, 2], [1], [3])
+    assert (numbers(status="ok"), numbers(status="oom"), numbers(state="intended")) == (
+        [0, 2],
+        [1],
+        [3],
+    )
     assert numbers(status="timeout") == []
     third = store.runs(search_id=search)[2].created_at.isoformat()
     assert (numbers(until=third), numbers(since=third)) == ([0, 1], [2, 3])
     whole = http.get(path).json()
     assert (len(whole["trials"]), whole["next_cursor"], whole["state"]) == (4, None, "running")
-    for wrong in ({"status": "fine"}, {"state": "asleep"}, {"cursor": "x"}, {"limit": 0}, {"sort": "step_s"}):
+    for wrong in (
+        {"status": "fine"},
+        {"state": "asleep"},
+        {"cursor": "x"},
+        {"limit": 0},
+        {"sort": "step_s"},
+    ):
         assert http.get(path, params=wrong).status_code == 422, wrong
     assert http.get("/v1/searches/nope/trials").status_code == 404

@@ -1,4 +1,6 @@
-"""The page of several machines: its address is its question, it says what the API says, and needs no script for it."""
+"""The page of several machines: its address is its question, it says what the API says, and needs
+no script for it.
+"""
 
 from __future__ import annotations
 
@@ -39,37 +41,65 @@ def test_it_says_what_the_api_says(shared_http: TestClient, page: dict[str, Any]
     answer = shared_http.post("/v1/recommendations", json=QUERY, params={"top": 40}).json()
     assert len(page["rows"]) == len(answer["recommendations"]) > 4
     for row, same in zip(page["rows"], answer["recommendations"], strict=True):
-        for name in ("cost", "cost_interval", "days_interval", "deadline_probability", "energy", "co2_kg"):
+        for name in (
+            "cost",
+            "cost_interval",
+            "days_interval",
+            "deadline_probability",
+            "energy",
+            "co2_kg",
+        ):
             assert row[name] == same[name]
         assert (row["machine"], row["price"]["per_gpu_hour"]) == (same["cluster"], same["price"])
         assert row["configuration"]["parallel"] == same["parallel"]
     on_front = {(row["machine"], row["num_gpus"]) for row in page["rows"] if row["on_front"]}
-    assert on_front == {(row["cluster"], row["set"]["cluster"]["num_gpus"]) for row in answer["pareto"]}
+    assert on_front == {
+        (row["cluster"], row["set"]["cluster"]["num_gpus"]) for row in answer["pareto"]
+    }
     cheapest = page["rows"][0]
-    where = f"{cheapest['machine']}{' over an assumed network' if cheapest['network_assumed'] else ''}"
-    assert page["verdict"][0].startswith(f"Cheapest within 9 days: {cheapest['num_gpus']} GPUs of {where}, $")
+    where = (
+        f"{cheapest['machine']}{' over an assumed network' if cheapest['network_assumed'] else ''}"
+    )
+    assert page["verdict"][0].startswith(
+        f"Cheapest within 9 days: {cheapest['num_gpus']} GPUs of {where}, $"
+    )
     assert page["verdict"][1].startswith("Fastest within 9 days: 16 GPUs of ")
 
 
-def test_an_assumed_network_is_marked_in_the_table(page: dict[str, Any], shared_http: TestClient) -> None:
+def test_an_assumed_network_is_marked_in_the_table(
+    page: dict[str, Any], shared_http: TestClient
+) -> None:
     assumed = [row["network_assumed"] for row in page["rows"]]
     assert any(assumed) and not all(assumed)
     text = shared_http.get("/explorer/machines", params=RENT).text
-    assert text.count(">network assumed<") == sum(assumed) and "the usual one of servers with this GPU is used" in text
+    assert (
+        text.count(">network assumed<") == sum(assumed)
+        and "the usual one of servers with this GPU is used" in text
+    )
     stated = RENT | {"cluster.inter_node_bandwidth_bytes_per_second": "5e10"}
     text = shared_http.get("/explorer/machines", params=stated).text
     assert "network assumed" not in text.lower()
 
 
-def test_every_price_has_its_day_its_age_and_its_line(page: dict[str, Any], shared_http: TestClient) -> None:
+def test_every_price_has_its_day_its_age_and_its_line(
+    page: dict[str, Any], shared_http: TestClient
+) -> None:
     listed = {offer.name: offer for offer in offers()}
     today = datetime.now(UTC).date()
     for row in page["rows"]:
         offer, price = listed[row["machine"]], row["price"]
-        assert (price["date"], price["line"], price["source"]) == (offer.date, offer.line, offer.source)
+        assert (price["date"], price["line"], price["source"]) == (
+            offer.date,
+            offer.line,
+            offer.source,
+        )
         assert 0 <= (today - date.fromisoformat(offer.date)).days - price["age_days"] <= 1
-    own = shared_http.get("/explorer/machines.json", params=RENT | {"cluster.price_per_gpu_hour": "1.5"}).json()["rows"]
-    assert {(row["price"]["per_gpu_hour"], row["price"]["date"], row["price"]["line"]) for row in own} == {(1.5, None, None)}
+    own = shared_http.get(
+        "/explorer/machines.json", params=RENT | {"cluster.price_per_gpu_hour": "1.5"}
+    ).json()["rows"]
+    assert {
+        (row["price"]["per_gpu_hour"], row["price"]["date"], row["price"]["line"]) for row in own
+    } == {(1.5, None, None)}
 
 
 def test_its_rows_lead_to_one_machine(page: dict[str, Any], shared_http: TestClient) -> None:
@@ -83,17 +113,32 @@ def test_its_rows_lead_to_one_machine(page: dict[str, Any], shared_http: TestCli
 
 
 def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClient) -> None:
-    spec: dict[str, Any] = {"gpu": "h100-sxm-80gb", "gpus_per_node": 8, "price_per_gpu_hour": 2.5, "fabric": "1 x 400 Gb/s"}
+    spec: dict[str, Any] = {
+        "gpu": "h100-sxm-80gb",
+        "gpus_per_node": 8,
+        "price_per_gpu_hour": 2.5,
+        "fabric": "1 x 400 Gb/s",
+    }
     spec["inter_node_bandwidth_bytes_per_second"] = 50e9
     stored = shared_http.post("/v1/clusters", json={"name": "ours", "spec": spec})
     assert stored.status_code in (201, 409), stored.text
     asked = RENT | {"machines": "ours, a100-sxm-80gb", "cluster.num_gpus": "8"}
     rows = shared_http.get("/explorer/machines.json", params=asked).json()["rows"]
     own = next(row for row in rows if row["machine"] == "ours")
-    assert own["price"] == {"per_gpu_hour": 2.5, "date": None, "age_days": None, "line": None, "source": None}
+    assert own["price"] == {
+        "per_gpu_hour": 2.5,
+        "date": None,
+        "age_days": None,
+        "line": None,
+        "source": None,
+    }
     served = shared_http.get("/explorer/machines.json?kind=inference&machines=h100-sxm-80gb").json()
     costs = [row["per_million_tokens"] for row in served["rows"]]
-    assert costs == sorted(costs) and len(costs) > 4 and " per million output tokens, " in served["verdict"][0]
+    assert (
+        costs == sorted(costs)
+        and len(costs) > 4
+        and " per million output tokens, " in served["verdict"][0]
+    )
     assert served["verdict"][0].endswith(" per output token; it meets both targets.")
 
 
@@ -107,15 +152,24 @@ def test_a_service_and_machines_of_one_s_own_are_compared(shared_http: TestClien
         ({"cluster.market": "spot"}, "cluster.market"),
     ],
 )
-def test_what_cannot_be_compared_says_why(shared_http: TestClient, change: dict[str, str], field: str | None) -> None:
+def test_what_cannot_be_compared_says_why(
+    shared_http: TestClient, change: dict[str, str], field: str | None
+) -> None:
     error = shared_http.get("/explorer/machines.json", params=RENT | change).json()["error"]
     assert error is not None and (field is None or error["field"] == field)
-    assert "This cannot be answered" in shared_http.get("/explorer/machines", params=RENT | change).text
+    assert (
+        "This cannot be answered"
+        in shared_http.get("/explorer/machines", params=RENT | change).text
+    )
 
 
 def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient) -> None:
-    page = shared_http.get("/explorer/machines.json", params=RENT | {"constraints.max_cost": "5"}).json()
-    assert page["verdict"][0] == "No machine does it within 9 days and $5.00." and page["rows"] == []
+    page = shared_http.get(
+        "/explorer/machines.json", params=RENT | {"constraints.max_cost": "5"}
+    ).json()
+    assert (
+        page["verdict"][0] == "No machine does it within 9 days and $5.00." and page["rows"] == []
+    )
     assert page["verdict"][1].startswith("The least it takes: ") and " days (" in page["verdict"][1]
     assert 0 < len(page["misses"]) <= 3 and page["misses"][0]["configuration"]["reasons"]
     costs = [row["cost"] for row in page["misses"]]
@@ -125,13 +179,17 @@ def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient)
 def test_a_reader_without_scripts_compares_machines(browser: Browser, server: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto(f"{server}/explorer/machines?{'&'.join(f'{name}={value}' for name, value in RENT.items())}")
+    page.goto(
+        f"{server}/explorer/machines?{'&'.join(f'{name}={value}' for name, value in RENT.items())}"
+    )
     page.locator("summary", has_text="Machines:").click()
     page.get_by_label("a100-sxm-80gb").check()
     page.get_by_label("GPUs of each").fill("8")
     page.get_by_role("button", name="Rank the machines").click()
     asked = parse_qs(urlsplit(page.url).query)
-    assert asked["machines"][:2] == ["a100-sxm-80gb", "h100-sxm-80gb"] and asked["cluster.num_gpus"] == ["8"]
+    assert asked["machines"][:2] == ["a100-sxm-80gb", "h100-sxm-80gb"] and asked[
+        "cluster.num_gpus"
+    ] == ["8"]
     rows = page.locator("table tbody tr")
     rows.nth(8).wait_for()  # after the question, as soon as they are known
     assert re.search(r"\$[\d,.]+\s*\$[\d,.]+ – \$[\d,.]+", rows.first.inner_text())

@@ -18,7 +18,12 @@ def split(chunks: list[bytes]) -> list[bytes | str]:
 
 
 def test_one_bad_line_leaves_its_neighbours_alone() -> None:
-    assert split([b"one\n" + b"x" * 9 + b"\ntwo\n\n  \nthree"]) == [b"one", "payload_too_large", b"two", b"three"]
+    assert split([b"one\n" + b"x" * 9 + b"\ntwo\n\n  \nthree"]) == [
+        b"one",
+        "payload_too_large",
+        b"two",
+        b"three",
+    ]
 
 
 @given(text=st.text(alphabet="ab \n", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=6))
@@ -26,7 +31,9 @@ def test_where_the_chunks_are_cut_makes_no_difference(text: str, cuts: list[int]
     data = text.encode()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     chunks = [data[start:end] for start, end in pairwise(edges)]
-    expected = [line.strip() if len(line) <= LIMIT else "payload_too_large" for line in data.split(b"\n")]
+    expected = [
+        line.strip() if len(line) <= LIMIT else "payload_too_large" for line in data.split(b"\n")
+    ]
     assert split(chunks) == [line for line in expected if line]
 
 

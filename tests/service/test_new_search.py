@@ -1,4 +1,6 @@
-"""The form of a new search: it says every query, its answer is the API's, and a mistake comes back at its field."""
+"""The form of a new search: it says every query, its answer is the API's, and a mistake comes back
+at its field.
+"""
 
 import re
 import shlex
@@ -45,7 +47,12 @@ EVIL = "<script>alert('x')</script>"
 
 
 def post(http: TestClient, path: str, values: dict[str, str], **options: Any) -> Any:
-    return http.post(path, content=urlencode(values), headers={"Content-Type": "application/x-www-form-urlencoded"}, **options)
+    return http.post(
+        path,
+        content=urlencode(values),
+        headers={"Content-Type": "application/x-www-form-urlencoded"},
+        **options,
+    )
 
 
 def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
@@ -53,9 +60,20 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
     assert known["training.precision"].options == ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32")
     assert known["training.precision"].default == "bf16"
     assert known["parallel.recompute"].several
-    assert known["parallel.recompute"].options == ("none", "selective", "full", "per_op", "per_layer")
+    assert known["parallel.recompute"].options == (
+        "none",
+        "selective",
+        "full",
+        "per_op",
+        "per_layer",
+    )
     assert known["search.reuse"].options == ("true", "false")
-    assert fields("inference")["inference.load.arrival"].options == ("closed", "burst", "poisson", "offline")
+    assert fields("inference")["inference.load.arrival"].options == (
+        "closed",
+        "burst",
+        "poisson",
+        "offline",
+    )
     assert "Sequences per optimizer step" in known["training.global_batch_size"].help
 
 
@@ -68,7 +86,11 @@ def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
             if name in texts or field.options:
                 assert field.maximum is None
                 continue
-            assert field.minimum is not None and field.maximum is not None and field.minimum < field.maximum, name
+            assert (
+                field.minimum is not None
+                and field.maximum is not None
+                and field.minimum < field.maximum
+            ), name
             (tag,) = re.findall(rf'<input name="{re.escape(name)}"[^>]*>', page)
             bounds = f'min="{field.minimum}" max="{field.maximum}"'
             assert (bounds in tag) != field.several
@@ -95,7 +117,10 @@ SOFTWARE = {
     "task": st.sampled_from(["pretrain", "sft", "lora"]),
     "lora": st.fixed_dictionaries(
         {"rank": st.integers(1, 64)},
-        optional={"dropout": st.floats(0.0, 0.9), "target_modules": st.just(["linear_qkv", "linear_fc1"])},
+        optional={
+            "dropout": st.floats(0.0, 0.9),
+            "target_modules": st.just(["linear_qkv", "linear_fc1"]),
+        },
     ),
     "frozen_precision": st.sampled_from(["bf16", "fp8", "nf4", None]),
 }
@@ -105,7 +130,10 @@ RECOMPUTE = st.one_of(
     st.fixed_dictionaries({"granularity": st.just("selective")}, optional={"modules": MODULES}),
     st.fixed_dictionaries(
         {"granularity": st.just("full")},
-        optional={"method": st.sampled_from(["uniform", "block"]), "num_layers": st.integers(1, 64)},
+        optional={
+            "method": st.sampled_from(["uniform", "block"]),
+            "num_layers": st.integers(1, 64),
+        },
     ),
 )
 
@@ -118,11 +146,20 @@ RECOMPUTE = st.one_of(
     optimizer=st.sampled_from(["adam", "muon"]),
     days=st.one_of(st.none(), st.floats(0.5, 1e6)),
     model=st.sampled_from(
-        ["llama-3-70b", {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 99}]
+        [
+            "llama-3-70b",
+            {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 99},
+        ]
     ),
 )
 def test_every_query_stands_in_the_form_and_comes_back(
-    tensor: Any, sequence_parallel: Any, recompute: Any, software: Query, optimizer: str, days: float | None, model: Any
+    tensor: Any,
+    sequence_parallel: Any,
+    recompute: Any,
+    software: Query,
+    optimizer: str,
+    days: float | None,
+    model: Any,
 ) -> None:
     query = schema.parse_query(
         {
@@ -130,15 +167,26 @@ def test_every_query_stands_in_the_form_and_comes_back(
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, "nvlink_segment_gpus": 8},
             "training": software
-            | {"sequence_length": 128, "global_batch_size": 8, "optimizer": optimizer, "total_tokens": 1e12},
-            "parallel": {"tensor_parallel_size": tensor, "sequence_parallel": sequence_parallel, "recompute": recompute},
+            | {
+                "sequence_length": 128,
+                "global_batch_size": 8,
+                "optimizer": optimizer,
+                "total_tokens": 1e12,
+            },
+            "parallel": {
+                "tensor_parallel_size": tensor,
+                "sequence_parallel": sequence_parallel,
+                "recompute": recompute,
+            },
             "constraints": {"max_days": days},
         }
     )
     values = to_values(schema.query_mapping(query))
     assert schema.parse_query(to_query(read_form(urlencode(values)))) == query
     assert values["cluster.nvlink_segment_gpus"] == "8"
-    left_empty = {name: "" for name in fields("training") if name not in values and name != "cluster"}
+    left_empty = {
+        name: "" for name in fields("training") if name not in values and name != "cluster"
+    }
     assert schema.parse_query(to_query(read_form(urlencode(values | left_empty)))) == query
 
 
@@ -147,7 +195,10 @@ def test_every_query_stands_in_the_form_and_comes_back(
     [
         ("selective", "selective"),
         ({"granularity": "selective", "modules": ["core_attn", "mlp"]}, "selective core_attn+mlp"),
-        (["none", {"granularity": "full", "method": "block", "num_layers": 4}], "none, full block 4"),
+        (
+            ["none", {"granularity": "full", "method": "block", "num_layers": 4}],
+            "none, full block 4",
+        ),
         ({"granularity": "full", "num_layers": 2}, "full 2"),
         ({"granularity": "full"}, None),  # not the word `full`: it stays in the YAML
     ],
@@ -167,8 +218,12 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
     )
     page = http.get("/searches/new").text
     for name in names:
-        (select,) = re.findall(rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL)
-        assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [escape(fields("training")[name].placeholder)]
+        (select,) = re.findall(
+            rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL
+        )
+        assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [
+            escape(fields("training")[name].placeholder)
+        ]
         assert "selected" not in select
         options = fields("training")[name].options
         assert all(f'<option value="{option}"' in select for option in options)
@@ -184,18 +239,27 @@ def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
         assert f">{escape(recipe['description'])}</span>" in page or not selected
     # One of another machine's catalogue, and an alias, stay what they are.
     assert "<option selected>ours</option>" in http.get("/searches/new?training.recipe=ours").text
-    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()["error"]
+    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()[
+        "error"
+    ]
     assert wrong["field"] == "training.recipe"
 
 
 def test_an_address_may_name_any_path_of_a_query(http: TestClient) -> None:
-    path = "/searches/new.json?model=llama-3-8b&training.optimizer=muon&training.cuda_graphs=true&training.dropout=0.1"
+    path = "/searches/new.json?model=llama-3-8b&training.optimizer=muon&training.cuda_graphs=true&training.dropout=0.1"  # noqa: E501
     values = http.get(path).json()["values"]
     assert values["training.cuda_graphs"] == "true"
     assert yaml.safe_load(values["extra"]) == {"training": {"optimizer": "muon", "dropout": 0.1}}
     # What another kind's tab left over is no mistake; a path that no query has is one.
-    assert "extra" not in http.get("/searches/new.json?kind=inference&training.sequence_length=8").json()["values"]
-    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.cross_entropi": "fused"}).json()["error"]
+    assert (
+        "extra"
+        not in http.get("/searches/new.json?kind=inference&training.sequence_length=8").json()[
+            "values"
+        ]
+    )
+    wrong = post(
+        http, "/searches/new/preview.json", FILLED | {"training.cross_entropi": "fused"}
+    ).json()["error"]
     assert "did you mean cross_entropy" in wrong["message"]
 
 
@@ -216,10 +280,14 @@ def test_the_preview_is_the_recommendation(http: TestClient) -> None:
         sizes = ("tensor", "pipeline", "context", "expert")
         best.setdefault(tuple(row["parallel"][f"{name}_parallel_size"] for name in sizes), row)
     listed = list(best.values())[:8]
-    assert [row["step_s"] for row in shown["rows"]] == [row["estimate"]["time"]["step_s"] for row in listed]
+    assert [row["step_s"] for row in shown["rows"]] == [
+        row["estimate"]["time"]["step_s"] for row in listed
+    ]
     assert [row["rank"] for row in shown["rows"]] == [row["rank"] for row in listed]
     counts = [answer["space"][name] for name in ("legal", "feasible", "pruned")]
-    assert [shown["legal"], shown["feasible"], shown["pruned"]] == counts and shown["groups"] == answer["groups"]
+    assert [shown["legal"], shown["feasible"], shown["pruned"]] == counts and shown[
+        "groups"
+    ] == answer["groups"]
     risks = [row["out_of_memory_probability"] for row in listed]
     assert [row["out_of_memory_probability"] for row in shown["rows"]] == risks
     assert dict(shown["rejections"]) == answer["rejections"]
@@ -232,23 +300,43 @@ def test_a_browser_without_scripts_gets_the_answer_in_the_page(http: TestClient)
     """The fields stand in the address, with `ranked`."""
     page = http.get("/searches/new.json", params={**FILLED, "ranked": "true"})
     assert page.status_code == 200, page.text
-    assert page.json()["preview"]["rows"] == post(http, "/searches/new/preview.json", FILLED).json()["rows"]
+    assert (
+        page.json()["preview"]["rows"]
+        == post(http, "/searches/new/preview.json", FILLED).json()["rows"]
+    )
 
 
 def test_the_same_as_text_says_the_same(http: TestClient) -> None:
-    values = FILLED | {"parallel.tensor_parallel_size": "2, 4", "extra": "training:\n  optimizer: muon\nid: it's 'mine'"}
-    commands = {c["title"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
+    values = FILLED | {
+        "parallel.tensor_parallel_size": "2, 4",
+        "extra": "training:\n  optimizer: muon\nid: it's 'mine'",
+    }
+    commands = {
+        c["title"]: c["text"]
+        for c in post(http, "/searches/new/preview.json", values).json()["commands"]
+    }
     query = schema.parse_query(to_query(values))
     assert schema.parse_query(commands["YAML"]) == query
     told = shlex.split(commands["Command line"].splitlines()[0])
     settings = [told[n + 1].partition("=") for n, word in enumerate(told) if word == "--set"]
-    assert schema.parse_query(schema.lay({}, {path: yaml.safe_load(value) for path, _, value in settings})) == query
+    assert (
+        schema.parse_query(
+            schema.lay({}, {path: yaml.safe_load(value) for path, _, value in settings})
+        )
+        == query
+    )
     assert schema.parse_query(shlex.split(commands["curl"].splitlines()[0])[-1]) == query
 
 
 def test_where_nothing_fits_the_nearest_say_what_they_lack(http: TestClient) -> None:
-    few = {"parallel.tensor_parallel_size": "1", "cluster.num_gpus": "8", "parallel.zero_stage": "1"}
-    shown = post(http, "/searches/new/preview.json", FILLED | few | {"extra": "training:\n  offload: none"}).json()
+    few = {
+        "parallel.tensor_parallel_size": "1",
+        "cluster.num_gpus": "8",
+        "parallel.zero_stage": "1",
+    }
+    shown = post(
+        http, "/searches/new/preview.json", FILLED | few | {"extra": "training:\n  offload: none"}
+    ).json()
     assert shown["rows"] == []
     assert all("GiB" in row["reasons"][0] for row in shown["misses"])
 
@@ -276,7 +364,9 @@ def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient
         ({"model": EVIL}, "model"),
     ],
 )
-def test_a_mistake_comes_back_at_its_field(http: TestClient, store: Store, changed: dict[str, str], field: str) -> None:
+def test_a_mistake_comes_back_at_its_field(
+    http: TestClient, store: Store, changed: dict[str, str], field: str
+) -> None:
     error = post(http, "/searches/new/preview.json", FILLED | changed).json()["error"]
     assert error["field"].startswith(field)
     page = post(http, "/searches/new", FILLED | changed)
@@ -285,7 +375,9 @@ def test_a_mistake_comes_back_at_its_field(http: TestClient, store: Store, chang
     assert store.list_searches().items == ()
 
 
-def test_submitting_queues_the_search_and_a_clone_fills_the_form(http: TestClient, store: Store, query: Query) -> None:
+def test_submitting_queues_the_search_and_a_clone_fills_the_form(
+    http: TestClient, store: Store, query: Query
+) -> None:
     values = to_values(query)
     assert values["training.sequence_length"] == "128"
     assert "gpt-tiny" in values["extra"]  # a model of one's own has no field
@@ -294,10 +386,17 @@ def test_submitting_queues_the_search_and_a_clone_fills_the_form(http: TestClien
     stored = store.list_searches().items[0]
     assert answer.headers["location"] == f"/searches/{stored.id}"
     assert schema.parse_query(stored.query) == schema.parse_query(query)
-    named = post(http, "/searches/new", values | {"name": "long context"}, follow_redirects=False).headers["location"]
-    assert "<h1>long context</h1>" in http.get(named).text and ">long context</a>" in http.get("/searches").text
+    named = post(
+        http, "/searches/new", values | {"name": "long context"}, follow_redirects=False
+    ).headers["location"]
+    assert (
+        "<h1>long context</h1>" in http.get(named).text
+        and ">long context</a>" in http.get("/searches").text
+    )
     cloned = http.get(f"/searches/new.json?from={stored.id}").json()["values"]
     assert schema.parse_query(to_query(cloned)) == schema.parse_query(query)
     assert http.get("/searches/new?from=nope").status_code == 422
-    refused = http.post("/searches/new", content=urlencode(values), headers={"Origin": "https://evil.example"})
+    refused = http.post(
+        "/searches/new", content=urlencode(values), headers={"Origin": "https://evil.example"}
+    )
     assert refused.status_code == 403

@@ -15,7 +15,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 MODULE = Path(service.__file__).with_name("dashboard") / "static" / "numbers.js"
-SECONDS = (None, 0.0, 0.000123456, 0.4, 0.99951, 1.0, 1.2345, 12.51, 99.94, 99.96, 1234.6, -3.436, 9_000.0, 2e5)
+SECONDS = (
+    None,
+    0.0,
+    0.000123456,
+    0.4,
+    0.99951,
+    1.0,
+    1.2345,
+    12.51,
+    99.94,
+    99.96,
+    1234.6,
+    -3.436,
+    9_000.0,
+    2e5,
+)
 VALUES = {
     "seconds": SECONDS,
     "count": (None, 0, 0.0004567, 0.5, 3.14159, 64, 99.96, 1280.4, 5_000_000),
@@ -28,7 +43,10 @@ VALUES = {
 def test_scripts_write_numbers_as_pages_do(browser: Browser, name: str) -> None:
     page = browser.new_page()
     source = f"data:text/javascript,{quote(MODULE.read_text(encoding='utf-8'))}"
-    script = "async ([source, name, values]) => { const module = await import(source); return values.map(module[name]); }"
+    script = (
+        "async ([source, name, values]) => { const module = await import(source); return "
+        "values.map(module[name]); }"
+    )
     written = page.evaluate(script, [source, name, list(VALUES[name])])
     page.close()
     assert written == [getattr(formats, name)(value) for value in VALUES[name]]

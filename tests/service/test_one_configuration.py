@@ -1,5 +1,7 @@
-"""A configuration that a ranking answers is the same one on every page, behind every link, in JSON, on the command line and in
-an export: with the offload that nothing fits without, and the communication it was predicted with."""
+"""A configuration that a ranking answers is the same one on every page, behind every link, in JSON,
+on the command line and in an export: with the offload that nothing fits without, and the
+communication it was predicted with.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ SIZES = (8, 16, 64, 256)
 GPU = "h100-sxm-80gb"
 SAMPLE = [("llama-3-70b", 16), ("llama-3-8b", 8)]
 """One that fits nowhere without offload, and one that does."""
-OFFLOADED = {"optimizer": r"--optimizer-cpu-offload", "activations": r"--cpu-offloading|--fine-grained-activation-offloading"}
+OFFLOADED = {
+    "optimizer": r"--optimizer-cpu-offload",
+    "activations": r"--cpu-offloading|--fine-grained-activation-offloading",
+}
 
 
 FREE = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
@@ -41,7 +46,12 @@ def query_of(model: str, num_gpus: int) -> dict[str, Any]:
 
 
 def explorer_of(http: TestClient, query: dict[str, Any]) -> dict[str, Any]:
-    asked = {"model": query["model"], "gpu": GPU, "num_gpus": query["cluster"]["num_gpus"], **query["training"]}
+    asked = {
+        "model": query["model"],
+        "gpu": GPU,
+        "num_gpus": query["cluster"]["num_gpus"],
+        **query["training"],
+    }
     page: dict[str, Any] = http.get("/explorer.json", params=asked).json()
     return page
 
@@ -49,7 +59,9 @@ def explorer_of(http: TestClient, query: dict[str, Any]) -> dict[str, Any]:
 def page_at(http: TestClient, href: str) -> dict[str, Any]:
     """The page behind a link, without the ranking that the explorer lists beside its figures."""
     path, _, parameters = href.partition("?")
-    page: dict[str, Any] = http.get(f"{path}.json?{parameters}{'&listed=false' if path == '/explorer' else ''}").json()
+    page: dict[str, Any] = http.get(
+        f"{path}.json?{parameters}{'&listed=false' if path == '/explorer' else ''}"
+    ).json()
     assert page["error"] is None, page["error"]
     return page
 
@@ -89,26 +101,44 @@ def check(http: TestClient, model: str, num_gpus: int) -> None:
     for row in page["fastest"]:
         for href in (row["href"], row["settings_href"]):
             there = page_at(http, href)["view"]
-            assert there["feasible"] and there["heading"] == row["arithmetic"] and there["details"] == row["details"], href
+            assert (
+                there["feasible"]
+                and there["heading"] == row["arithmetic"]
+                and there["details"] == row["details"]
+            ), href
             assert figures(there) == pytest.approx((row["step_s"], row["memory_bytes"]), rel=1e-9)
     for href in (shown["href"], page["configuration_href"]):
         there = page_at(http, href)
         assert figures(there["view"]) == once and there["view"]["unchecked"] == unchecked
         text = parse_qs(urlsplit(href).query)["query"][0]
         again = http.post("/v1/estimates", json=json.loads(text)).json()["estimate"]
-        assert again["feasible"] and (again["time"]["step_s"], again["memory"]["total_bytes"]) == once
+        assert (
+            again["feasible"] and (again["time"]["step_s"], again["memory"]["total_bytes"]) == once
+        )
         assert again["intervals"] == best["estimate"]["intervals"]
-    exported = http.post("/v1/exports", json={"format": "megatron-lm", "result": {"query": query, "recommendations": [best]}})
+    exported = http.post(
+        "/v1/exports",
+        json={"format": "megatron-lm", "result": {"query": query, "recommendations": [best]}},
+    )
     if exported.status_code == 200:
-        assert bool(re.search(OFFLOADED.get(offload or "", "offload"), exported.json()["text"])) == (offload is not None)
+        assert bool(
+            re.search(OFFLOADED.get(offload or "", "offload"), exported.json()["text"])
+        ) == (offload is not None)
 
 
 def check_misses(answer: dict[str, Any], *, page: dict[str, Any], preview: dict[str, Any]) -> None:
     """Where nothing fits, every door says so and names the same nearest misses."""
-    assert answer["status"] == "ok" and page["nothing_fits"] and not preview["rows"] and not page["view"]["feasible"]
+    assert (
+        answer["status"] == "ok"
+        and page["nothing_fits"]
+        and not preview["rows"]
+        and not page["view"]["feasible"]
+    )
     estimates = [miss["estimate"] for miss in answer["nearest_misses"]]
     sizes = [estimate["memory"]["total_bytes"] for estimate in estimates]
-    assert sizes and [row["memory_bytes"] for row in page["fastest"]] == pytest.approx(sizes, rel=1e-9)
+    assert sizes and [row["memory_bytes"] for row in page["fastest"]] == pytest.approx(
+        sizes, rel=1e-9
+    )
     assert [row["memory_bytes"] for row in preview["misses"]] == pytest.approx(sizes, rel=1e-9)
     for row, shown in zip(page["fastest"], preview["misses"], strict=True):
         assert row["fit"] == shown["fit"] == "does not fit" and row["details"] == shown["details"]
@@ -116,13 +146,19 @@ def check_misses(answer: dict[str, Any], *, page: dict[str, Any], preview: dict[
 
 def form_of(query: dict[str, Any]) -> dict[str, str]:
     sections = {"cluster": query["cluster"], "training": query["training"]}
-    fields = {f"{section}.{key}": str(value) for section, each in sections.items() for key, value in each.items()}
+    fields = {
+        f"{section}.{key}": str(value)
+        for section, each in sections.items()
+        for key, value in each.items()
+    }
     return {"kind": "training", "model": query["model"], **fields}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "num_gpus"), SAMPLE)
-def test_a_ranked_configuration_is_the_same_everywhere(shared_http: TestClient, model: str, num_gpus: int) -> None:
+def test_a_ranked_configuration_is_the_same_everywhere(
+    shared_http: TestClient, model: str, num_gpus: int
+) -> None:
     check(shared_http, model, num_gpus)
 
 
@@ -130,7 +166,9 @@ def test_a_ranked_configuration_is_the_same_everywhere(shared_http: TestClient, 
 def patient_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A service that ranks the largest spaces of the catalogue too, on a busy machine."""
     store = open_store(f"sqlite:///{tmp_path_factory.mktemp('patient') / 'hp.sqlite3'}")
-    with TestClient(create_app(Settings(max_cpu_s=120.0), store=store), base_url="http://127.0.0.1:8000") as client:
+    with TestClient(
+        create_app(Settings(max_cpu_s=120.0), store=store), base_url="http://127.0.0.1:8000"
+    ) as client:
         yield client
     store.close()
 
@@ -138,7 +176,9 @@ def patient_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClien
 @pytest.mark.long
 @pytest.mark.parametrize("num_gpus", SIZES)
 @pytest.mark.parametrize("model", catalog.names("models"))
-def test_every_model_of_the_catalogue_is_the_same_everywhere(patient_http: TestClient, model: str, num_gpus: int) -> None:
+def test_every_model_of_the_catalogue_is_the_same_everywhere(
+    patient_http: TestClient, model: str, num_gpus: int
+) -> None:
     check(patient_http, model, num_gpus)
 
 
@@ -155,33 +195,55 @@ def test_the_command_line_says_what_pages_say(shared_http: TestClient, tmp_path:
     (tmp_path / "result.json").write_text(printed)
     best = json.loads(printed)["recommendations"][0]
     asked = shared_http.post("/v1/recommendations", json=query).json()["recommendations"][0]
-    assert {name: best[name] for name in ("parallel", "set")} == {name: asked[name] for name in ("parallel", "set")}
+    assert {name: best[name] for name in ("parallel", "set")} == {
+        name: asked[name] for name in ("parallel", "set")
+    }
     assert "training.offload: optimizer" in command("recommend", str(tmp_path / "query.json"))
-    assert "--optimizer-cpu-offload" in command("export", str(tmp_path / "result.json"), "--format", "megatron-lm")
-    assert "--optimizer-cpu-offload" in command("export", str(tmp_path / "query.json"), "--format", "megatron-lm")
+    assert "--optimizer-cpu-offload" in command(
+        "export", str(tmp_path / "result.json"), "--format", "megatron-lm"
+    )
+    assert "--optimizer-cpu-offload" in command(
+        "export", str(tmp_path / "query.json"), "--format", "megatron-lm"
+    )
 
 
 def test_the_communication_that_a_ranking_chose_is_exported(tmp_path: Path) -> None:
     query = {
-        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": GPU, "num_gpus": 64},
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": GPU, "num_gpus": 64},
         "training": {"sequence_length": 131072, "global_batch_size": 64},
-    }  # fmt: skip
+    }
     (tmp_path / "query.json").write_text(json.dumps(query))
-    (tmp_path / "result.json").write_text(command("recommend", str(tmp_path / "query.json"), "--json", "--top", "3"))
+    (tmp_path / "result.json").write_text(
+        command("recommend", str(tmp_path / "query.json"), "--json", "--top", "3")
+    )
     rows = json.loads((tmp_path / "result.json").read_text())["recommendations"]
-    for source, rank in (("result.json", 1), ("query.json", 1), ("result.json", 3), ("query.json", 3)):
+    for source, rank in (
+        ("result.json", 1),
+        ("query.json", 1),
+        ("result.json", 3),
+        ("query.json", 3),
+    ):
         row = rows[rank - 1]["parallel"]
         assert row["context_parallel_communication"] == "a2a+p2p"
         sizes = " ".join(map(str, row["hierarchical_context_parallel_sizes"]))
-        text = command("export", str(tmp_path / source), "--format", "megatron-lm", "--rank", str(rank))
-        assert "--cp-comm-type a2a+p2p" in text and f"--hierarchical-context-parallel-sizes {sizes}" in text
+        text = command(
+            "export", str(tmp_path / source), "--format", "megatron-lm", "--rank", str(rank)
+        )
+        assert (
+            "--cp-comm-type a2a+p2p" in text
+            and f"--hierarchical-context-parallel-sizes {sizes}" in text
+        )
 
 
 def test_the_fewest_devices_stand_in_the_row_and_its_configuration(shared_http: TestClient) -> None:
     query = query_of("llama-3-8b", 64) | {"objective": "min_gpus"}
     best = shared_http.post("/v1/recommendations", json=query).json()["recommendations"][0]
     assert best["set"]["cluster.num_gpus"] == best["estimate"]["provenance"]["num_gpus"] < 64
-    preview = shared_http.post("/searches/new/preview.json", data=form_of(query) | {"objective": "min_gpus"}).json()
+    preview = shared_http.post(
+        "/searches/new/preview.json", data=form_of(query) | {"objective": "min_gpus"}
+    ).json()
     there = page_at(shared_http, preview["rows"][0]["href"])["view"]
     assert there["feasible"] and there["heading"] == preview["rows"][0]["arithmetic"]
     assert figures(there)[0] == pytest.approx(best["estimate"]["time"]["step_s"], rel=1e-9)
@@ -190,7 +252,9 @@ def test_the_fewest_devices_stand_in_the_row_and_its_configuration(shared_http: 
 def test_a_value_of_a_list_is_the_rows_own(shared_http: TestClient) -> None:
     query = query_of("llama-3-8b", 8)
     query["training"]["precision"] = ["bf16", "fp8"]
-    rows = shared_http.post("/v1/recommendations", json=query, params={"top": 4}).json()["recommendations"]
+    rows = shared_http.post("/v1/recommendations", json=query, params={"top": 4}).json()[
+        "recommendations"
+    ]
     assert {row["set"]["training.precision"] for row in rows} <= {"bf16", "fp8"}
     export = {"format": "megatron-lm", "result": {"query": query, "recommendations": rows}}
     for rank, row in enumerate(rows, start=1):

@@ -1,4 +1,6 @@
-"""Whether a configuration fits is one probability and one word from it, by the interval that is shown, wherever it is read."""
+"""Whether a configuration fits is one probability and one word from it, by the interval that is
+shown, wherever it is read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ QUANTILE = 1.6449
 CASES: dict[str, dict[str, Any]] = {
     "llama-3-8b": {"tensor_parallel_size": 2},
     "llama-3-70b": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4},
-    "mixtral-8x7b": {"tensor_parallel_size": 2, "expert_parallel_size": 8, "pipeline_parallel_size": 2},
+    "mixtral-8x7b": {
+        "tensor_parallel_size": 2,
+        "expert_parallel_size": 8,
+        "pipeline_parallel_size": 2,
+    },
 }
 WORDS = ("fits", "tight", "too little headroom", "unlikely to fit", "does not fit")
 
@@ -33,13 +39,23 @@ def query(model: str, **changes: Any) -> dict[str, Any]:
 
 
 def queries() -> list[dict[str, Any]]:
-    """Configurations from those with half the memory free to those far too large, the ones about full among them."""
+    """Configurations from those with half the memory free to those far too large, the ones about
+    full among them.
+    """
     lengths = (4096, 18432, 20480, 20992, 21504, 22528, 32768)
     dense = ("llama-3-8b", "llama-3-70b")
-    long = [query(model, training={"sequence_length": s, "global_batch_size": 128}) for model in dense for s in lengths]
+    long = [
+        query(model, training={"sequence_length": s, "global_batch_size": 128})
+        for model in dense
+        for s in lengths
+    ]
     free = [each | {"constraints": {"memory_headroom_fraction": 0.1}} for each in long]
     steps = [{"recompute": each, "micro_batch_size": 2} for each in ("none", "full")]
-    return [*long, *free, *(query(model, parallel=CASES[model] | step) for model in CASES for step in steps)]
+    return [
+        *long,
+        *free,
+        *(query(model, parallel=CASES[model] | step) for model in CASES for step in steps),
+    ]
 
 
 def word(probability: float, *, feasible: bool) -> str:
@@ -60,43 +76,74 @@ def test_the_word_is_of_the_probability_and_that_of_the_interval(shared_http: Te
     seen = set()
     for asked in queries():
         estimate = shared_http.post("/v1/estimates", json=asked).json()["estimate"]
-        total, (low, high) = estimate["memory"]["total_bytes"], estimate["intervals"]["memory_total_bytes"]
+        total, (low, high) = (
+            estimate["memory"]["total_bytes"],
+            estimate["intervals"]["memory_total_bytes"],
+        )
         log_sd, device = math.log(high / low) / (2 * QUANTILE), estimate["memory"]["device_bytes"]
         headroom = asked.get("constraints", {}).get("memory_headroom_fraction", 0.05)
         assert device == pytest.approx(estimate["memory"]["capacity_bytes"] / (1.0 - headroom))
         fails = 0.5 * math.erfc(math.log(device / total) / log_sd / math.sqrt(2.0))
         assert estimate["out_of_memory_probability"] == pytest.approx(fails, rel=1e-6, abs=1e-12)
         assert estimate["fit"] == word(fails, feasible=not too_large(estimate)), asked
-        assert (estimate["fit"] in ("fits", "tight")) is not too_large(estimate), "feasible and the word never disagree"
+        assert (estimate["fit"] in ("fits", "tight")) is not too_large(estimate), (
+            "feasible and the word never disagree"
+        )
         held = estimate["intervals"]["memory_reserved_bytes"]
         assert held[0] == low and held[1] >= high, "blocks held in reserve come on top"
-        page = shared_http.get("/configurations.json", params={"query": json.dumps(asked)}).json()["view"]
+        page = shared_http.get("/configurations.json", params={"query": json.dumps(asked)}).json()[
+            "view"
+        ]
         assert page["verdict"] == estimate["fit"], asked
         seen.add(page["verdict"])
         metric = next(each for each in page["metrics"] if each["name"] == "Memory")
         assert [metric["low"], metric["high"]] == [low, high] and "in reserve" in metric["note"]
         if page["verdict"] != "fits":
-            assert f"{low / GIB:.1f}" in page["verdict_note"] and "in reserve" in page["verdict_note"]
+            assert (
+                f"{low / GIB:.1f}" in page["verdict_note"] and "in reserve" in page["verdict_note"]
+            )
     assert seen == set(WORDS)
 
 
 @pytest.mark.parametrize(
-    "model", [model if model == "llama-3-8b" else pytest.param(model, marks=pytest.mark.long) for model in CASES]
+    "model",
+    [
+        model if model == "llama-3-8b" else pytest.param(model, marks=pytest.mark.long)
+        for model in CASES
+    ],
 )
-def test_rows_of_a_ranking_the_explorer_and_previews_say_what_their_pages_say(shared_http: TestClient, model: str) -> None:
+def test_rows_of_a_ranking_the_explorer_and_previews_say_what_their_pages_say(
+    shared_http: TestClient, model: str
+) -> None:
     asked = query(model, parallel={})
     ranked = shared_http.post("/v1/recommendations", json=asked, params={"top": 3}).json()
     for row in ranked["recommendations"]:
         estimate = row["estimate"]
         assert row["out_of_memory_probability"] == estimate["out_of_memory_probability"]
         assert estimate["fit"] in ("fits", "tight")
-    form = {"kind": "training", "model": model, "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "64",
-            "training.sequence_length": "8192", "training.global_batch_size": "128"}  # fmt: skip
+    form = {
+        "kind": "training",
+        "model": model,
+        "cluster.gpu": "h100-sxm-80gb",
+        "cluster.num_gpus": "64",
+        "training.sequence_length": "8192",
+        "training.global_batch_size": "128",
+    }
     preview = shared_http.post("/searches/new/preview.json", data=form).json()
-    explored = shared_http.get("/explorer.json", params={"model": model, "gpu": "h100-sxm-80gb", "num_gpus": 64,
-                               "sequence_length": 8192, "global_batch_size": 128}).json()  # fmt: skip
+    explored = shared_http.get(
+        "/explorer.json",
+        params={
+            "model": model,
+            "gpu": "h100-sxm-80gb",
+            "num_gpus": 64,
+            "sequence_length": 8192,
+            "global_batch_size": 128,
+        },
+    ).json()
     for row in [*preview["rows"][:3], *explored["fastest"][:3]]:
-        page = shared_http.get(row["href"].replace("/configurations?", "/configurations.json?")).json()["view"]
+        page = shared_http.get(
+            row["href"].replace("/configurations?", "/configurations.json?")
+        ).json()["view"]
         assert row["fit"] == page["verdict"]
     assert explored["view"]["verdict"] == explored["fastest"][0]["fit"]
 
@@ -105,20 +152,34 @@ def test_a_fix_says_how_it_fits_and_its_page_the_same(shared_http: TestClient) -
     fixed = 0
     for asked in queries()[4::3]:
         estimate = shared_http.post("/v1/estimates", json=asked).json()["estimate"]
-        page = shared_http.get("/configurations.json", params={"query": json.dumps(asked)}).json()["view"]
+        page = shared_http.get("/configurations.json", params={"query": json.dumps(asked)}).json()[
+            "view"
+        ]
         for mend, row in zip(estimate["mends"], page["mends"], strict=True):
-            after = shared_http.get(row["href"].replace("/configurations?", "/configurations.json?")).json()["view"]
+            after = shared_http.get(
+                row["href"].replace("/configurations?", "/configurations.json?")
+            ).json()["view"]
             assert mend["fit"] == row["fit"] == after["verdict"], (asked, mend["change"])
             fixed += 1
     assert fixed > 5
 
 
-def test_tables_for_people_say_the_word_and_what_the_top_counts(shared_http: TestClient, tmp_path: Path) -> None:
-    answers = [(asked, shared_http.post("/v1/estimates", json=asked).json()["estimate"]) for asked in queries()]
+def test_tables_for_people_say_the_word_and_what_the_top_counts(
+    shared_http: TestClient, tmp_path: Path
+) -> None:
+    answers = [
+        (asked, shared_http.post("/v1/estimates", json=asked).json()["estimate"])
+        for asked in queries()
+    ]
     query_of_tight, tight = next(each for each in answers if each[1]["fit"] == "tight")
     said = _hp_tool(tmp_path, "estimate", query_of_tight)
-    assert f"tight: {100 * tight['out_of_memory_probability']:.1f} % chance of running out of memory" in said
-    assert "in reserve" in said and " fit " in _hp_tool(tmp_path, "recommend", query_of_tight | {"parallel": {}})
+    assert (
+        f"tight: {100 * tight['out_of_memory_probability']:.1f} % chance of running out of memory"
+        in said
+    )
+    assert "in reserve" in said and " fit " in _hp_tool(
+        tmp_path, "recommend", query_of_tight | {"parallel": {}}
+    )
     query_of_large, large = next(each for each in answers if each[1]["mends"])
     said = _hp_tool(tmp_path, "estimate", query_of_large)
     assert f"{large['fit']}: " in said

@@ -1,4 +1,6 @@
-"""A format registered by one call is read, written, searched for and listed at every door, with no other edit."""
+"""A format registered by one call is read, written, searched for and listed at every door, with no
+other edit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ SIZES = {
 }
 WORK = {"length": "sequence_length", "batch": "global_batch_size"}
 TABLE = Table(
-    {f"toy.{key}": Argument(name=f"toy.{key}", arity="1", fate="read", why=why) for key, why in (SIZES | WORK).items()}
+    {
+        f"toy.{key}": Argument(name=f"toy.{key}", arity="1", fate="read", why=why)
+        for key, why in (SIZES | WORK).items()
+    }
 )
 TABLE["toy.model"] = Argument(name="toy.model", arity="1", fate="read", why="model")
 TABLE["toy.seed"] = Argument(name="toy.seed", arity="1", fate="ignored", why="costs nothing")
@@ -49,11 +54,24 @@ QUERY: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
     "training": {"sequence_length": 4096, "global_batch_size": 64},
 }
-FIXED = QUERY | {"parallel": {"tensor_parallel_size": 4, "micro_batch_size": 2, "recompute": "none", "zero_stage": 1}}
+FIXED = QUERY | {
+    "parallel": {
+        "tensor_parallel_size": 4,
+        "micro_batch_size": 2,
+        "recompute": "none",
+        "zero_stage": 1,
+    }
+}
 
 
 def content(setup: TrainingSetup) -> dict[str, Any]:
-    expressed = SHAPE | {*SIZES.values(), *WORK.values(), "precision", "overlap", "sequence_parallel"}
+    expressed = SHAPE | {
+        *SIZES.values(),
+        *WORK.values(),
+        "precision",
+        "overlap",
+        "sequence_parallel",
+    }
     refuse_unsaid(setup, tool="Toytrain 1", expressed=expressed, runs="megatron-core")
     toy: dict[str, Any] = {"model": setup.model.name}
     toy |= {key: getattr(setup.parallel, field) for key, field in SIZES.items()}
@@ -89,7 +107,9 @@ def _toytrain() -> Iterator[None]:
             framework="megatron-core",
             axes={"context_parallel_size": 1, "recompute": "none"},
             file="toy.yaml",
-            flags=lambda setup: [f"{name}={value}" for name, value in key_values(content(setup)).items()],
+            flags=lambda setup: [
+                f"{name}={value}" for name, value in key_values(content(setup)).items()
+            ],
             reads="its YAML file of blocks",
             writes="a YAML file of blocks",
             checked="nothing at all",
@@ -100,7 +120,10 @@ def _toytrain() -> Iterator[None]:
 
 
 def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, stdin: str = ""
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    stdin: str = "",
 ) -> tuple[Any, ...]:
     """The exit status of `hp-tool` in this process, and what it printed on both streams."""
     monkeypatch.setattr(sys, "argv", ["hp-tool", *words])
@@ -111,7 +134,9 @@ def command(
     return ended.value.code, *capsys.readouterr()
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def hp_tool(*words: str, stdin: str = "") -> tuple[Any, ...]:
         monkeypatch.setattr(sys, "argv", ["hp-tool", *words])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
@@ -128,12 +153,29 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     file.write_text(text + "  seed: 3\n")
     code, answer, _ = hp_tool("import", str(file), "--num-gpus=16", "--gpu=h100-sxm-80gb", "--json")
     imported = json.loads(answer)
-    assert code == 0 and imported["format"] == NAME and imported["search"]["parallel"]["context_parallel_size"] == 1
-    assert imported["estimate"]["parallel"]["tensor_parallel_size"] == 4 and imported["ignored"][0]["flag"] == "toy.seed"
-    assert {each["flag"] for each in imported["changes"]} <= {"toy.tp", "toy.pp", "toy.vpp", "toy.micro", "toy.zero"}
+    assert (
+        code == 0
+        and imported["format"] == NAME
+        and imported["search"]["parallel"]["context_parallel_size"] == 1
+    )
+    assert (
+        imported["estimate"]["parallel"]["tensor_parallel_size"] == 4
+        and imported["ignored"][0]["flag"] == "toy.seed"
+    )
+    assert {each["flag"] for each in imported["changes"]} <= {
+        "toy.tp",
+        "toy.pp",
+        "toy.vpp",
+        "toy.micro",
+        "toy.zero",
+    }
     (tmp_path / "free.json").write_text(json.dumps(QUERY))
     code, text, notes = hp_tool("export", str(tmp_path / "free.json"), "--for", NAME)
-    assert code == 0 and f"ranked for {NAME} (megatron-core)" in notes and "toy" in yaml.safe_load(text)
+    assert (
+        code == 0
+        and f"ranked for {NAME} (megatron-core)" in notes
+        and "toy" in yaml.safe_load(text)
+    )
     file.write_text(file.read_text() + "  colour: red\n")
     code, _, error = hp_tool("import", str(file), "--num-gpus=16", "--gpu=h100-sxm-80gb")
     assert code == 2 and "toy.colour red is not known to toytrain" in error
@@ -144,15 +186,29 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_the_api(store: Store) -> None:
     app = create_app(Settings(), store=store)
     shapes = app.openapi()["components"]["schemas"]
-    assert all(NAME in shapes[name]["properties"]["format"]["description"] for name in ("ExportRequest", "ImportRequest"))
+    assert all(
+        NAME in shapes[name]["properties"]["format"]["description"]
+        for name in ("ExportRequest", "ImportRequest")
+    )
     with TestClient(app, base_url="http://127.0.0.1") as http:
         exported = http.post("/v1/exports", json={"result": FIXED, "format": NAME}).json()
-        assert yaml.safe_load(exported["text"])["toy"]["micro"] == 2 and "bring your own blocks" in exported["notes"]
-        body = {"command": exported["text"], "num_gpus": 16, "overrides": {"cluster.gpu": "h100-sxm-80gb"}}
+        assert (
+            yaml.safe_load(exported["text"])["toy"]["micro"] == 2
+            and "bring your own blocks" in exported["notes"]
+        )
+        body = {
+            "command": exported["text"],
+            "num_gpus": 16,
+            "overrides": {"cluster.gpu": "h100-sxm-80gb"},
+        }
         imported = http.post("/v1/imports", json=body).json()
         assert imported["format"] == NAME and imported["query"]["parallel"]["micro_batch_size"] == 2
         refused = http.post("/v1/exports", json={"result": FIXED, "format": "toy"})
-        assert refused.status_code == 422 and refused.json()["field"] == "format" and NAME in refused.json()["detail"]
+        assert (
+            refused.status_code == 422
+            and refused.json()["field"] == "format"
+            and NAME in refused.json()["detail"]
+        )
 
 
 def test_agents(store: Store) -> None:
@@ -160,7 +216,11 @@ def test_agents(store: Store) -> None:
     from service.agents.server import build
     from service.agents.tools import Tools
 
-    (tool,) = [each for each in build(Tools(connect=None))._tool_manager.list_tools() if each.name == "export_config"]  # type: ignore[arg-type]
+    (tool,) = [
+        each
+        for each in build(Tools(connect=None))._tool_manager.list_tools()
+        if each.name == "export_config"
+    ]  # type: ignore[arg-type]
     assert NAME in json.dumps(tool.parameters)
 
 
@@ -170,11 +230,16 @@ def test_the_page_of_a_search(http: TestClient, store: Store, query: dict[str, A
     one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4), layout)
     assert f"<option>{NAME}</option>" in http.get(f"/searches/{search}").text
     shown = http.get(f"/searches/{search}/export", params={"format": NAME})
-    assert yaml.safe_load(shown.text)["toy"]["tp"] == 2 and shown.headers["export-note"] == "bring your own blocks"
+    assert (
+        yaml.safe_load(shown.text)["toy"]["tp"] == 2
+        and shown.headers["export-note"] == "bring your own blocks"
+    )
 
 
 def test_a_trainers_command() -> None:
-    layout = ParallelConfig(tensor_parallel_size=4, data_parallel_size=2, sequence_parallel=True, zero_stage=1)
+    layout = ParallelConfig(
+        tensor_parallel_size=4, data_parallel_size=2, sequence_parallel=True, zero_stage=1
+    )
     made = run(trainer("train.py", "{file:toytrain}", "{flags:toytrain}"), config=layout)
     assert made.command[:2] == ("train.py", "toy.yaml") and "toy.tp=4" in made.command
     assert yaml.safe_load(made.files["toy.yaml"])["toy"]["length"] == 8192

@@ -48,7 +48,9 @@ def test_words_may_change_but_no_path_schema_or_bound() -> None:
     before = api_shape.digests(described)
     described["paths"]["/v1/estimates"]["post"]["description"] = "Other words."
     assert api_shape.digests(described) == before
-    described["components"]["schemas"]["TrainingWorkload-Input"]["properties"]["sequence_length"]["maximum"] = 1
+    described["components"]["schemas"]["TrainingWorkload-Input"]["properties"]["sequence_length"][
+        "maximum"
+    ] = 1
     del described["paths"]["/v1/audit"]
     after = api_shape.digests(described)
     changed = [name for name in before if before[name] != after.get(name)]
@@ -57,19 +59,46 @@ def test_words_may_change_but_no_path_schema_or_bound() -> None:
 
 def unbounded(node: Any, *path: str) -> Iterator[str]:
     """The paths of numbers without a minimum or a maximum."""
-    if isinstance(node, dict) and node.get("type") in ("integer", "number") and not {"minimum", "maximum"} <= node.keys():
+    if (
+        isinstance(node, dict)
+        and node.get("type") in ("integer", "number")
+        and not {"minimum", "maximum"} <= node.keys()
+    ):
         yield ".".join(path)
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    children = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for name, child in children:
         yield from unbounded(child, *path, str(name))
 
 
 def test_every_number_of_a_query_has_bounds() -> None:
     schemas = json.loads(description())["components"]["schemas"]
-    measured = ("Fidelity", "Hardware", "LoadLatencies", "Measurement", "Operation", "OperationTimes", "ServingTimes", "NewKey")
+    measured = (
+        "Fidelity",
+        "Hardware",
+        "LoadLatencies",
+        "Measurement",
+        "Operation",
+        "OperationTimes",
+        "ServingTimes",
+        "NewKey",
+    )
     bodies = {name: body for name, body in schemas.items() if name.endswith("-Input")}
-    asked = {name: body for name, body in bodies.items() if name.removesuffix("-Input") not in measured}
-    assert {"Query-Input", "ParallelQuery-Input", "SizingQuery-Input", "ModelSpec-Input", "BudgetChange-Input"} <= asked.keys()
+    asked = {
+        name: body for name, body in bodies.items() if name.removesuffix("-Input") not in measured
+    }
+    assert {
+        "Query-Input",
+        "ParallelQuery-Input",
+        "SizingQuery-Input",
+        "ModelSpec-Input",
+        "BudgetChange-Input",
+    } <= asked.keys()
     assert not list(unbounded(asked))
     batch, several = asked["TrainingWorkload-Input"]["properties"]["global_batch_size"]["oneOf"]
     assert (batch["minimum"], batch["maximum"]) == (1, 1 << 31) and several["items"] == batch
@@ -80,20 +109,28 @@ def test_every_number_of_a_query_has_bounds() -> None:
 def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[str, Any]) -> None:
     described = http.get("/openapi.json").json()
     search = http.post("/v1/searches", json=query).json()["id"]
-    told = {"query": query, "parallel": {"tensor_parallel_size": 2}, "measurement": {"step_s": 0.25}}
+    told = {
+        "query": query,
+        "parallel": {"tensor_parallel_size": 2},
+        "measurement": {"step_s": 0.25},
+    }
     measured = http.post("/v1/measurements", json=told).json()["id"]
     watched = http.post("/v1/watches", json={}).json()["id"]
     sent = 0
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
-            if "requestBody" not in operation or path.startswith("/searches/"):  # a page's form is not described
+            if "requestBody" not in operation or path.startswith(
+                "/searches/"
+            ):  # a page's form is not described
                 continue
             ((media_type, content),) = operation["requestBody"]["content"].items()
             named = content["schema"].get("$ref", "").rpartition("/")[2]
             example = content.get("example") or described["components"]["schemas"][named]["example"]
             address = path.format(search_id=search, measurement_id=measured, watch_id=watched)
             if media_type == "multipart/form-data":
-                sent_as: dict[str, Any] = {"files": [("trace", each.encode()) for each in example["trace"]]}
+                sent_as: dict[str, Any] = {
+                    "files": [("trace", each.encode()) for each in example["trace"]]
+                }
             else:
                 body = example if isinstance(example, str) else json.dumps(example)
                 sent_as = {"content": body, "headers": {"Content-Type": media_type}}
@@ -114,7 +151,9 @@ def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[s
         ("/healthz", "GET"),
     ],
 )
-def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(shared_http: TestClient, path: str, methods: str) -> None:
+def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(
+    shared_http: TestClient, path: str, methods: str
+) -> None:
     answer = shared_http.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
@@ -122,7 +161,12 @@ def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(shared_http:
 @pytest.fixture
 def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
     """Every operation of a service over an empty database, behind a key."""
-    bounds = {"max_body_bytes": 100_000, "poll_s": 0.01, "max_wait_s": 0.05, "wrong_keys_per_second": 1e4}
+    bounds = {
+        "max_body_bytes": 100_000,
+        "poll_s": 0.01,
+        "max_wait_s": 0.05,
+        "wrong_keys_per_second": 1e4,
+    }
     settings = Settings(api_key=KEY, allowed_hosts=("testserver",), **bounds)
     api = schemathesis.openapi.from_asgi(
         "/openapi.json",
@@ -133,22 +177,46 @@ def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
     return [found.ok() for found in api.get_all_operations()]
 
 
-def test_every_operation_answers_what_it_declares(operations: list[schemathesis.APIOperation]) -> None:
+def test_every_operation_answers_what_it_declares(
+    operations: list[schemathesis.APIOperation],
+) -> None:
     assert len(operations) > 30
     for operation in operations:
         check(operation, schemathesis.GenerationMode.POSITIVE)
-        if operation.path.startswith("/v1/"):  # pages pass over what they do not know in an address, as pages do
+        if operation.path.startswith(
+            "/v1/"
+        ):  # pages pass over what they do not know in an address, as pages do
             check(operation, schemathesis.GenerationMode.NEGATIVE)
 
 
 @pytest.mark.long
 def test_schemathesis_finds_nothing(store: SqlStore, tmp_path: Path) -> None:
-    """Its own command: every check, and the phases that the test above has no time for (examples, coverage, sequences)."""
-    settings = Settings(api_key=KEY, max_body_bytes=100_000, poll_s=0.05, max_wait_s=0.05, wrong_keys_per_second=1e4)
+    """Its own command: every check, and the phases that the test above has no time for (examples,
+    coverage, sequences).
+    """
+    settings = Settings(
+        api_key=KEY, max_body_bytes=100_000, poll_s=0.05, max_wait_s=0.05, wrong_keys_per_second=1e4
+    )
     with served(create_app(settings, store=store)) as url:
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"]
+        command = [
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "run",
+            f"{url}/openapi.json",
+            "-H",
+            f"Authorization: Bearer {KEY}",
+        ]
         done = subprocess.run(
-            [*command, "--generation-deterministic", "--max-examples", "10", "--suppress-health-check", "all", "--no-color"],
+            [
+                *command,
+                "--generation-deterministic",
+                "--max-examples",
+                "10",
+                "--suppress-health-check",
+                "all",
+                "--no-color",
+            ],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -160,7 +228,9 @@ def test_schemathesis_finds_nothing(store: SqlStore, tmp_path: Path) -> None:
 
 
 def check(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode) -> None:
-    """Send generated requests to one operation and hold the answers against the description, by every check there is."""
+    """Send generated requests to one operation and hold the answers against the description, by
+    every check there is.
+    """
 
     @hypothesis.given(case=operation.as_strategy(mode))
     @hypothesis.settings(
@@ -174,5 +244,7 @@ def check(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMod
     def test(case: schemathesis.Case) -> None:
         case.call_and_validate(headers=HEADERS)
 
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing invalid can be sent to what takes nothing
+    with contextlib.suppress(
+        hypothesis.errors.Unsatisfiable
+    ):  # nothing invalid can be sent to what takes nothing
         test()

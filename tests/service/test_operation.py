@@ -40,11 +40,18 @@ def http(app: FastAPI) -> Iterator[TestClient]:
 def samples(http: TestClient) -> dict[tuple[str, ...], float]:
     """Every sample by its name and label values; the exposition must parse."""
     families = text_string_to_metric_families(http.get("/metrics", headers=OPERATOR).text)
-    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+    return {
+        (each.name, *each.labels.values()): each.value
+        for family in families
+        for each in family.samples
+    }
 
 
 def test_a_request_id_comes_back_and_is_made_where_none_is_sound(http: TestClient) -> None:
-    assert http.get("/healthz", headers={"X-Request-ID": "step-7.a_b"}).headers["x-request-id"] == "step-7.a_b"
+    assert (
+        http.get("/healthz", headers={"X-Request-ID": "step-7.a_b"}).headers["x-request-id"]
+        == "step-7.a_b"
+    )
     for unsound in ("", "a b", "x" * 65, '{"a": 1}', "a\tb"):
         made = http.get("/healthz", headers={"X-Request-ID": unsound}).headers["x-request-id"]
         assert made != unsound
@@ -68,10 +75,21 @@ def test_a_bug_is_logged_under_the_id_its_answer_names(
 
 
 def test_log_lines_are_json_and_know_request_and_search() -> None:
-    record = logging.makeLogRecord({"msg": "%s done", "args": ("it",), "levelname": "INFO", "name": "service", "status": 200})
+    record = logging.makeLogRecord(
+        {"msg": "%s done", "args": ("it",), "levelname": "INFO", "name": "service", "status": 200}
+    )
     with logs.about(request="r1", search="s1"):
         line = json.loads(logs.JsonLines().format(record))
-    assert line.items() >= {"message": "it done", "request_id": "r1", "search_id": "s1", "status": 200, "level": "info"}.items()
+    assert (
+        line.items()
+        >= {
+            "message": "it done",
+            "request_id": "r1",
+            "search_id": "s1",
+            "status": 200,
+            "level": "info",
+        }.items()
+    )
     forged = logging.makeLogRecord({"msg": "a\n2026 INFO forged"})
     assert "\n" not in logs.JsonLines().format(forged)
     assert "request_id" not in json.loads(logs.JsonLines().format(record))
@@ -110,7 +128,9 @@ def test_metrics_tell_of_requests_queue_runs_and_prediction_error(
     assert ("hp_prediction_error_ratio", "reported") not in seen
 
 
-def test_metrics_outlive_the_database(http: TestClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_outlive_the_database(
+    http: TestClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert samples(http)["hp_database_up",] == 1
 
     def away() -> None:
@@ -127,21 +147,33 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
 ) -> None:
     record, token = keys.issue(store=store, owner="ada", scope=Scope.SUBMIT)
     ada = {"Authorization": f"Bearer {token}"}
-    path = http.post("/v1/searches", json=query, headers=ada | {"X-Request-ID": "r1"}).headers["location"]
+    path = http.post("/v1/searches", json=query, headers=ada | {"X-Request-ID": "r1"}).headers[
+        "location"
+    ]
     http.post("/v1/estimates", json=query, headers=ada)  # changes nothing
     http.get(path, headers=ada)
     http.post(f"{path}/cancel", headers=ada)
     http.get("/v1/keys", headers=ada)
-    http.post("/v1/searches", json=query)  # a stranger: in the log, not in the table, which strangers could fill
-    made = http.post("/v1/keys", json={"owner": "bob", "scope": "read"}, headers=OPERATOR).headers["location"]
+    http.post(
+        "/v1/searches", json=query
+    )  # a stranger: in the log, not in the table, which strangers could fill
+    made = http.post("/v1/keys", json={"owner": "bob", "scope": "read"}, headers=OPERATOR).headers[
+        "location"
+    ]
     rows: list[dict[str, Any]] = []
     cursor = None
     while True:
-        page = http.get("/v1/audit", params={"limit": 2} | ({"cursor": cursor} if cursor else {}), headers=OPERATOR).json()
+        page = http.get(
+            "/v1/audit",
+            params={"limit": 2} | ({"cursor": cursor} if cursor else {}),
+            headers=OPERATOR,
+        ).json()
         rows += page["items"]
         if (cursor := page["next_cursor"]) is None:
             break
-    told = [(row["owner"], row["action"], row["resource"], row["outcome"]) for row in reversed(rows)]
+    told = [
+        (row["owner"], row["action"], row["resource"], row["outcome"]) for row in reversed(rows)
+    ]
     assert told == [
         ("ada", "POST /v1/searches", path, "202"),
         ("ada", "POST /v1/searches/{search_id}/cancel", f"{path}/cancel", "200"),
@@ -149,13 +181,20 @@ def test_the_audit_log_tells_who_changed_what_and_who_was_refused(
         (None, "POST /v1/keys", made, "201"),
     ]
     assert (rows[-1]["api_key_id"], rows[-1]["request_id"]) == (record.id, "r1")
-    assert len(http.get("/v1/audit", params={"owner": "ada"}, headers=OPERATOR).json()["items"]) == 3
+    assert (
+        len(http.get("/v1/audit", params={"owner": "ada"}, headers=OPERATOR).json()["items"]) == 3
+    )
 
 
-def test_readiness_tells_what_is_wrong(http: TestClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_tells_what_is_wrong(
+    http: TestClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = http.get("/readyz").json()
     assert ready["status"] == "ok"
-    assert {check["name"]: check["status"] for check in ready["checks"]} == {"schema": "ok", "clock": "ok"}
+    assert {check["name"]: check["status"] for check in ready["checks"]} == {
+        "schema": "ok",
+        "clock": "ok",
+    }
     old = replace(store.state(), revision="0001", read_only=True)
     monkeypatch.setattr(store, "state", lambda: old)
     answer = http.get("/readyz")
@@ -165,7 +204,10 @@ def test_readiness_tells_what_is_wrong(http: TestClient, store: SqlStore, monkey
     full = replace(old, revision=old.needed_revision, read_only=False, free_bytes=2**20)
     monkeypatch.setattr(store, "state", lambda: full)
     answer = http.get("/readyz")
-    assert answer.status_code == 503 and "1 MiB are free on the database's disk: make room" in answer.json()["detail"]
+    assert (
+        answer.status_code == 503
+        and "1 MiB are free on the database's disk: make room" in answer.json()["detail"]
+    )
     newer = replace(old, revision="9999", read_only=False)  # another host was updated first
     monkeypatch.setattr(store, "state", lambda: newer)
     assert http.get("/readyz").status_code == 200

@@ -1,4 +1,6 @@
-"""Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
+"""Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes
+markup.
+"""
 
 import gzip
 import json
@@ -76,11 +78,18 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     finish(store, lease)
     page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
     assert page.headers["content-type"].startswith("text/html")
-    assert '<abbr title="tensor parallel ranks">TP</abbr> 1 x ' in page.text and " 2 = 2 devices" in page.text
+    assert (
+        '<abbr title="tensor parallel ranks">TP</abbr> 1 x ' in page.text
+        and " 2 = 2 devices" in page.text
+    )
     assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert twin["events_href"] is None
     trials = http.get(twin["trials_href"]).json()
-    assert (trials["best"], trials["state"], trials["cause"]) == (0, ["ok", "crashed"], [None, EVIL])
+    assert (trials["best"], trials["state"], trials["cause"]) == (
+        0,
+        ["ok", "crashed"],
+        [None, EVIL],
+    )
     assert (trials["predicted_step_s"], trials["calibrated_step_s"], trials["measured_step_s"]) == (
         [0.5] * 2,
         [0.41] * 2,
@@ -94,36 +103,63 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     }
     log = http.get(twin["logs_href"] + trials["run_id"][1])
     assert (log.text, log.headers["content-type"]) == (EVIL, "text/plain; charset=utf-8")
-    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}.json", follow_redirects=False).json()
-    assert configuration["view"]["heading"] == "TP 2 x PP 1 x DP 1 = 2 devices", "a short address shows the page itself"
+    configuration = http.get(
+        f"/searches/{search}/runs/{trials['run_id'][1]}.json", follow_redirects=False
+    ).json()
+    assert configuration["view"]["heading"] == "TP 2 x PP 1 x DP 1 = 2 devices", (
+        "a short address shows the page itself"
+    )
     asked = dict(zip("ab", trials["run_id"], strict=True))
     assert "measured" in http.get(f"/searches/{search}/compare", params=asked).text
     both = http.get(f"/searches/{search}/compare.json", params=asked).json()
     step = [(row["measured"], row["values"]) for row in both["rows"] if row["name"] == "Step time"]
     assert len(step) == 2 and step[1] == (True, [0.4, None])
-    assert [(run["state"], run["cause"]) for run in both["runs"]] == [("ok", None), ("crashed", EVIL)]
-    assert both["verdict"] == "Run 1 took 400 ms a step, measured; but Run 2 crashed.", "no ratio of a run that failed"
+    assert [(run["state"], run["cause"]) for run in both["runs"]] == [
+        ("ok", None),
+        ("crashed", EVIL),
+    ]
+    assert both["verdict"] == "Run 1 took 400 ms a step, measured; but Run 2 crashed.", (
+        "no ratio of a run that failed"
+    )
     runs = [f"/searches/{search}/runs/{run_id}" for run_id in trials["run_id"]]
-    named = http.get("/compare.json", params=dict(zip(("first", "second"), runs, strict=True))).json()
-    assert {**named, "json_href": both["json_href"]} == both, "a run's short address stands for its query"
+    named = http.get(
+        "/compare.json", params=dict(zip(("first", "second"), runs, strict=True))
+    ).json()
+    assert {**named, "json_href": both["json_href"]} == both, (
+        "a run's short address stands for its query"
+    )
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
     assert mixed.status_code == 200 and "Second" in mixed.text and "400 ms" in mixed.text
-    alone = http.get("/compare.json", params={"first": runs[0], "second": json.dumps(query)}).json()["verdict"]
-    assert alone.endswith("by predictions alone: Second was not measured; First took 400 ms a step.")
+    alone = http.get(
+        "/compare.json", params={"first": runs[0], "second": json.dumps(query)}
+    ).json()["verdict"]
+    assert alone.endswith(
+        "by predictions alone: Second was not measured; First took 400 ms a step."
+    )
     nothing = http.get("/compare.json", params={"first": f"/searches/{search}/runs/{'0' * 16}"})
     assert (nothing.status_code, nothing.json()["code"]) == (422, "not_found")
     text = http.get(f"/searches/{search}/runs/{trials['run_id'][0]}").text
     assert "Step time, measured" in text and "400 ms" in text
     measured = http.get(f"{runs[0]}.json").json()["measured"]
-    assert measured["text"] == "Measured 400 ms a step; predicted before the run 500 ms: 20 % shorter than predicted."
-    assert measured["text"] in text and (measured["inside"], measured["word"]) == (None, ""), "no interval was stored"
+    assert (
+        measured["text"]
+        == "Measured 400 ms a step; predicted before the run 500 ms: 20 % shorter than predicted."
+    )
+    assert measured["text"] in text and (measured["inside"], measured["word"]) == (None, ""), (
+        "no interval was stored"
+    )
     assert http.get(f"{runs[1]}.json").json()["measured"]["text"] == f"It crashed: {EVIL}."
     table = http.get(f"/searches/{search}/runs.json").json()
-    assert table["verdict"] == "Run 1 is best: 400 ms, measured; run 2 crashed." and table["name"] == twin["subject"]
+    assert (
+        table["verdict"] == "Run 1 is best: 400 ms, measured; run 2 crashed."
+        and table["name"] == twin["subject"]
+    )
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
 
 
-def test_the_best_configuration_in_another_tools_words(http: TestClient, store: Store, query: Query) -> None:
+def test_the_best_configuration_in_another_tools_words(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)
     assert http.get(f"/searches/{search}.json").json()["export_href"] is None
     assert http.get(f"/searches/{search}/export?format=megatron-lm").status_code == 404
@@ -131,25 +167,40 @@ def test_the_best_configuration_in_another_tools_words(http: TestClient, store: 
     shown = http.get(f"/searches/{search}/export", params={"format": "megatron-lm"})
     assert "--tensor-model-parallel-size 2" in shown.text
     assert "content-disposition" not in shown.headers
-    file = http.get(f"/searches/{search}/export", params={"format": "megatron-lm", "download": "true"})
+    file = http.get(
+        f"/searches/{search}/export", params={"format": "megatron-lm", "download": "true"}
+    )
     assert file.headers["content-disposition"] == f'attachment; filename="{search}-megatron-lm.txt"'
-    assert http.get(f"/searches/{search}/export", params={"format": '"; x="'}).json()["field"] == "format"
-    again = http.get(f"/searches/{search}/export", params={"format": "accelerate", "rerank": "true"})
-    assert "fsdp_config" in again.text and again.headers["export-note"].startswith("ranked for accelerate (torch-fsdp)")
+    assert (
+        http.get(f"/searches/{search}/export", params={"format": '"; x="'}).json()["field"]
+        == "format"
+    )
+    again = http.get(
+        f"/searches/{search}/export", params={"format": "accelerate", "rerank": "true"}
+    )
+    assert "fsdp_config" in again.text and again.headers["export-note"].startswith(
+        "ranked for accelerate (torch-fsdp)"
+    )
     assert 'name="rerank"' in http.get(f"/searches/{search}").text
 
 
-def test_time_left_is_bounded_by_the_budget_that_runs_out_first(http: TestClient, store: Store, query: Query) -> None:
+def test_time_left_is_bounded_by_the_budget_that_runs_out_first(
+    http: TestClient, store: Store, query: Query
+) -> None:
     query["search"]["budget_gpu_seconds"] = 16.0
     search = submit(http, query)
-    one_run(store, claim(store, search), Measurement(status="ok", step_s=0.4))  # 1 of 4 runs, 12 of 16 GPU-seconds
+    one_run(
+        store, claim(store, search), Measurement(status="ok", step_s=0.4)
+    )  # 1 of 4 runs, 12 of 16 GPU-seconds
     record = store.get_search(search_id=search)
     assert record.started_at is not None
     now = record.started_at + timedelta(seconds=30)
     assert seconds_left(SearchView.of(record), now=now) == pytest.approx(10)
 
 
-def test_a_recommendation_that_was_never_run_says_so(http: TestClient, store: Store, query: Query) -> None:
+def test_a_recommendation_that_was_never_run_says_so(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)
     finish(store, claim(store, search))
     best = http.get(f"/searches/{search}.json").json()["best"]
@@ -157,15 +208,21 @@ def test_a_recommendation_that_was_never_run_says_so(http: TestClient, store: St
     assert "predicted, not measured" in http.get(f"/searches/{search}").text
 
 
-def test_a_run_in_progress_is_compared_with_the_newest(http: TestClient, store: SqlStore, query: Query) -> None:
+def test_a_run_in_progress_is_compared_with_the_newest(
+    http: TestClient, store: SqlStore, query: Query
+) -> None:
     lease = claim(store, submit(http, query))
     configs = [ParallelConfig(data_parallel_size=2, micro_batch_size=size) for size in range(1, 23)]
-    runs = [one_run(store, lease, Measurement(status="ok", step_s=0.4), config) for config in configs]
+    runs = [
+        one_run(store, lease, Measurement(status="ok", step_s=0.4), config) for config in configs
+    ]
     with store._engine.begin() as connection:
         for seconds, run in enumerate(runs):
             ended = datetime(2026, 1, 1, 0, 0, seconds, tzinfo=UTC)
             begun = ended - timedelta(seconds=seconds)
-            connection.execute(sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended))
+            connection.execute(
+                sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended)
+            )
     waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
     store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
     (running,) = running_now(store, store.get_search(search_id=lease.search_id))
@@ -186,18 +243,27 @@ def test_a_run_in_progress_says_what_it_does(http: TestClient, store: Store, que
     assert "waiting for devices" in shown(Underway(phase="queued"))[1]
     assert "starting up" in shown(Underway(phase="start-up", log_tail="building the model"))[1]
     assert http.get(f"/searches/{lease.search_id}/logs/{run.id}").text == "building the model"
-    assert "warming up, 1 step done" in shown(Underway(phase="warm-up", warmup_steps=1, step_s=90.0))[1]
-    running, text = shown(Underway(phase="steps", warmup_steps=2, steps=3, step_s=60.0, log_tail=EVIL))
+    assert (
+        "warming up, 1 step done"
+        in shown(Underway(phase="warm-up", warmup_steps=1, step_s=90.0))[1]
+    )
+    running, text = shown(
+        Underway(phase="steps", warmup_steps=2, steps=3, step_s=60.0, log_tail=EVIL)
+    )
     assert "measuring, step 3 of 5" in text and EVIL not in text
     assert "0 done, 1 running, of at most" in text
     trials = http.get(f"/searches/{lease.search_id}/trials.json").json()
-    assert (trials["state"], trials["now"]) == (["submitted"], ["measuring"]), "the table says what the page says"
+    assert (trials["state"], trials["now"]) == (["submitted"], ["measuring"]), (
+        "the table says what the page says"
+    )
     assert datetime.fromisoformat(running["ends_at"]) - datetime.now(UTC) == pytest.approx(
         timedelta(0, 120), abs=timedelta(0, 30)
     )
 
 
-def test_a_search_whose_worker_fell_silent_is_stalled(http: TestClient, store: Store, query: Query) -> None:
+def test_a_search_whose_worker_fell_silent_is_stalled(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)
     assert store.claim_search(holder="host-7", lease_s=1e-3, search_id=search) is not None
     time.sleep(0.01)
@@ -207,7 +273,9 @@ def test_a_search_whose_worker_fell_silent_is_stalled(http: TestClient, store: S
     assert "The worker that had it, host-7, fell silent" in http.get(f"/searches/{search}").text
 
 
-def test_the_only_run_is_not_called_the_fastest(http: TestClient, store: Store, query: Query) -> None:
+def test_the_only_run_is_not_called_the_fastest(
+    http: TestClient, store: Store, query: Query
+) -> None:
     lease = claim(store, submit(http, query))
 
     def said() -> str:
@@ -216,7 +284,10 @@ def test_the_only_run_is_not_called_the_fastest(http: TestClient, store: Store, 
 
     one_run(store, lease, Measurement(status="ok", step_s=0.4))
     assert said() == "Measured 400 ms in one run, the only run so far."
-    assert "No run is underway: the next one is being chosen." in http.get(f"/searches/{lease.search_id}").text
+    assert (
+        "No run is underway: the next one is being chosen."
+        in http.get(f"/searches/{lease.search_id}").text
+    )
     one_run(store, lease, Measurement(status="crashed"), TWO_WAY)
     assert said() == "Measured 400 ms in one run, the fastest so far."
     store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
@@ -229,14 +300,24 @@ def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, que
     one_run(store, claim(store, search), Measurement(status="crashed", cause=EVIL, log_tail=EVIL))
     failed = http.get(f"/searches/{search}.json").json()["failed_so_far"]
     assert failed == f"The first run crashed: {EVIL}. 3 runs left."
-    for path in ("/", "/searches", f"/searches/{search}", f"/searches?cursor={EVIL}", f"/searches/{EVIL}"):
+    for path in (
+        "/",
+        "/searches",
+        f"/searches/{search}",
+        f"/searches?cursor={EVIL}",
+        f"/searches/{EVIL}",
+    ):
         text = http.get(path).text
         assert EVIL not in text
         assert re.findall(r"<script(?! type=\"module\" src=\"/static/)", text) == []
-        assert re.findall(r"\s(?:style|on\w+)=", text) == []  # the content policy would refuse them anyway
+        assert (
+            re.findall(r"\s(?:style|on\w+)=", text) == []
+        )  # the content policy would refuse them anyway
 
 
-def test_nothing_a_user_wrote_hides_or_turns_what_stands_beside_it(http: TestClient, store: Store, query: Query) -> None:
+def test_nothing_a_user_wrote_hides_or_turns_what_stands_beside_it(
+    http: TestClient, store: Store, query: Query
+) -> None:
     name = "gpt\u202eexe.\u2066\x1b[2Jx"
     search = store.create_search(query=query | {"model": query["model"] | {"name": name}}).id
     for path in ("/", f"/searches/{search}", f"/searches/{search}/configuration?run=0"):
@@ -265,7 +346,9 @@ def test_the_lists_address_keeps_every_filter(http: TestClient, store: Store, qu
     page, twin = http.get("/", params=kept), http.get("/searches.json", params=kept).json()
     assert len(twin["rows"]) == 50 and twin["filters"]["model"] == "gpt-tiny"
     for href in (twin["next_href"], twin["json_href"]):
-        assert {name: [value] for name, value in kept.items()}.items() <= parse_qs(urlsplit(href).query).items()
+        assert {name: [value] for name, value in kept.items()}.items() <= parse_qs(
+            urlsplit(href).query
+        ).items()
     assert 'value="gpt-tiny"' in page.text and 'value="2026-01-01"' in page.text
     rows = http.get("/searches.json", params={"model": "gpt-other", "kind": ""}).json()["rows"]
     assert [row["href"] for row in rows] == [f"/searches/{other}"]
@@ -291,7 +374,11 @@ def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query
     response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
-    forged = http.post(f"/searches/{search}/budget", content="budget_runs=9", headers={"Origin": "https://evil.example"})
+    forged = http.post(
+        f"/searches/{search}/budget",
+        content="budget_runs=9",
+        headers={"Origin": "https://evil.example"},
+    )
     assert forged.status_code == 403
     forged = http.post(f"/searches/{search}/clone", headers={"Origin": "https://evil.example"})
     assert forged.status_code == 403
@@ -301,7 +388,12 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
     search = submit(http, query)
     page = http.get(f"/searches/{search}").text
     assert f'action="/searches/{search}/budget"' in page
-    assert http.post(f"/searches/{search}/budget", content="budget_runs=9", follow_redirects=False).status_code == 303
+    assert (
+        http.post(
+            f"/searches/{search}/budget", content="budget_runs=9", follow_redirects=False
+        ).status_code
+        == 303
+    )
     assert store.get_search(search_id=search).query["search"]["budget_runs"] == 9
     for wrong in ("many", "0", "-1", "9" * 9, "9" * 5000):
         answer = http.post(f"/searches/{search}/budget", content=f"budget_runs={wrong}")

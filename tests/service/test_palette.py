@@ -1,4 +1,6 @@
-"""The charts' colours: told apart by people with and without red and green receptors, and from the ground they stand on."""
+"""The charts' colours: told apart by people with and without red and green receptors, and from the
+ground they stand on.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,43 @@ LEAST_CONTRAST = 3.0
 """WCAG 1.4.11, of graphics."""
 SIGHT = {
     "normal": np.eye(3),
-    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
     "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
     ),
 }
 """Machado, Oliveira and Fernandes 2009, severity 1, of linear RGB."""
 TO_CONES = np.array(
-    [[0.41222147, 0.53633254, 0.05144599], [0.2119035, 0.68069955, 0.10739696], [0.08830246, 0.28171884, 0.62997870]]
+    [
+        [0.41222147, 0.53633254, 0.05144599],
+        [0.2119035, 0.68069955, 0.10739696],
+        [0.08830246, 0.28171884, 0.62997870],
+    ]
 )
 TO_LAB = np.array(
-    [[0.21045426, 0.79361779, -0.00407205], [1.9779985, -2.42859221, 0.45059371], [0.02590404, 0.78277177, -0.80867577]]
+    [
+        [0.21045426, 0.79361779, -0.00407205],
+        [1.9779985, -2.42859221, 0.45059371],
+        [0.02590404, 0.78277177, -0.80867577],
+    ]
 )
 """Ottosson 2020, OKLab."""
 
 
 def _palette(scheme: str) -> dict[str, str]:
-    light, dark = (STATIC / "tokens.css").read_text().split("@media screen and (prefers-color-scheme: dark)")
+    light, dark = (
+        (STATIC / "tokens.css").read_text().split("@media screen and (prefers-color-scheme: dark)")
+    )
     both = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
     return both if scheme == "light" else both | dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
 
@@ -84,7 +106,9 @@ BARS = {
 
 @pytest.mark.parametrize("bar", BARS)
 def test_no_two_parts_of_a_bar_share_a_colour(bar: str) -> None:
-    rules = re.findall(r"((?:\.\w+, )*\.\w+) \{ fill: var\(--([\w-]+)\); \}", (STATIC / "figures.css").read_text())
+    rules = re.findall(
+        r"((?:\.\w+, )*\.\w+) \{ fill: var\(--([\w-]+)\); \}", (STATIC / "figures.css").read_text()
+    )
     colours = {name.strip(". "): colour for names, colour in rules for name in names.split(",")}
     used = [colours[part] for part in BARS[bar]]
     assert len(set(used)) == len(used), dict(zip(BARS[bar], used, strict=True))
@@ -92,4 +116,8 @@ def test_no_two_parts_of_a_bar_share_a_colour(bar: str) -> None:
 
 def test_the_simulation_sees_what_red_and_green_hide() -> None:
     red_and_green = ["#2f6fae", "#8a63ad"]  # the blue and violet that this palette once had
-    assert _nearest(red_and_green, "normal")[0] > LEAST_DISTANCE > _nearest(red_and_green, "protanopia")[0]
+    assert (
+        _nearest(red_and_green, "normal")[0]
+        > LEAST_DISTANCE
+        > _nearest(red_and_green, "protanopia")[0]
+    )

@@ -22,10 +22,17 @@ FILLED = {
 
 def test_the_form_ranks_what_the_address_fills_in(http: TestClient) -> None:
     form = http.get("/searches/new", params=FILLED | {"ranked": "true"})
-    rows = http.get("/searches/new.json", params=FILLED | {"ranked": "true"}).json()["preview"]["rows"]
+    rows = http.get("/searches/new.json", params=FILLED | {"ranked": "true"}).json()["preview"][
+        "rows"
+    ]
     assert rows and all(row["details"] in form.text for row in rows)
-    assert http.get("/searches/new.json", params=FILLED).json()["preview"] is None, "scripts ask for it"
-    assert '<button formmethod="get" formaction="/searches/new" name="ranked" value="true">' in form.text
+    assert http.get("/searches/new.json", params=FILLED).json()["preview"] is None, (
+        "scripts ask for it"
+    )
+    assert (
+        '<button formmethod="get" formaction="/searches/new" name="ranked" value="true">'
+        in form.text
+    )
 
 
 def test_runs_are_a_table(http: TestClient, store: Store, query: dict[str, Any]) -> None:
@@ -36,7 +43,9 @@ def test_runs_are_a_table(http: TestClient, store: Store, query: dict[str, Any])
     assert "400 ms" in http.get(f"/searches/{search}/runs").text
 
 
-def test_runs_that_were_cut_off_run_again_with_a_longer_limit(http: TestClient, store: Store, query: dict[str, Any]) -> None:
+def test_runs_that_were_cut_off_run_again_with_a_longer_limit(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
     query["search"]["run_timeout_s"] = 3.0
     search = http.post("/v1/searches", json=query).json()["id"]
     lease = claim(store, search)
@@ -44,6 +53,11 @@ def test_runs_that_were_cut_off_run_again_with_a_longer_limit(http: TestClient, 
     error = {"code": "every_run_failed", "message": "every run failed", "field": None}
     store.finish_search(lease=lease, state=SearchState.FAILED, error=error)
     page = http.get(f"/searches/{search}.json").json()
-    assert page["longer_s"] == 60 and "Run again with 60 s for each run" in http.get(f"/searches/{search}").text
-    again = http.post(f"/searches/{search}/longer", content="run_timeout_s=60", follow_redirects=False).headers["location"]
+    assert (
+        page["longer_s"] == 60
+        and "Run again with 60 s for each run" in http.get(f"/searches/{search}").text
+    )
+    again = http.post(
+        f"/searches/{search}/longer", content="run_timeout_s=60", follow_redirects=False
+    ).headers["location"]
     assert http.get(f"/v1{again}").json()["query"]["search"]["run_timeout_s"] == 60

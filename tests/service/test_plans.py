@@ -22,8 +22,17 @@ from hp_tool.tuning import tune
 from hp_tool.tuning.plan import plan_search
 from tests.tuning.cpu_engine import CpuEngine
 
-FORM = {"kind": "training", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
-FORM |= {"training.sequence_length": "8192", "training.global_batch_size": "64", "search.budget_runs": "2"}
+FORM = {
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster.gpu": "h100-sxm-80gb",
+    "cluster.num_gpus": "8",
+}
+FORM |= {
+    "training.sequence_length": "8192",
+    "training.global_batch_size": "64",
+    "search.budget_runs": "2",
+}
 Query = dict[str, Any]
 
 
@@ -46,7 +55,9 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library.clear_cache()
 
 
-def test_a_plan_is_answered_and_nothing_is_queued(http: TestClient, store: Store, query: Query) -> None:
+def test_a_plan_is_answered_and_nothing_is_queued(
+    http: TestClient, store: Store, query: Query
+) -> None:
     query["cluster"]["price_per_gpu_hour"] = 2.0
     query["search"] = {"budget_runs": 3, "fidelity": "full"}
     answer = http.post("/v1/plans", json=query)
@@ -54,7 +65,10 @@ def test_a_plan_is_answered_and_nothing_is_queued(http: TestClient, store: Store
     plan = answer.json()["plan"]
     assert (answer.json()["id"], answer.json()["job"], plan["runs"]) == ("small", None, 3)
     assert plan["first"]["num_gpus"] == 2 and plan["confirmation"] is None
-    assert plan["cost"] == pytest.approx(2.0 * plan["gpu_hours"]) and plan["most_gpu_seconds"] > plan["gpu_seconds"]
+    assert (
+        plan["cost"] == pytest.approx(2.0 * plan["gpu_hours"])
+        and plan["most_gpu_seconds"] > plan["gpu_seconds"]
+    )
     assert not store.list_searches().items
     too_large = http.post("/v1/plans", json=query | {"model": "gpt3-175b"})
     assert (too_large.status_code, too_large.json()["code"]) == (422, "nothing_feasible")
@@ -77,7 +91,9 @@ def test_the_command_line_asks_a_server(
 
     monkeypatch.setattr(service.client, "Client", Asking)
     (tmp_path / "query.json").write_text(json.dumps(query | {"search": {"budget_runs": 3}}))
-    done = CliRunner().invoke(build(), ["tune", str(tmp_path / "query.json"), "--plan", "--server", "http://127.0.0.1:1"])
+    done = CliRunner().invoke(
+        build(), ["tune", str(tmp_path / "query.json"), "--plan", "--server", "http://127.0.0.1:1"]
+    )
     assert done.exit_code == 0, done.output
     assert "at most 3 runs (budget_runs)" in done.stdout and "#!/bin" not in done.stdout
 
@@ -86,21 +102,41 @@ def test_the_form_shows_the_bill(http: TestClient) -> None:
     plan = http.post("/searches/new/preview.json", data=FORM).json()["plan"]
     assert plan["runs"] == 2 and plan["cost"] > 0
     page = http.post("/searches/new/preview", data=FORM).text
-    assert "What a search would cost" in page and " to ".join(map(money, plan["cost_interval"])) in page
-    serving = {"kind": "inference", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
-    serving |= {"inference.input_length": "1000", "inference.output_length": "100", "inference.concurrency": "8"}
+    assert (
+        "What a search would cost" in page
+        and " to ".join(map(money, plan["cost_interval"])) in page
+    )
+    serving = {
+        "kind": "inference",
+        "model": "llama-3-8b",
+        "cluster.gpu": "h100-sxm-80gb",
+        "cluster.num_gpus": "8",
+    }
+    serving |= {
+        "inference.input_length": "1000",
+        "inference.output_length": "100",
+        "inference.concurrency": "8",
+    }
     answer = http.post("/searches/new/preview.json", data=serving).json()
     assert (answer["error"], answer["plan"]) == (None, None)
 
 
-def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, query: Query, registered: str) -> None:
+def test_a_search_names_a_registered_trainer(
+    http: TestClient, store: Store, query: Query, registered: str
+) -> None:
     made = http.post("/v1/searches", json=query | {"trainer": registered})
     assert made.status_code == 202, made.text
     stored = store.get_search(search_id=made.json()["id"]).query
-    assert stored["trainer"] == registered and "secret" not in made.text  # what it runs stays with the operator
+    assert (
+        stored["trainer"] == registered and "secret" not in made.text
+    )  # what it runs stays with the operator
     assert http.post("/v1/plans", json=query | {"trainer": registered}).status_code == 200
     unknown = http.post("/v1/searches", json=query | {"trainer": "theirs"})
-    assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (422, "not_found", "trainer")
+    assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (
+        422,
+        "not_found",
+        "trainer",
+    )
     (listed,) = http.get("/v1/trainers").json()["items"]
     assert listed == {
         "name": "ours",
@@ -113,31 +149,51 @@ def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, que
     assert f"<option>{registered}</option>" in http.get("/searches/new").text
 
 
-def test_the_command_line_lists_registered_trainers_and_shows_their_command(registered: str) -> None:
-    shown = [CliRunner().invoke(build(), ["trainers", *words]) for words in ([], ["--json"], ["ours"], ["OURS", "--json"])]
+def test_the_command_line_lists_registered_trainers_and_shows_their_command(
+    registered: str,
+) -> None:
+    shown = [
+        CliRunner().invoke(build(), ["trainers", *words])
+        for words in ([], ["--json"], ["ours"], ["OURS", "--json"])
+    ]
     assert [each.exit_code for each in shown] == [0] * 4, shown
     table, listed, fields, entry = (each.stdout for each in shown)
     assert "ours" in table and "megatron-lm" in table and "secret" not in table + listed
     assert [each["name"] for each in json.loads(listed)["items"]] == ["ours"]
-    assert "/opt/secret-train.py" in fields and json.loads(entry)["command"] == ["/opt/secret-train.py", "{flags:megatron-lm}"]
+    assert "/opt/secret-train.py" in fields and json.loads(entry)["command"] == [
+        "/opt/secret-train.py",
+        "{flags:megatron-lm}",
+    ]
 
 
-def test_a_bill_before_any_start_was_seen_is_an_interval(http: TestClient, store: Store, query: Query) -> None:
+def test_a_bill_before_any_start_was_seen_is_an_interval(
+    http: TestClient, store: Store, query: Query
+) -> None:
     query["cluster"]["price_per_gpu_hour"] = 2.0
     query["search"] = {"budget_runs": 3, "fidelity": "full"}
     plan = http.post("/v1/plans", json=query).json()["plan"]
     for name in ("wall_s", "gpu_seconds", "cost"):
         low, high = plan[f"{name}_interval"]
         assert low < plan[name] < high, name
-    assert plan["most_gpu_seconds"] >= plan["gpu_seconds_interval"][1] and plan["most_cost"] >= plan["cost_interval"][1]
-    assert plan["first"]["time_limit_s"] >= plan["first"]["wall_s_interval"][1] and plan["first"]["cut_off"] is False
+    assert (
+        plan["most_gpu_seconds"] >= plan["gpu_seconds_interval"][1]
+        and plan["most_cost"] >= plan["cost_interval"][1]
+    )
+    assert (
+        plan["first"]["time_limit_s"] >= plan["first"]["wall_s_interval"][1]
+        and plan["first"]["cut_off"] is False
+    )
     page = http.post("/searches/new/preview", data=FORM).text
     assert "no start-up has been seen here yet" in page
     asked, engine = schema.parse_query(query), DescribedEngine(num_gpus=2)
     assert plan_search(asked, store=store, launcher=engine).plan.gpu_seconds_interval is not None
     tune(query=asked, store=store, launcher=engine)
     known = plan_search(asked, store=store, launcher=engine).plan
-    assert (known.wall_s_interval, known.gpu_seconds_interval, known.cost_interval) == (None, None, None)
+    assert (known.wall_s_interval, known.gpu_seconds_interval, known.cost_interval) == (
+        None,
+        None,
+        None,
+    )
     assert known.most_gpu_seconds >= known.gpu_seconds
 
 

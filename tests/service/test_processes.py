@@ -1,4 +1,6 @@
-"""API and worker as separate processes over one database: a real search, and a worker killed in the middle of a run."""
+"""API and worker as separate processes over one database: a real search, and a worker killed in the
+middle of a run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def database_url(tmp_path: Path) -> str:
 
 
 @pytest.mark.long
-def test_a_search_over_http_is_the_search_of_the_command_line(tmp_path: Path, database_url: str, query: Query) -> None:
+def test_a_search_over_http_is_the_search_of_the_command_line(
+    tmp_path: Path, database_url: str, query: Query
+) -> None:
     query["search"]["budget_runs"] = 2
     with (
         api(database_url=database_url, home=tmp_path) as url,
@@ -58,8 +62,12 @@ def test_a_search_over_http_is_the_search_of_the_command_line(tmp_path: Path, da
 
 
 @pytest.mark.long
-def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path, database_url: str, query: Query) -> None:
-    """kill -9 in the middle of a run: the next worker finds that run, repeats none, loses none, leaves no process."""
+def test_a_killed_worker_costs_nothing_but_time(
+    tmp_path: Path, database_url: str, query: Query
+) -> None:
+    """kill -9 in the middle of a run: the next worker finds that run, repeats none, loses none,
+    leaves no process.
+    """
     query["search"] |= {"budget_runs": 3, "steps": 3}
     with api(database_url=database_url, home=tmp_path) as url, Client(server=url) as client:
         search = client.submit_search(query=query).id
@@ -75,18 +83,29 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path, database_url: st
     assert result.search.profile_runs == 3
     assert [trial.state for trial in after] == [RunState.FINISHED] * 3
     assert len({trial.parallel for trial in after}) == 3  # nothing ran twice
-    assert [(t.run_id, t.measurement_id) for t in after[:1]] == [(t.run_id, t.measurement_id) for t in before[:1]]
-    assert after[1].run_id == before[1].run_id  # the run that was under way is the run that was finished
+    assert [(t.run_id, t.measurement_id) for t in after[:1]] == [
+        (t.run_id, t.measurement_id) for t in before[:1]
+    ]
+    assert (
+        after[1].run_id == before[1].run_id
+    )  # the run that was under way is the run that was finished
     wait_for(lambda: not of_home(tmp_path), timeout_s=30)
 
 
 @pytest.mark.long
-def test_a_worker_told_to_end_hands_its_search_over(tmp_path: Path, database_url: str, query: Query) -> None:
+def test_a_worker_told_to_end_hands_its_search_over(
+    tmp_path: Path, database_url: str, query: Query
+) -> None:
     query["search"]["budget_runs"] = 1
     with api(database_url=database_url, home=tmp_path) as url, Client(server=url) as client:
         search = client.submit_search(query=query).id
         with process("worker", database_url=database_url, home=tmp_path) as first:
-            wait_for(lambda: any(t.state is RunState.SUBMITTED for t in client.trials(search_id=search).trials), timeout_s=60)
+            wait_for(
+                lambda: any(
+                    t.state is RunState.SUBMITTED for t in client.trials(search_id=search).trials
+                ),
+                timeout_s=60,
+            )
             job = client.trials(search_id=search).trials[0]
             first.send_signal(signal.SIGTERM)
             assert first.wait(timeout=20) == 0
@@ -104,7 +123,9 @@ def test_a_worker_told_to_end_hands_its_search_over(tmp_path: Path, database_url
 def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, query: Query) -> None:
     """PostgreSQL, then migrate, then the API and two workers, as docker-compose.yml starts them."""
     query["search"]["budget_runs"] = 1
-    with process("serve", "--port", str(free_port()), database_url=postgres_url, home=tmp_path) as early:
+    with process(
+        "serve", "--port", str(free_port()), database_url=postgres_url, home=tmp_path
+    ) as early:
         assert early.wait(timeout=60) != 0  # a schema that nobody made is not served
     with process("db", "upgrade", database_url=postgres_url, home=tmp_path) as migrate:
         assert migrate.wait(timeout=60) == 0

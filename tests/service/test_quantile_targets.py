@@ -41,18 +41,32 @@ def answers(*queries: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_any_quantile_may_be_asked_and_is_answered(load: dict[str, Any]) -> None:
-    wide = {"ttft_p95_s": 60.0, "tpot_p99.9_s": 60.0, "e2e_p75_s": 600.0, "ttft_p99_s": 60.0, "e2e_p999_s": 600.0}
+    wide = {
+        "ttft_p95_s": 60.0,
+        "tpot_p99.9_s": 60.0,
+        "e2e_p75_s": 600.0,
+        "ttft_p99_s": 60.0,
+        "e2e_p999_s": 600.0,
+    }
     (answer,) = answers(query(load, wide))
     estimate = answer["estimate"]
     assert estimate["feasible"], estimate["reasons"]
-    ttft, tpot, e2e = (estimate["tails"][name] for name in ("ttft_s", "tpot_s", "request_latency_s"))
+    ttft, tpot, e2e = (
+        estimate["tails"][name] for name in ("ttft_s", "tpot_s", "request_latency_s")
+    )
     for tail in (ttft, tpot, e2e):  # whoever asks for one sees it of every latency
         assert tail.keys() == {"p50", "p75", "p90", "p95", "p99", "p99.9"}
         values = [tail[name] for name in ("p50", "p75", "p90", "p95", "p99", "p99.9")]
         assert values == sorted(values)
-    limits = {"ttft_p95_s": ttft["p95"], "tpot_p99.9_s": tpot["p99.9"], "tpot_p999_s": tpot["p99.9"], "e2e_p75_s": e2e["p75"]}
+    limits = {
+        "ttft_p95_s": ttft["p95"],
+        "tpot_p99.9_s": tpot["p99.9"],
+        "tpot_p999_s": tpot["p99.9"],
+        "e2e_p75_s": e2e["p75"],
+    }
     kept, missed = (
-        answers(*(query(load, {name: factor * value}) for name, value in limits.items())) for factor in (1.001, 0.999)
+        answers(*(query(load, {name: factor * value}) for name, value in limits.items()))
+        for factor in (1.001, 0.999)
     )
     assert all(each["estimate"]["feasible"] for each in kept)
     for name, each in zip(limits, missed, strict=True):
@@ -62,7 +76,9 @@ def test_any_quantile_may_be_asked_and_is_answered(load: dict[str, Any]) -> None
 
 
 def test_the_named_quantiles_and_unasked_tails_stay_as_they_were() -> None:
-    plain, named = answers(query(LOADS["rate"], {}), query(LOADS["rate"], {"ttft_p90_s": 60.0, "tpot_p99_s": 60.0}))
+    plain, named = answers(
+        query(LOADS["rate"], {}), query(LOADS["rate"], {"ttft_p90_s": 60.0, "tpot_p99_s": 60.0})
+    )
     assert plain["estimate"]["tails"] == named["estimate"]["tails"]
     assert plain["estimate"]["tails"]["ttft_s"].keys() == {"p50", "p90", "p99"}
 
@@ -73,19 +89,34 @@ def test_rankings_and_highest_loads_keep_to_it(http: TestClient, load: dict[str,
     asked = query(lengths | load, {"ttft_p95_s": 1.5}, parallel={})
     answer = http.post("/v1/recommendations", json=asked).json()
     assert answer["recommendations"]
-    assert all(row["estimate"]["tails"]["ttft_s"]["p95"] <= 1.5 for row in answer["recommendations"])
-    looser = http.post("/v1/recommendations", json=asked | {"targets": {"ttft_p95_s": 4.0}}).json()["recommendations"]
+    assert all(
+        row["estimate"]["tails"]["ttft_s"]["p95"] <= 1.5 for row in answer["recommendations"]
+    )
+    looser = http.post("/v1/recommendations", json=asked | {"targets": {"ttft_p95_s": 4.0}}).json()[
+        "recommendations"
+    ]
     if not load:
-        assert looser[0]["estimate"]["concurrency"] > answer["recommendations"][0]["estimate"]["concurrency"]
+        assert (
+            looser[0]["estimate"]["concurrency"]
+            > answer["recommendations"][0]["estimate"]["concurrency"]
+        )
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("ttft_p49_s", 1.0), ("ttft_p100_s", 1.0), ("tpot_p99.95_s", 1.0), ("ttft_p5_s", 1.0), ("ttft_p95", 1.0),
-        ("latency_p95_s", 1.0), ("ttft_p95_s", -1.0), ("ttft_p95_s", "fast"), ("ttft_p95_s", True), ("others", []),
+        ("ttft_p49_s", 1.0),
+        ("ttft_p100_s", 1.0),
+        ("tpot_p99.95_s", 1.0),
+        ("ttft_p5_s", 1.0),
+        ("ttft_p95", 1.0),
+        ("latency_p95_s", 1.0),
+        ("ttft_p95_s", -1.0),
+        ("ttft_p95_s", "fast"),
+        ("ttft_p95_s", True),
+        ("others", []),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_quantile_or_no_time_is_refused_by_name(key: str, value: object) -> None:
     (answer,) = answers(query(LOADS["closed"], {key: value}))
     assert answer["status"] == "error" and answer["error"]["field"] == f"targets.{key}"

@@ -1,4 +1,6 @@
-"""The fields of a query in a real browser: what they show is what the form sends, and the explorer follows them."""
+"""The fields of a query in a real browser: what they show is what the form sends, and the explorer
+follows them.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,35 @@ if TYPE_CHECKING:
 
 OF_EXPERTS = re.compile("expert|dispatch|two_batch|attention_data_parallel")
 SPECS = {
-    "training": TrainingWorkload, "training.overlap": OverlapSpec, "parallel": ParallelQuery,
-    "inference": InferenceWorkload, "inference.disaggregated": DisaggregationSpec,
-}  # fmt: skip
-KEYS = [f"{section}.{key}" for section, spec in SPECS.items() for key in spec.__slots__ if OF_EXPERTS.search(key)]
-SENT = "(action) => new URLSearchParams(new FormData(document.querySelector(`form[action='${action}']`))).toString()"
+    "training": TrainingWorkload,
+    "training.overlap": OverlapSpec,
+    "parallel": ParallelQuery,
+    "inference": InferenceWorkload,
+    "inference.disaggregated": DisaggregationSpec,
+}
+KEYS = [
+    f"{section}.{key}"
+    for section, spec in SPECS.items()
+    for key in spec.__slots__
+    if OF_EXPERTS.search(key)
+]
+SENT = (
+    "(action) => new URLSearchParams(new "
+    "FormData(document.querySelector(`form[action='${action}']`))).toString()"
+)
 
 
 def _in_order(query: Query) -> ParallelConfig:
-    """The configuration of a query, the modules that it recomputes by name: the explorer's boxes have their own order."""
+    """The configuration of a query, the modules that it recomputes by name: the explorer's boxes
+    have their own order.
+    """
     config = resolve_configuration(query).config
     recompute = config.recompute
     if not isinstance(recompute, Recompute):
         return config
-    return replace(config, recompute=replace(recompute, modules=tuple(sorted(recompute.modules or ()))))
+    return replace(
+        config, recompute=replace(recompute, modules=tuple(sorted(recompute.modules or ())))
+    )
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -53,33 +70,49 @@ def test_every_key_of_experts_is_in_the_form_the_explorer_and_the_documents(key:
     assert key in fields("inference" if serving else "training")
     if not serving:
         assert key in detail_fields() or key.removeprefix("parallel.") in AXES.values()
-    documents = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("queries.md", "serving.md"))
+    documents = "".join(
+        (Path(__file__).parents[2] / "docs" / name).read_text()
+        for name in ("queries.md", "serving.md")
+    )
     assert key.rpartition(".")[2].removeprefix("prefill").removeprefix("decode") in documents
 
 
 def configuration(http: TestClient, query: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = http.get("/configurations.json", params={"query": json.dumps(query)}).json()
+    answer: dict[str, Any] = http.get(
+        "/configurations.json", params={"query": json.dumps(query)}
+    ).json()
     return answer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("rack", "experts", "unusual") else pytest.param(name, marks=pytest.mark.long) for name in DETAILED],
+    [
+        name
+        if name in ("rack", "experts", "unusual")
+        else pytest.param(name, marks=pytest.mark.long)
+        for name in DETAILED
+    ],
 )
-def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: TestClient, name: str) -> None:
+def test_forms_send_what_they_were_opened_with(
+    page: Page, server: str, http: TestClient, name: str
+) -> None:
     query = DETAILED[name]
     expected, hrefs = schema.parse_query(query), configuration(http, query)
     page.goto(server + hrefs["form_href"])
     assert schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new")))) == expected
     page.goto(server + hrefs["explorer_href"])
-    again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"]["query_text"]
+    again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"][
+        "query_text"
+    ]
     assert schema.parse_query(again).training == expected.training
     assert schema.parse_query(again).cluster == expected.cluster
     assert _in_order(schema.parse_query(again)) == _in_order(expected)
 
 
-def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: Page, server: str, store: Store) -> None:
+def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(
+    page: Page, server: str, store: Store
+) -> None:
     values = {
         "model": "llama-3-8b",
         "cluster.gpu": "gb200-nvl72",
@@ -117,13 +150,22 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: P
     assert query["parallel"]["recompute"][0] == "none"
     assert query["parallel"]["recompute"][1]["modules"] == ["layernorm", "mlp"]
     page.get_by_role("link", name="Clone").click()
-    assert page.locator("[name='parallel.recompute']").input_value() == "none, selective layernorm+mlp"
+    assert (
+        page.locator("[name='parallel.recompute']").input_value() == "none, selective layernorm+mlp"
+    )
 
 
-def test_an_error_above_does_not_push_the_focused_field_out_of_sight(page: Page, server: str) -> None:
+def test_an_error_above_does_not_push_the_focused_field_out_of_sight(
+    page: Page, server: str
+) -> None:
     unanswered: list[Route] = []
     page.route("**/searches/new/preview", lambda route: unanswered.append(route))
-    values = {"model": "llama-3-8b", "cluster.gpu": "cpu", "cluster.num_gpus": "0", "training.sequence_length": "64"}
+    values = {
+        "model": "llama-3-8b",
+        "cluster.gpu": "cpu",
+        "cluster.num_gpus": "0",
+        "training.sequence_length": "64",
+    }
     with page.expect_request("**/searches/new/preview"):
         page.goto(f"{server}/searches/new?{urlencode(values)}")
     field = page.get_by_label("Global batch size", exact=True)
@@ -132,12 +174,19 @@ def test_an_error_above_does_not_push_the_focused_field_out_of_sight(page: Page,
     page.set_viewport_size({"width": 1440, "height": math.ceil(field.evaluate(lowest))})
     unanswered[0].continue_()
     page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
-    assert field.evaluate(lowest) <= page.evaluate("innerHeight") + 1  # a layout may end within a pixel
+    assert (
+        field.evaluate(lowest) <= page.evaluate("innerHeight") + 1
+    )  # a layout may end within a pixel
 
 
 def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) -> None:
     page.goto(f"{server}/explorer?tp=8&pp=1&mbs=1&recompute=selective")
-    memory = page.get_by_role("region", name="Predicted").locator("div", has_text="Memory").locator("dd").first
+    memory = (
+        page.get_by_role("region", name="Predicted")
+        .locator("div", has_text="Memory")
+        .locator("dd")
+        .first
+    )
     before = memory.inner_text()
     page.get_by_text("Precision and kernels").click()
     page.get_by_label("Gradient precision").select_option("bf16")
@@ -154,7 +203,8 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
     page.get_by_label("Further fields of the query, as YAML").fill("training: {optimizer: muon}")
     page.get_by_label("Further fields of the query, as YAML").press("Tab")
     page.wait_for_url("**muon**")
-    # Another GPU keeps what is asked of the training, and drops what described the cluster and its configuration.
+    # Another GPU keeps what is asked of the training, and drops what described the cluster and its
+    # configuration.
     page.get_by_role("combobox", name="GPU", exact=True).select_option(label="h200-sxm-141gb")
     page.wait_for_url("**gpu=h200**")
     assert page.get_by_label("Gradient precision").input_value() == "bf16"
@@ -164,8 +214,10 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
 
 SCRIPT = (
     "A=(--num-layers 32 --hidden-size 4096)\ntorchrun --nproc-per-node 8 pretrain_gpt.py "
-    '"${A[@]}" --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 '
-    "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 --position-embedding-type rope"
+    '"${A[@]}" --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 '
+    "--micro-batch-size 1 "
+    "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 "
+    "--position-embedding-type rope"
 )
 
 
@@ -178,7 +230,9 @@ def _paste(page: Page, summary: str) -> None:
 
 
 def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server: str) -> None:
-    """What the server reads of it opens as the form of a search that is compared with it; from the explorer, as it is."""
+    """What the server reads of it opens as the form of a search that is compared with it; from the
+    explorer, as it is.
+    """
     page.goto(f"{server}/explorer")
     _paste(page, "Look at a launch script")
     page.wait_for_url("**/configurations?**")

@@ -1,4 +1,6 @@
-"""`hp-tool report`: one file with a search's figures and everything that shows them; and its study for Optuna's tools."""
+"""`hp-tool report`: one file with a search's figures and everything that shows them; and its study
+for Optuna's tools.
+"""
 
 import json
 import re
@@ -32,7 +34,9 @@ def search(url: str, query: dict[str, object]) -> str:
     try:
         search_id = store.create_search(query=to_dict(parse_query(query))).id
         lease = claim(store, search_id)
-        one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
+        one_run(
+            store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0)
+        )
         one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), OTHER)
         finish(store, lease)
         return search_id
@@ -48,7 +52,9 @@ def hp_tool(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_file_holds_everything_and_nothing_a_user_wrote_is_markup(url: str, search: str, tmp_path: Path) -> None:
+def test_the_file_holds_everything_and_nothing_a_user_wrote_is_markup(
+    url: str, search: str, tmp_path: Path
+) -> None:
     path = tmp_path / "report.html"
     code, said = hp_tool("report", search, "-o", str(path), "--database-url", url)
     assert (code, said.strip()) == (0, str(path))
@@ -57,7 +63,11 @@ def test_the_file_holds_everything_and_nothing_a_user_wrote_is_markup(url: str, 
     assert EVIL not in text
     assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text) == []
     assert re.findall(r'from "(?!data:)', text.rsplit('<script type="module">', 1)[1]) == []
-    trials = json.loads(re.findall(r'<script type="application/json" id="trial-table">(.*?)</script>', text, re.DOTALL)[0])
+    trials = json.loads(
+        re.findall(
+            r'<script type="application/json" id="trial-table">(.*?)</script>', text, re.DOTALL
+        )[0]
+    )
     assert trials["measured_step_s"] == [0.4, None]
     assert trials["logs"] == {trials["run_id"][1]: EVIL}
     assert " 2 = 2 devices" in text
@@ -65,8 +75,15 @@ def test_the_file_holds_everything_and_nothing_a_user_wrote_is_markup(url: str, 
 
 def test_what_cannot_be_reported_is_said(url: str, search: str, tmp_path: Path) -> None:
     assert hp_tool("report", "0" * 16, "--database-url", url)[0] == 2
-    assert hp_tool("report", search, "-o", str(tmp_path / "no" / "where.html"), "--database-url", url)[0] == 2
-    code, said = hp_tool("report", search, "--optuna", str(tmp_path / "study.db"), "--database-url", url)
+    assert (
+        hp_tool("report", search, "-o", str(tmp_path / "no" / "where.html"), "--database-url", url)[
+            0
+        ]
+        == 2
+    )
+    code, said = hp_tool(
+        "report", search, "--optuna", str(tmp_path / "study.db"), "--database-url", url
+    )
     assert (code, "no Optuna study" in said) == (2, True)
 
 

@@ -1,4 +1,6 @@
-"""A database restored from a backup hands out what it handed out before; jobs and results of the time between stay apart."""
+"""A database restored from a backup hands out what it handed out before; jobs and results of the
+time between stay apart.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,24 @@ def test_restores_mix_nothing_up(tmp_path: Path) -> None:
     after = finished(url, search, tmp_path)
     assert not before & after, "a job's name was made twice"
     done = THIS.run("doctor", "--json", **running)
-    (check,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "unknown folders"]
+    (check,) = [
+        each for each in json.loads(done.stdout)["checks"] if each["name"] == "unknown folders"
+    ]
     assert check["status"] == "warning" and "restored" in check["detail"]
-    assert all(name in check["detail"] for name in before) and not any(name in check["detail"] for name in after)
+    assert all(name in check["detail"] for name in before) and not any(
+        name in check["detail"] for name in after
+    )
 
 
 def finished(url: str, search: str, home: Path) -> set[str]:
-    """Run a search to its end, and return its jobs' names; each measurement is of today and of its own configuration."""
+    """Run a search to its end, and return its jobs' names; each measurement is of today and of its
+    own configuration.
+    """
     day = int((home / "catalog" / "day").read_text())
-    with closing(open_store(url)) as store, THIS.process("worker", database_url=url, home=home) as (_, log):
+    with (
+        closing(open_store(url)) as store,
+        THIS.process("worker", database_url=url, home=home) as (_, log),
+    ):
         wait_for(lambda: store.get_search(search_id=search).state.ended, timeout_s=90)
         assert store.get_search(search_id=search).state == "succeeded", log.read_text()
         runs = store.runs(search_id=search)
@@ -68,7 +79,9 @@ def test_a_job_of_before_a_restore_is_told(tmp_path: Path) -> None:
     with closing(open_store(url)) as store:
         search = store.create_search(query=QUERY).id
         with THIS.process("worker", **running):
-            wait_for(lambda: [run for run in store.runs(search_id=search) if run.handle], timeout_s=90)
+            wait_for(
+                lambda: [run for run in store.runs(search_id=search) if run.handle], timeout_s=90
+            )
         (run,) = store.runs(search_id=search)
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
@@ -83,11 +96,18 @@ def test_a_job_of_before_a_restore_is_told(tmp_path: Path) -> None:
 
 
 def test_a_restored_database_does_not_know_the_leases_of_before(tmp_path: Path) -> None:
-    """It counts claims again, so a worker of before has the token of one of after: their holders tell them apart."""
+    """It counts claims again, so a worker of before has the token of one of after: their holders
+    tell them apart.
+    """
     path, saved = tmp_path / "hp.sqlite3", tmp_path / "saved.sqlite3"
     with closing(open_store(f"sqlite:///{path}")) as store:
         store.create_search(query=QUERY)
-        assert THIS.run("db", "backup", str(saved), database_url=f"sqlite:///{path}", home=tmp_path).returncode == 0
+        assert (
+            THIS.run(
+                "db", "backup", str(saved), database_url=f"sqlite:///{path}", home=tmp_path
+            ).returncode
+            == 0
+        )
         before = _claimed(store, holder="before:1")
     with closing(open_store(f"sqlite:///{saved}")) as restored:
         after = _claimed(restored, holder="after:1")

@@ -24,7 +24,9 @@ def url(tmp_path: Path) -> str:
     store.request_cancel(search_id=store.create_search(query={"kind": "training"}).id)
     store.close()
     with opened(url) as engine, engine.begin() as connection:
-        connection.execute(sa.text("UPDATE hp_searches SET finished_at = datetime('now', '-40 days')"))
+        connection.execute(
+            sa.text("UPDATE hp_searches SET finished_at = datetime('now', '-40 days')")
+        )
     return url
 
 
@@ -42,8 +44,16 @@ def test_metrics_and_worker(url: str, tmp_path: Path) -> None:
         assert sample(text, "hp_ended_search_oldest_seconds") == pytest.approx(40 * 86400, rel=0.01)
         assert sample(text, "hp_run_folders") == 1
         assert sample(text, "hp_database_bytes") > 10_000
-        environment = os.environ | {"HP_DATABASE_URL": url, "HP_RUNS_DIR": str(folder.parent), "HP_RETENTION_SEARCH_DAYS": "30"}
-        with subprocess.Popen(hp_tool("worker"), env=environment, stderr=subprocess.DEVNULL) as worker:
-            wait_for(lambda: httpx.get(f"{address}/v1/searches").json()["items"] == [], timeout_s=60)
+        environment = os.environ | {
+            "HP_DATABASE_URL": url,
+            "HP_RUNS_DIR": str(folder.parent),
+            "HP_RETENTION_SEARCH_DAYS": "30",
+        }
+        with subprocess.Popen(
+            hp_tool("worker"), env=environment, stderr=subprocess.DEVNULL
+        ) as worker:
+            wait_for(
+                lambda: httpx.get(f"{address}/v1/searches").json()["items"] == [], timeout_s=60
+            )
             worker.terminate()
     assert folder.exists()

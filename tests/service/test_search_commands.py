@@ -29,10 +29,17 @@ def test_a_budget_changes_in_the_database_and_on_a_server(
     database = ("--database-url", f"sqlite:///{tmp_path / 'hp.sqlite3'}")
     changed = json.loads(run("budget", search.id, "--runs", "9", *database, "--json"))
     assert (changed["id"], changed["query"]["search"]["budget_runs"]) == (search.id, 9)
-    assert "9 runs, 40 GPU-seconds" in run("budget", search.id, "--gpu-seconds", "40", "--server", server)
+    assert "9 runs, 40 GPU-seconds" in run(
+        "budget", search.id, "--gpu-seconds", "40", "--server", server
+    )
     asked = store.get_search(search_id=search.id).query["search"]
     assert (asked["budget_runs"], asked["budget_gpu_seconds"]) == (9, 40.0)
-    for wrong in (("--runs", "0"), ("--gpu-seconds", "-1"), (), ("--runs", "3", "--server", server)):
+    for wrong in (
+        ("--runs", "0"),
+        ("--gpu-seconds", "-1"),
+        (),
+        ("--runs", "3", "--server", server),
+    ):
         with pytest.raises(InputError):
             run("budget", search.id, *wrong, *database)
     with pytest.raises(NotFoundError):
@@ -48,10 +55,15 @@ def test_searches_are_cancelled_in_the_database_and_on_a_server(
 ) -> None:
     failed, running, done = (store.create_search(query=query).id for _ in range(3))
     database = ("--database-url", f"sqlite:///{tmp_path / 'hp.sqlite3'}")
-    store.finish_search(lease=claim(store, failed), state=SearchState.FAILED, error={"code": "internal"})
+    store.finish_search(
+        lease=claim(store, failed), state=SearchState.FAILED, error={"code": "internal"}
+    )
     assert json.loads(run("cancel", failed, *database, "--json"))["state"] == "cancelled"
     claim(store, running)
-    assert run("cancel", running, "--server", server) == f"search {running}: running, cancel requested\n"
+    assert (
+        run("cancel", running, "--server", server)
+        == f"search {running}: running, cancel requested\n"
+    )
     finish(store, claim(store, done))
     for where in (database, ("--server", server)):
         with pytest.raises(ConflictError, match="succeeded"):

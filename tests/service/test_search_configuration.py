@@ -1,5 +1,6 @@
-"""A search's configuration is one thing on its pages, behind their links, in its report and in what it exports; figures there
-are that search's own."""
+"""A search's configuration is one thing on its pages, behind their links, in its report and in what
+it exports; figures there are that search's own.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def slower(factor: float) -> Any:
     def outcome(request: ProfileRequest) -> Measurement:
         step_s = factor / request.parallel.micro_batch_size
         times = tuple(step_s * share for share in (0.999, 1.0, 1.001))
-        return Measurement(status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=1 << 30)
+        return Measurement(
+            status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=1 << 30
+        )
 
     return outcome
 
@@ -41,11 +44,15 @@ def slower(factor: float) -> Any:
 def searched(query: dict[str, Any], store: Store, outcome: Any) -> tuple[str, list[dict[str, Any]]]:
     """A search's id and the rows of its result."""
     query["search"] |= {"budget_runs": 3, "fidelity": "full", "min_gain_fraction": 0.0}
-    result = tune(query=schema.parse_query(query), store=store, launcher=ThisHost(num_gpus=2, outcome=outcome))
+    result = tune(
+        query=schema.parse_query(query), store=store, launcher=ThisHost(num_gpus=2, outcome=outcome)
+    )
     return result.search.id, schema.to_dict(result)["recommendations"]
 
 
-def test_the_page_behind_a_run_shows_what_its_own_search_knows(http: TestClient, store: Store, query: dict[str, Any]) -> None:
+def test_the_page_behind_a_run_shows_what_its_own_search_knows(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
     search, rows = searched(query, store, slower(4.0))
     searched(query, store, slower(40.0))
     trials = http.get(f"/v1/searches/{search}/trials").json()["trials"]
@@ -62,15 +69,32 @@ def test_the_page_behind_a_run_shows_what_its_own_search_knows(http: TestClient,
         own = known[schema.to_json(parallel)]
         assert step["value"] == own["time"]["step_s"]
         assert [step["low"], step["high"]] == own["intervals"]["step_s"]
-        assert there["view"]["evidence_href"] == f"/searches/{search}" and f'href="/searches/{search}"' in page.text
-    elsewhere = http.get("/configurations.json", params={"query": parse_qs(urlsplit(best).query)["query"][0]}).json()
-    figure = next(metric for metric in elsewhere["view"]["metrics"] if metric["name"] == "Step time")
-    assert figure["value"] > 2.0 * known[schema.to_json(rows[0]["parallel"])]["time"]["step_s"], "by the newest calibration"
-    assert elsewhere["view"]["evidence_href"].startswith("/calibration") and "calibration" in elsewhere["view"]["evidence"]
-    assert http.get("/configurations.json", params={"query": "{}", "search": "0" * 16}).status_code == 422
+        assert (
+            there["view"]["evidence_href"] == f"/searches/{search}"
+            and f'href="/searches/{search}"' in page.text
+        )
+    elsewhere = http.get(
+        "/configurations.json", params={"query": parse_qs(urlsplit(best).query)["query"][0]}
+    ).json()
+    figure = next(
+        metric for metric in elsewhere["view"]["metrics"] if metric["name"] == "Step time"
+    )
+    assert figure["value"] > 2.0 * known[schema.to_json(rows[0]["parallel"])]["time"]["step_s"], (
+        "by the newest calibration"
+    )
+    assert (
+        elsewhere["view"]["evidence_href"].startswith("/calibration")
+        and "calibration" in elsewhere["view"]["evidence"]
+    )
+    assert (
+        http.get("/configurations.json", params={"query": "{}", "search": "0" * 16}).status_code
+        == 422
+    )
 
 
-def test_a_run_is_held_against_what_was_predicted_before_it_ran(http: TestClient, store: Store, query: dict[str, Any]) -> None:
+def test_a_run_is_held_against_what_was_predicted_before_it_ran(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
     search, _ = searched(query, store, slower(40.0))
     runs = store.runs(search_id=search)
     assert len(runs) == 3
@@ -85,22 +109,34 @@ def test_a_run_is_held_against_what_was_predicted_before_it_ran(http: TestClient
         assert f"predicted before the run {predicted} ({between})" in page["measured"]["text"]
         fitted = next(metric for metric in page["view"]["metrics"] if metric["name"] == "Step time")
         assert fitted["value"] != run.predicted["calibrated_step_s"]
-    assert http.get(f"/searches/{search}/runs/{runs[0].id}.json").json()["measured"]["word"] == "outside its interval"
+    assert (
+        http.get(f"/searches/{search}/runs/{runs[0].id}.json").json()["measured"]["word"]
+        == "outside its interval"
+    )
     both = http.get(f"/searches/{search}/compare", params={"a": runs[0].id, "b": runs[1].id}).text
     assert ", calibrated</span>" in both and ", predicted</span>" not in both
 
 
-def test_what_the_query_says_of_all_layouts_is_said_of_each(http: TestClient, store: Store, query: dict[str, Any]) -> None:
-    """How ranks exchange a sequence stands in the query alone; a search's runs and rows leave it to that."""
+def test_what_the_query_says_of_all_layouts_is_said_of_each(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
+    """How ranks exchange a sequence stands in the query alone; a search's runs and rows leave it to
+    that.
+    """
     query["parallel"] = {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}
     search, rows = searched(query, store, slower(4.0))
     run = http.get(f"/v1/searches/{search}/trials").json()["trials"][0]["run_id"]
     page = http.get(f"/searches/{search}.json").json()
-    assert "all_gather" in page["best"]["details"] and "all_gather" in http.get(f"/searches/{search}/report").text
+    assert (
+        "all_gather" in page["best"]["details"]
+        and "all_gather" in http.get(f"/searches/{search}/report").text
+    )
     for chosen in ({}, {"run": run}):
         text = http.get(f"/searches/{search}/export", params={"format": "yaml", **chosen}).text
         assert yaml.safe_load(text)["parallel"]["context_parallel_communication"] == "all_gather"
-        flags = http.get(f"/searches/{search}/export", params={"format": "megatron-lm", **chosen}).text
+        flags = http.get(
+            f"/searches/{search}/export", params={"format": "megatron-lm", **chosen}
+        ).text
         assert "--cp-comm-type all_gather" in flags
     text = http.get(f"/searches/{search}/export", params={"format": "yaml"}).text
     again = http.post("/v1/estimates", json=yaml.safe_load(text)).json()["estimate"]
@@ -109,6 +145,9 @@ def test_what_the_query_says_of_all_layouts_is_said_of_each(http: TestClient, st
     result = http.get(f"/v1/searches/{search}/result").json()
     exported = http.post(
         "/v1/exports",
-        json={"format": "megatron-lm", "result": {"query": query, "recommendations": result["recommendations"][:1]}},
+        json={
+            "format": "megatron-lm",
+            "result": {"query": query, "recommendations": result["recommendations"][:1]},
+        },
     )
     assert "--cp-comm-type all_gather" in exported.json().get("text", ""), exported.text

@@ -1,4 +1,6 @@
-"""Searches over HTTP: submitting, listing, following, steering. No worker runs here; a lease stands for one."""
+"""Searches over HTTP: submitting, listing, following, steering. No worker runs here; a lease stands
+for one.
+"""
 
 import json
 from typing import Any
@@ -23,7 +25,9 @@ def submit(http: TestClient, query: Query, **headers: str) -> dict[str, Any]:
     return body
 
 
-def test_a_submitted_search_waits_in_the_store(http: TestClient, store: Store, query: Query) -> None:
+def test_a_submitted_search_waits_in_the_store(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)
     assert search["state"] == "queued"
     assert search["query"]["model"]["name"] == "gpt-tiny"
@@ -35,30 +39,54 @@ def test_an_idempotency_key_makes_one_search(http: TestClient, query: Query) -> 
     first = submit(http, query, **{"Idempotency-Key": "k1"})
     assert submit(http, query, **{"Idempotency-Key": "k1"})["id"] == first["id"]
     assert submit(http, query, **{"Idempotency-Key": "k2"})["id"] != first["id"]
-    other = http.post("/v1/searches", json=query | {"id": "other"}, headers={"Idempotency-Key": "k1"})
+    other = http.post(
+        "/v1/searches", json=query | {"id": "other"}, headers={"Idempotency-Key": "k1"}
+    )
     assert (other.status_code, other.json()["title"]) == (409, "Conflict")
 
 
 def test_an_idempotency_key_is_looked_up_before_names_are(http: TestClient, query: Query) -> None:
-    """A retry gets its search though the model of that name is another by now, or gone; another query does not."""
+    """A retry gets its search though the model of that name is another by now, or gone; another
+    query does not.
+    """
     model = {key: value for key, value in query["model"].items() if key != "name"}
     assert http.post("/v1/models", json={"name": "mine", "spec": model}).status_code == 201
     first = submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})
-    assert http.post("/v1/models", json={"name": "mine", "spec": model | {"num_hidden_layers": 8}}).status_code == 201
+    assert (
+        http.post(
+            "/v1/models", json={"name": "mine", "spec": model | {"num_hidden_layers": 8}}
+        ).status_code
+        == 201
+    )
     assert submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})["id"] == first["id"]
     assert http.delete("/v1/models/mine").status_code == 204
     assert submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})["id"] == first["id"]
-    assert http.post("/v1/searches", json=query, headers={"Idempotency-Key": "k"}).status_code == 409
-    assert http.post("/v1/searches", json=query | {"model": "mine"}, headers={"Idempotency-Key": "new"}).status_code == 422
+    assert (
+        http.post("/v1/searches", json=query, headers={"Idempotency-Key": "k"}).status_code == 409
+    )
+    assert (
+        http.post(
+            "/v1/searches", json=query | {"model": "mine"}, headers={"Idempotency-Key": "new"}
+        ).status_code
+        == 422
+    )
 
 
 def test_a_clones_key_makes_one_clone_of_one_search(http: TestClient, query: Query) -> None:
     key = {"Idempotency-Key": "k"}
     first, second = submit(http, query, **key)["id"], submit(http, query)["id"]
-    clones = [http.post(f"/v1/searches/{search}/clone", headers=key).json()["id"] for search in (first, first, second)]
+    clones = [
+        http.post(f"/v1/searches/{search}/clone", headers=key).json()["id"]
+        for search in (first, first, second)
+    ]
     assert clones[0] == clones[1]
-    assert len({first, second, *clones}) == 4  # neither the search that came with this key, nor the other's clone
-    assert http.post(f"/v1/searches/{first}/clone", headers={"Idempotency-Key": "x" * 201}).status_code == 422
+    assert (
+        len({first, second, *clones}) == 4
+    )  # neither the search that came with this key, nor the other's clone
+    assert (
+        http.post(f"/v1/searches/{first}/clone", headers={"Idempotency-Key": "x" * 201}).status_code
+        == 422
+    )
 
 
 def test_unknown_searches_are_404(http: TestClient) -> None:
@@ -75,7 +103,9 @@ def test_pages_of_the_list_hold_every_search_once(http: TestClient, query: Query
     found: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
-        page = http.get("/v1/searches", params={"limit": 2, **({"cursor": cursor} if cursor else {})}).json()
+        page = http.get(
+            "/v1/searches", params={"limit": 2, **({"cursor": cursor} if cursor else {})}
+        ).json()
         found += [row["id"] for row in page["items"]]
         cursor = page["next_cursor"]
     assert found == ids[::-1]
@@ -84,7 +114,9 @@ def test_pages_of_the_list_hold_every_search_once(http: TestClient, query: Query
     assert http.get("/v1/searches", params={"state": "asleep"}).status_code == 422
 
 
-def test_trials_set_predicted_and_measured_side_by_side(http: TestClient, store: Store, query: Query) -> None:
+def test_trials_set_predicted_and_measured_side_by_side(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)["id"]
     lease = claim(store, search)
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
@@ -96,11 +128,20 @@ def test_trials_set_predicted_and_measured_side_by_side(http: TestClient, store:
     answer = http.get(f"/v1/searches/{search}/trials").json()
     first, second = answer["trials"]
     assert answer["state"] == "succeeded"
-    assert (first["predicted"]["step_s"], first["calibrated"]["step_s"], first["measurement"]["step_s"]) == (0.5, 0.41, 0.4)
-    assert (second["measurement"]["status"], second["measurement"]["log_tail"]) == ("oom", "the end")
+    assert (
+        first["predicted"]["step_s"],
+        first["calibrated"]["step_s"],
+        first["measurement"]["step_s"],
+    ) == (0.5, 0.41, 0.4)
+    assert (second["measurement"]["status"], second["measurement"]["log_tail"]) == (
+        "oom",
+        "the end",
+    )
 
 
-def test_the_result_is_there_when_the_search_has_ended(http: TestClient, store: Store, query: Query) -> None:
+def test_the_result_is_there_when_the_search_has_ended(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)["id"]
     waiting = http.get(f"/v1/searches/{search}/result", params={"wait_s": 0.05})
     assert (waiting.status_code, waiting.json()["state"]) == (202, "queued")
@@ -108,7 +149,9 @@ def test_the_result_is_there_when_the_search_has_ended(http: TestClient, store: 
     assert http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]["rank"] == 1
 
 
-def test_a_failed_search_answers_with_its_error(http: TestClient, store: Store, query: Query) -> None:
+def test_a_failed_search_answers_with_its_error(
+    http: TestClient, store: Store, query: Query
+) -> None:
     search = submit(http, query)["id"]
     error = {"code": "launcher_mismatch", "message": "no such GPU here", "field": "cluster.gpu"}
     store.finish_search(lease=claim(store, search), state=SearchState.FAILED, error=error)
@@ -116,7 +159,10 @@ def test_a_failed_search_answers_with_its_error(http: TestClient, store: Store, 
     assert (answer["id"], answer["status"], answer["error"]) == ("small", "error", error)
     page = http.get(f"/searches/{search}").text
     assert "no such GPU here" in page
-    assert f'action="/searches/{search}/resume"' in page and f'action="/searches/{search}/cancel"' not in page
+    assert (
+        f'action="/searches/{search}/resume"' in page
+        and f'action="/searches/{search}/cancel"' not in page
+    )
     assert http.post(f"/v1/searches/{search}/cancel").json()["state"] == "cancelled"
 
 
@@ -141,13 +187,17 @@ def test_searches_are_steered(http: TestClient, store: Store, query: Query) -> N
     assert http.post(f"/v1/searches/{search}/explode").status_code == 404
 
 
-def events(http: TestClient, search: str, **headers: str) -> list[tuple[str | None, str | None, dict[str, Any]]]:
+def events(
+    http: TestClient, search: str, **headers: str
+) -> list[tuple[str | None, str | None, dict[str, Any]]]:
     """(id, name, data) of a whole stream."""
     response = http.get(f"/v1/searches/{search}/events", headers=headers)
     assert response.headers["content-type"].startswith("text/event-stream")
     found = []
     for block in response.text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        fields = dict(
+            line.split(": ", 1) for line in block.splitlines() if not line.startswith(":")
+        )
         if "data" in fields:
             found.append((fields.get("id"), fields.get("event"), json.loads(fields["data"])))
     return found
@@ -163,7 +213,9 @@ def test_events_are_all_told_in_order_and_end(http: TestClient, store: Store, qu
     assert told[-1][1:] == ("end", {"state": "succeeded"})
     assert {data["kind"] for _, _, data in told[:-1]} == {"state", "run"}
     assert events(http, search, **{"Last-Event-ID": "3"}) == told[3:]
-    assert http.get(f"/v1/searches/{search}/events", headers={"Last-Event-ID": "x"}).status_code == 422
+    assert (
+        http.get(f"/v1/searches/{search}/events", headers={"Last-Event-ID": "x"}).status_code == 422
+    )
 
 
 @pytest.fixture
@@ -172,7 +224,9 @@ def report(query: Query) -> dict[str, Any]:
     return {"query": query, "parallel": parallel, "measurement": {"status": "ok", "step_s": 0.25}}
 
 
-def test_a_reported_measurement_is_kept_with_its_prediction(http: TestClient, report: dict[str, Any]) -> None:
+def test_a_reported_measurement_is_kept_with_its_prediction(
+    http: TestClient, report: dict[str, Any]
+) -> None:
     response = http.post("/v1/measurements", json=report, headers={"Idempotency-Key": "m1"})
     assert response.status_code == 201, response.text
     stored = response.json()
@@ -183,7 +237,9 @@ def test_a_reported_measurement_is_kept_with_its_prediction(http: TestClient, re
     assert stored["predicted"]["step_s"] > 0
     again = http.post("/v1/measurements", json=report, headers={"Idempotency-Key": "m1"})
     assert again.json()["id"] == stored["id"]
-    assert [row["id"] for row in http.get("/v1/measurements", params={"gpu": "cpu"}).json()["items"]] == [stored["id"]]
+    assert [
+        row["id"] for row in http.get("/v1/measurements", params={"gpu": "cpu"}).json()["items"]
+    ] == [stored["id"]]
     assert http.get("/v1/measurements", params={"source": "profile"}).json()["items"] == []
 
 
@@ -192,19 +248,26 @@ def test_a_reported_measurement_is_kept_with_its_prediction(http: TestClient, re
     [
         ({"measurement": {"status": "ok"}}, "measurement.step_s"),
         ({"measurement": {"status": "ok", "step_s": -1.0}}, "measurement.step_s"),
-        ({"measurement": {"status": "ok", "step_s": 1.0, "hardware": {"gpu": "h100-sxm-80gb"}}}, "measurement.hardware.gpu"),
+        (
+            {"measurement": {"status": "ok", "step_s": 1.0, "hardware": {"gpu": "h100-sxm-80gb"}}},
+            "measurement.hardware.gpu",
+        ),
         ({"measurement": {"status": "ok", "stpe_s": 1.0}}, "measurement.stpe_s"),
         ({"parallel": {"tensor_parallel_size": 3}}, "parallel"),
         ({"parallel": {"tensor_parallel_size": [1, 2]}}, "parallel.tensor_parallel_size"),
     ],
 )
-def test_a_wrong_report_teaches_nothing(http: TestClient, report: dict[str, Any], change: dict[str, Any], field: str) -> None:
+def test_a_wrong_report_teaches_nothing(
+    http: TestClient, report: dict[str, Any], change: dict[str, Any], field: str
+) -> None:
     response = http.post("/v1/measurements", json=report | change)
     assert (response.status_code, response.json()["field"]) == (422, field)
     assert http.get("/v1/measurements").json()["items"] == []
 
 
-def test_health_knows_the_database(http: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_knows_the_database(
+    http: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hp_tool.errors import StoreError
 
     assert http.get("/healthz").json()["status"] == http.get("/readyz").json()["status"] == "ok"
@@ -214,4 +277,7 @@ def test_health_knows_the_database(http: TestClient, store: Store, monkeypatch: 
 
     monkeypatch.setattr(store, "state", away)
     assert http.get("/healthz").status_code == 200
-    assert (http.get("/readyz").status_code, http.get("/readyz").json()["code"]) == (503, "store_unavailable")
+    assert (http.get("/readyz").status_code, http.get("/readyz").json()["code"]) == (
+        503,
+        "store_unavailable",
+    )

@@ -1,5 +1,6 @@
-"""No value that arrives over HTTP opens a file of the server, or tells whether there is one: every route, every place of a
-query that holds text, every kind of file that the command line would read there.
+"""No value that arrives over HTTP opens a file of the server, or tells whether there is one: every
+route, every place of a query that holds text, every kind of file that the command line would read
+there.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from tests.service.routes import every_route
 
 SECRET = "canary-in-a-file"
 STEM, MISSING = "zzzzzzzzzzzzzzzzzzzk", "zzzzzzzzzzzzzzzzzzzj"
-"""Files and a folder of this name are there, with the secret in them; of the other, none. Unlike any name of the
-catalogue, which an answer would propose, and alike wherever an answer cuts them."""
+"""Files and a folder of this name are there, with the secret in them; of the other, none. Unlike
+any name of the catalogue, which an answer would propose, and alike wherever an answer cuts them.
+"""
 FILES = {
     "{}.txt": f"{SECRET}\n",
     "{}.csv": f"{SECRET},{SECRET}\n",
@@ -46,7 +48,9 @@ OF_FILES = ("model", "training.sequence_lengths")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The server's working directory, so that a bare name reaches the files as well as a whole path."""
+    """The server's working directory, so that a bare name reaches the files as well as a whole
+    path.
+    """
     here = tmp_path / "server"
     (here / STEM).mkdir(parents=True)
     for name, text in FILES.items():
@@ -67,18 +71,28 @@ def http(app: FastAPI) -> Iterator[TestClient]:
 
 
 def told(answer: httpx.Response, *, label: bool) -> tuple[int, str, str]:
-    """What an answer says, whichever of the two names it was asked about; where it took the name for a label, only that."""
+    """What an answer says, whichever of the two names it was asked about; where it took the name
+    for a label, only that.
+    """
     text = "" if label and answer.is_success else answer.text.replace(MISSING, STEM)
     return answer.status_code, answer.headers.get("content-type", ""), text
 
 
 def is_refusal(answer: httpx.Response, place: str) -> bool:
-    """Whether it names the field at fault. Pages answer a form's or an address's mistakes beside their controls."""
-    if not answer.headers["content-type"].startswith(("application/json", "application/problem+json", "application/x-ndjson")):
-        return answer.status_code == 422 or "names a file" in answer.text or "is called" in answer.text
+    """Whether it names the field at fault. Pages answer a form's or an address's mistakes beside
+    their controls.
+    """
+    if not answer.headers["content-type"].startswith(
+        ("application/json", "application/problem+json", "application/x-ndjson")
+    ):
+        return (
+            answer.status_code == 422 or "names a file" in answer.text or "is called" in answer.text
+        )
     said = answer.json()
     error = said["refused"][0] if said.get("refused") else said.get("error", said)
-    return bool(error.get("code")) and str(error.get("field", "")).endswith(place.rpartition(".")[2])
+    return bool(error.get("code")) and str(error.get("field", "")).endswith(
+        place.rpartition(".")[2]
+    )
 
 
 def attempts(place: str, folder: Path) -> tuple[str, ...]:
@@ -87,29 +101,43 @@ def attempts(place: str, folder: Path) -> tuple[str, ...]:
 
 
 def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
-    """Every route where the command line takes a path and at a sixth of all places, with a third of the paths: each place and
-    each path on some routes."""
+    """Every route where the command line takes a path and at a sixth of all places, with a third of
+    the paths: each place and each path on some routes.
+    """
     assert min(tried(app, http, folder, places=6, paths=3).values()) > 0
 
 
 @pytest.mark.long
-def test_no_value_at_any_place_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
+def test_no_value_at_any_place_of_a_query_reaches_a_file(
+    app: FastAPI, http: TestClient, folder: Path
+) -> None:
     assert min(tried(app, http, folder, places=1, paths=1).values()) > 10
 
 
-def tried(app: FastAPI, http: TestClient, folder: Path, *, places: int, paths: int) -> dict[str, int]:
-    """Ask each route about a file that is there and one that is not; how often each place was asked. Of so many places one is
-    tried, of so many paths one; the places that take files on every route.
+def tried(
+    app: FastAPI, http: TestClient, folder: Path, *, places: int, paths: int
+) -> dict[str, int]:
+    """Ask each route about a file that is there and one that is not; how often each place was
+    asked. Of so many places one is tried, of so many paths one; the places that take files on every
+    route.
     """
-    assert unknown_routes(app) == []  # a new route is told to `asking`: how it takes a query, or that it takes none
+    assert (
+        unknown_routes(app) == []
+    )  # a new route is told to `asking`: how it takes a query, or that it takes none
     assert set(OF_FILES) < set(PLACES)
     counts = dict.fromkeys(PLACES, 0)
     with opened(STEM) as found, opened(MISSING) as missed:
         routes = list(every_route(app))
         patterns = {route.pattern for route in routes}
         for number, route in enumerate(routes):
-            twin = f"{route.pattern}.json" in patterns  # made of the same; what is a label everywhere is asked there
-            some = [place for each, place in enumerate(PLACES) if (each + number) % places == 0 or place in OF_FILES]
+            twin = (
+                f"{route.pattern}.json" in patterns
+            )  # made of the same; what is a label everywhere is asked there
+            some = [
+                place
+                for each, place in enumerate(PLACES)
+                if (each + number) % places == 0 or place in OF_FILES
+            ]
             for place in OF_FILES if twin else some:
                 label = place not in OF_FILES or "cursor" in route.parameters
                 kinds = attempts(place, folder)
@@ -117,7 +145,11 @@ def tried(app: FastAPI, http: TestClient, folder: Path, *, places: int, paths: i
                     there = list(answers(http, route, place, path.format(STEM)))
                     absent = list(answers(http, route, place, path.format(MISSING)))
                     for one, other in zip(there, absent, strict=True):
-                        assert told(one, label=label) == told(other, label=label), (route, place, path)
+                        assert told(one, label=label) == told(other, label=label), (
+                            route,
+                            place,
+                            path,
+                        )
                         assert SECRET not in one.text, (route, place, path)
                         assert one.status_code < 500, (route, place, path, one.text)
                     counts[place] += len(there)
@@ -136,19 +168,30 @@ def test_what_it_looks_for_is_noticed(app: FastAPI, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", OF_FILES)
-@pytest.mark.parametrize("route", ["estimates", "recommendations", "batch", "searches", "measurements", "exports", "imports"])
-def test_a_path_is_refused_by_its_field(app: FastAPI, http: TestClient, folder: Path, route: str, place: str) -> None:
-    address = next(each for each in every_route(app) if (each.method, each.pattern) == ("POST", f"/v1/{route}"))
+@pytest.mark.parametrize(
+    "route",
+    ["estimates", "recommendations", "batch", "searches", "measurements", "exports", "imports"],
+)
+def test_a_path_is_refused_by_its_field(
+    app: FastAPI, http: TestClient, folder: Path, route: str, place: str
+) -> None:
+    address = next(
+        each for each in every_route(app) if (each.method, each.pattern) == ("POST", f"/v1/{route}")
+    )
     for name in PATHS:
         said = list(answers(http, address, place, str(folder / name.format(STEM))))
-        for answer in said[:1] if route in ("exports", "imports") else said:  # whose other forms are other mistakes
+        for answer in (
+            said[:1] if route in ("exports", "imports") else said
+        ):  # whose other forms are other mistakes
             assert is_refusal(answer, place), (name, answer.text)
             assert SECRET not in answer.text
             in_a_list = route == "batch" or "refused" in answer.json()
             assert answer.status_code == (200 if in_a_list else 422), (name, answer.text)
 
 
-def test_pages_over_stored_paths_open_none(app: FastAPI, http: TestClient, store: SqlStore, folder: Path) -> None:
+def test_pages_over_stored_paths_open_none(
+    app: FastAPI, http: TestClient, store: SqlStore, folder: Path
+) -> None:
     """As another version, or someone at the database, may have stored them."""
     searches = []
     for place in OF_FILES:
@@ -162,17 +205,41 @@ def test_pages_over_stored_paths_open_none(app: FastAPI, http: TestClient, store
             config = ParallelConfig()
             store.add_measurement(
                 measurement=NewMeasurement(
-                    source="file", cluster_key="cpu", gpu="cpu", framework="megatron-core", model="m", query=query,
-                    parallel=config, measurement=Measurement(status="ok", step_s=0.5),
+                    source="file",
+                    cluster_key="cpu",
+                    gpu="cpu",
+                    framework="megatron-core",
+                    model="m",
+                    query=query,
+                    parallel=config,
+                    measurement=Measurement(status="ok", step_s=0.5),
                 )
-            )  # fmt: skip
+            )
         http.post("/v1/calibrations")
         for route in every_route(app):
-            if route.method != "GET" or not ("{search_id}" in route.pattern or "from" in route.parameters):
+            if route.method != "GET" or not (
+                "{search_id}" in route.pattern or "from" in route.parameters
+            ):
                 continue
             for search, _ in searches:
                 run = "0" * 16
-                path = route.at(search_id=search, run_id=run) if "{" in route.pattern else route.pattern
-                parameters: dict[str, Any] = {"from": search, "format": "megatron-lm", "a": run, "b": run}
-                http.get(path, params={name: value for name, value in parameters.items() if name in route.parameters})
+                path = (
+                    route.at(search_id=search, run_id=run)
+                    if "{" in route.pattern
+                    else route.pattern
+                )
+                parameters: dict[str, Any] = {
+                    "from": search,
+                    "format": "megatron-lm",
+                    "a": run,
+                    "b": run,
+                }
+                http.get(
+                    path,
+                    params={
+                        name: value
+                        for name, value in parameters.items()
+                        if name in route.parameters
+                    },
+                )
     assert found == []

@@ -1,4 +1,6 @@
-"""A day of somebody who serves a model: what to run, what growth takes, what yesterday's requests say; each by both doors."""
+"""A day of somebody who serves a model: what to run, what growth takes, what yesterday's requests
+say; each by both doors.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,28 @@ from tests.command_line import hp_tool
 from tests.formats.engine_parsers import parsed
 
 TARGETS = {"ttft_p95_s": 1.0, "tpot_p95_s": 0.03}
-LENGTHS = {"input_tokens": {"median": 2000, "sigma": 0.8}, "output_tokens": {"median": 400, "sigma": 0.6}}
+LENGTHS = {
+    "input_tokens": {"median": 2000, "sigma": 0.8},
+    "output_tokens": {"median": 400, "sigma": 0.6},
+}
 RATES = [2.0, 5.0, 10.0, 20.0]
-ENGINES = {"vllm": "--tensor-parallel-size", "sglang": "--tensor-parallel-size", "trtllm": "--tensor_parallel_size"}
+ENGINES = {
+    "vllm": "--tensor-parallel-size",
+    "sglang": "--tensor-parallel-size",
+    "trtllm": "--tensor_parallel_size",
+}
 
 
 def question(**changes: Any) -> dict[str, Any]:
-    """16 H100, 70B in fp8, 5 requests a second with log-normal lengths, 95 % of them in time, 60 % of prompts cached."""
-    load = {"precision": "fp8", "prefix_cache_hit_rate": 0.6, "request_rate_per_second": 5.0, "trace": LENGTHS}
+    """16 H100, 70B in fp8, 5 requests a second with log-normal lengths, 95 % of them in time, 60 %
+    of prompts cached.
+    """
+    load = {
+        "precision": "fp8",
+        "prefix_cache_hit_rate": 0.6,
+        "request_rate_per_second": 5.0,
+        "trace": LENGTHS,
+    }
     inference = load | changes.pop("inference", {})
     return {
         "kind": "inference",
@@ -39,8 +55,14 @@ def yesterday() -> dict[str, list[Any]]:
     rng = np.random.default_rng(0)
     n = 200
     arrival = np.cumsum(rng.gamma(0.5, 0.4, n))
-    tokens = {"input_tokens": rng.lognormal(7.6, 0.8, n), "output_tokens": rng.lognormal(6.0, 0.6, n)}
-    columns = {name: np.clip(np.rint(values), 1, 32_000).astype(int).tolist() for name, values in tokens.items()}
+    tokens = {
+        "input_tokens": rng.lognormal(7.6, 0.8, n),
+        "output_tokens": rng.lognormal(6.0, 0.6, n),
+    }
+    columns = {
+        name: np.clip(np.rint(values), 1, 32_000).astype(int).tolist()
+        for name, values in tokens.items()
+    }
     return {"arrival_s": arrival.tolist(), **columns}
 
 
@@ -57,21 +79,32 @@ def both_doors(http: TestClient, folder: Path, query: dict[str, Any]) -> dict[st
         assert response.json()[name] == answer[name]
     for row in answer["recommendations"]:
         tails = row["estimate"]["tails"]
-        assert tails["ttft_s"]["p95"] <= TARGETS["ttft_p95_s"] and tails["tpot_s"]["p95"] <= TARGETS["tpot_p95_s"]
+        assert (
+            tails["ttft_s"]["p95"] <= TARGETS["ttft_p95_s"]
+            and tails["tpot_s"]["p95"] <= TARGETS["tpot_p95_s"]
+        )
     return answer
 
 
 def deployed(http: TestClient, folder: Path, answer: dict[str, Any], *, rank: int) -> None:
-    """The row as each engine's own command, from both doors: its parser takes it, and the checkpoint is in the precision."""
+    """The row as each engine's own command, from both doors: its parser takes it, and the
+    checkpoint is in the precision.
+    """
     (folder / "answer.json").write_text(json.dumps(answer))
     row = answer["recommendations"][rank - 1]["parallel"]
     for engine, option in ENGINES.items():
-        ended = hp_tool("export", str(folder / "answer.json"), "--format", engine, "--rank", str(rank))
+        ended = hp_tool(
+            "export", str(folder / "answer.json"), "--format", engine, "--rank", str(rank)
+        )
         assert ended.returncode == 0, ended.stderr
         response = http.post("/v1/exports", json={"result": answer, "format": engine, "rank": rank})
         assert response.status_code == 200, response.text
         assert response.json()["text"] == ended.stdout
-        words = [word for word in shlex.split(ended.stdout.replace("\\\n", " "), comments=True) if word != "$@"]
+        words = [
+            word
+            for word in shlex.split(ended.stdout.replace("\\\n", " "), comments=True)
+            if word != "$@"
+        ]
         (checkpoint,) = [word for word in words if word.startswith("nvidia/")]
         assert checkpoint.upper().endswith("FP8")
         options = words[words.index(checkpoint) + 1 :]
@@ -87,7 +120,9 @@ def test_a_serving_engineers_day(http: TestClient, tmp_path: Path) -> None:
     fewest = both_doors(http, tmp_path, question(objective="min_gpus"))
     needed = fewest["recommendations"][0]["set"]["cluster.num_gpus"]
 
-    growth = both_doors(http, tmp_path, question(objective="min_gpus", inference={"request_rate_per_second": RATES}))
+    growth = both_doors(
+        http, tmp_path, question(objective="min_gpus", inference={"request_rate_per_second": RATES})
+    )
     rows = growth["recommendations"] + growth["nearest_misses"]
     assert [row["set"]["inference.request_rate_per_second"] for row in rows] == RATES
     gpus = [row["estimate"]["provenance"]["num_gpus"] for row in growth["recommendations"]]
@@ -95,12 +130,17 @@ def test_a_serving_engineers_day(http: TestClient, tmp_path: Path) -> None:
     for rank in range(1, len(gpus) + 1):
         deployed(http, tmp_path, growth, rank=rank)
 
-    most = both_doors(http, tmp_path, question(inference={"request_rate_per_second": {"min": 2.0, "max": 40.0}}))
+    most = both_doors(
+        http, tmp_path, question(inference={"request_rate_per_second": {"min": 2.0, "max": 40.0}})
+    )
     borne = most["recommendations"][0]["estimate"]["request_rate_per_second"]
     assert max(rate for rate, _ in zip(RATES, gpus, strict=False)) < borne < 40.0
     deployed(http, tmp_path, most, rank=1)
 
     traced = question(inference={"trace": yesterday(), "request_rate_per_second": None})
     replayed = both_doors(http, tmp_path, traced)
-    assert "200 of 200 requests played" in replayed["recommendations"][0]["estimate"]["provenance"]["load"]
+    assert (
+        "200 of 200 requests played"
+        in replayed["recommendations"][0]["estimate"]["provenance"]["load"]
+    )
     deployed(http, tmp_path, replayed, rank=1)

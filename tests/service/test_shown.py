@@ -1,4 +1,6 @@
-"""A field of a query says where it is declared how people see it; everything that shows fields follows."""
+"""A field of a query says where it is declared how people see it; everything that shows fields
+follows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ with TestClient(app, base_url="http://127.0.0.1:8000") as http:
         "client": estimate(query | {"training": query["training"] | {"toy_knob": 2},
                                     "parallel": {"tensor_parallel_size": 8}}).query["training"]["toy_knob"],
     }))
-"""
+"""  # noqa: E501
 
 
 def test_the_tables_of_the_page_are_those_of_the_fields() -> None:
@@ -67,12 +69,21 @@ def test_a_new_knob_is_one_field(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr.decode()
     seen = json.loads(run.stdout.decode().splitlines()[-1])
     for page in ("form", "explorer"):
-        assert 'name="training.toy_knob"' in seen[page] and "Toy knob" in seen[page] and 'max="9"' in seen[page], page
+        assert (
+            'name="training.toy_knob"' in seen[page]
+            and "Toy knob" in seen[page]
+            and 'max="9"' in seen[page]
+        ), page
     (described,) = (
-        each["properties"]["toy_knob"] for each in seen["openapi"].values() if "toy_knob" in each.get("properties", ())
+        each["properties"]["toy_knob"]
+        for each in seen["openapi"].values()
+        if "toy_knob" in each.get("properties", ())
     )
     assert described["title"] == "Toy knob" and described["description"] == "How much toy there is."
     assert "from 1 to 9, got 12" in seen["refused"]
     assert "training.toy_knob" in seen["help"] and "a whole number from 1 to 9" in seen["help"]
-    assert "| `training.toy_knob` | Toy knob | a whole number from 1 to 9 | one | How much toy there is. |" in seen["table"]
+    assert (
+        "| `training.toy_knob` | Toy knob | a whole number from 1 to 9 | one | How much toy there "
+        "is. |" in seen["table"]
+    )
     assert seen["client"] == 2

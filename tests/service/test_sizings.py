@@ -20,8 +20,12 @@ def test_a_budget_is_answered_as_the_library_answers_it(server: str) -> None:
     assert answer.json() == schema.to_dict(size_answer(parse_sizing(BUDGET)))
     with Client(server=server) as client:
         assert client.size(query=BUDGET) == answer.json()
-    onward = httpx.post(f"{server}/v1/recommendations?top=1", json=answer.json()["sizing"]["query"], timeout=60).json()
-    assert onward["recommendations"][0]["estimate"]["days"] == pytest.approx(answer.json()["sizing"]["days"])
+    onward = httpx.post(
+        f"{server}/v1/recommendations?top=1", json=answer.json()["sizing"]["query"], timeout=60
+    ).json()
+    assert onward["recommendations"][0]["estimate"]["days"] == pytest.approx(
+        answer.json()["sizing"]["days"]
+    )
 
 
 def test_bad_bodies_are_problems(server: str, tmp_path: Path) -> None:
@@ -37,6 +41,10 @@ def test_bad_bodies_are_problems(server: str, tmp_path: Path) -> None:
 
 def test_the_api_description_knows_the_body(server: str) -> None:
     paths = httpx.get(f"{server}/openapi.json", timeout=60).json()
-    body = paths["paths"]["/v1/sizings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = paths["paths"]["/v1/sizings"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     assert body["$ref"].endswith("SizingQuery-Input")
-    assert "tokens_per_parameter" in paths["components"]["schemas"]["SizingQuery-Input"]["properties"]
+    assert (
+        "tokens_per_parameter" in paths["components"]["schemas"]["SizingQuery-Input"]["properties"]
+    )

@@ -1,4 +1,6 @@
-"""What a page keeps where it is left and come back to, and what it says where its server is away: in a real browser."""
+"""What a page keeps where it is left and come back to, and what it says where its server is away:
+in a real browser.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
-def test_back_takes_back_a_slider_and_a_silent_server_is_said(browser: Browser, server: str) -> None:
+def test_back_takes_back_a_slider_and_a_silent_server_is_said(
+    browser: Browser, server: str
+) -> None:
     with checked_page(browser, console=()) as page:
         page.goto(f"{server}/explorer?model=gpt3-13b&num_gpus=8&global_batch_size=64")
         heading = page.locator("[data-part=verdict] .arithmetic")
@@ -52,12 +56,17 @@ def test_ticks_and_the_form_survive_a_reload_and_back(
         page.goto(f"{server}/searches/{search}")
         page.get_by_label("Select run 2").check()
         page.reload()
-        assert page.get_by_label("Select run 2").is_checked() and not page.get_by_label("Select run 1").is_checked()
+        assert (
+            page.get_by_label("Select run 2").is_checked()
+            and not page.get_by_label("Select run 1").is_checked()
+        )
         page.goto(f"{server}/")
         page.locator("[data-part=best]").get_by_role("checkbox", name="Compare").first.check()
         page.get_by_role("link", name="Compare the two").click()  # a run and a row of a ranking
         page.get_by_role("heading", name="First").wait_for()
-        assert "500 ms" in page.locator("main").inner_text() and f"/searches/{search}/runs/" in unquote(page.url)
+        assert "500 ms" in page.locator(
+            "main"
+        ).inner_text() and f"/searches/{search}/runs/" in unquote(page.url)
         page.get_by_role("button", name="Clear").click()
         page.goto(f"{server}/searches/{search}")
         assert not page.get_by_label("Select run 2").is_checked()

@@ -1,4 +1,6 @@
-"""Requests take turns by key: many of one key delay another key by one request, and a long wait is answered 503."""
+"""Requests take turns by key: many of one key delay another key by one request, and a long wait is
+answered 503.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,15 @@ async def _hold(turns: Turns, who: str | None) -> None:
         await asyncio.sleep(1.0)
 
 
-def test_rankings_of_one_key_delay_another_key_by_one(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_of_one_key_delay_another_key_by_one(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted in rankings, not in seconds: the machine may be busy."""
-    known, begun, release = estimates.recommend_answer(schema.parse_query(QUERY), top=1), list[str | None](), threading.Event()
+    known, begun, release = (
+        estimates.recommend_answer(schema.parse_query(QUERY), top=1),
+        list[str | None](),
+        threading.Event(),
+    )
 
     def ranked(query: Query, **_: Any) -> Any:
         begun.append(query.id)
@@ -89,13 +97,24 @@ def test_rankings_of_one_key_delay_another_key_by_one(store: SqlStore, monkeypat
 
     monkeypatch.setattr(estimates, "recommend_answer", ranked)
     headers = {
-        owner: {"Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=Scope.READ)[1]}"} for owner in ("a", "b")
+        owner: {
+            "Authorization": f"Bearer {keys.issue(store=store, owner=owner, scope=Scope.READ)[1]}"
+        }
+        for owner in ("a", "b")
     }
-    with served(create_app(Settings(max_queue_s=60.0), store=store)) as url, ThreadPoolExecutor(12) as pool:
+    with (
+        served(create_app(Settings(max_queue_s=60.0), store=store)) as url,
+        ThreadPoolExecutor(12) as pool,
+    ):
 
         def ask(owner: str, number: int) -> int:
-            query = QUERY | {"id": owner, "training": QUERY["training"] | {"global_batch_size": 64 * (number + 1)}}
-            return httpx.post(f"{url}/v1/recommendations", json=query, headers=headers[owner], timeout=120).status_code
+            query = QUERY | {
+                "id": owner,
+                "training": QUERY["training"] | {"global_batch_size": 64 * (number + 1)},
+            }
+            return httpx.post(
+                f"{url}/v1/recommendations", json=query, headers=headers[owner], timeout=120
+            ).status_code
 
         many = [pool.submit(ask, "a", number) for number in range(10)]
         wait_for(lambda: begun, timeout_s=60)
@@ -106,7 +125,9 @@ def test_rankings_of_one_key_delay_another_key_by_one(store: SqlStore, monkeypat
     assert begun.count("a") == 10 and begun.index("b") <= 3
 
 
-def test_a_request_that_waits_too_long_is_told_when_to_come_back(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_too_long_is_told_when_to_come_back(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release, begun = threading.Event(), threading.Event()
 
     def ranked(*_: Any, **__: Any) -> Any:
@@ -115,14 +136,25 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_back(store: SqlStore
         raise InputError("ended")
 
     monkeypatch.setattr(estimates, "recommend_answer", ranked)
-    with served(create_app(Settings(max_queue_s=0.3), store=store)) as url, ThreadPoolExecutor(1) as pool:
+    with (
+        served(create_app(Settings(max_queue_s=0.3), store=store)) as url,
+        ThreadPoolExecutor(1) as pool,
+    ):
         first = pool.submit(httpx.post, f"{url}/v1/recommendations", json=QUERY, timeout=120)
         begun.wait(60)
         other = httpx.post(f"{url}/v1/recommendations", json=QUERY | {"id": "another"}, timeout=60)
-        estimate = httpx.post(f"{url}/v1/estimates", json=QUERY | {"parallel": {"tensor_parallel_size": 8}}, timeout=60)
+        estimate = httpx.post(
+            f"{url}/v1/estimates",
+            json=QUERY | {"parallel": {"tensor_parallel_size": 8}},
+            timeout=60,
+        )
         release.set()
         assert first.result(60).status_code == 422
-    assert (other.status_code, other.json()["code"], other.headers["Retry-After"]) == (503, "busy", "1")
+    assert (other.status_code, other.json()["code"], other.headers["Retry-After"]) == (
+        503,
+        "busy",
+        "1",
+    )
     assert estimate.status_code == 200  # it waits for no ranking
 
 

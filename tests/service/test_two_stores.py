@@ -1,4 +1,6 @@
-"""Two applications of one process, each with its own store: what one has learnt says nothing to the other."""
+"""Two applications of one process, each with its own store: what one has learnt says nothing to the
+other.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,28 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[T
             app = create_app(Settings(poll_s=0.02), store=store)
             http = stack.enter_context(TestClient(app, base_url="http://127.0.0.1:8000"))
             for stages, micro_batch in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2)):
-                report(http, slower=ratio, pipeline_parallel_size=stages, micro_batch_size=micro_batch)
+                report(
+                    http, slower=ratio, pipeline_parallel_size=stages, micro_batch_size=micro_batch
+                )
             with monkeypatch.context() as patched:
-                patched.setattr(knowledge, "new_id", map("{:016x}".format, itertools.count(1)).__next__)
+                patched.setattr(
+                    knowledge, "new_id", map("{:016x}".format, itertools.count(1)).__next__
+                )
                 assert http.post("/calibration", follow_redirects=False).status_code == 303
             services.append(http)
         yield services
 
 
 def heading_and_list(http: TestClient) -> tuple[dict[str, Any], float, float]:
-    """The calibration that the page names, and the step time of its heading and of the chosen row of its list."""
+    """The calibration that the page names, and the step time of its heading and of the chosen row
+    of its list.
+    """
     page = http.get("/explorer.json", params=SETTINGS).json()
     chosen = next(row for row in page["fastest"] if row["chosen"])
     configuration = http.get(page["configuration_href"].replace("?", ".json?")).json()["view"]
-    assert metrics(configuration)["Step time"]["value"] == pytest.approx(metrics(page["view"])["Step time"]["value"])
+    assert metrics(configuration)["Step time"]["value"] == pytest.approx(
+        metrics(page["view"])["Step time"]["value"]
+    )
     calibrations = http.get("/v1/calibrations").json()["items"]
     return calibrations, metrics(page["view"])["Step time"]["value"], chosen["step_s"]
 

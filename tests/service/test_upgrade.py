@@ -1,4 +1,6 @@
-"""An upgrade from an edition of the repository's history, and a restore, under running searches, on both databases."""
+"""An upgrade from an edition of the repository's history, and a restore, under running searches, on
+both databases.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from tests.service.test_editions import QUERY
 
 pytestmark = [pytest.mark.long, pytest.mark.distributed]
 REPORT = {
-    "query": {name: value for name, value in QUERY.items() if name not in ("parallel", "search", "trainer")},
+    "query": {
+        name: value
+        for name, value in QUERY.items()
+        if name not in ("parallel", "search", "trainer")
+    },
     "parallel": {"tensor_parallel_size": 2},
     "measurement": {"status": "ok", "step_s": 0.25},
 }
@@ -36,28 +42,38 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
-    """Searches of before, in the queue and under way, and those of after all end with their own results, by workers of both
-    editions; jobs under way keep their names."""
+    """Searches of before, in the queue and under way, and those of after all end with their own
+    results, by workers of both editions; jobs under way keep their names.
+    """
     go, running = tmp_path / "go", {"database_url": url, "home": tmp_path}
     quick_trainer(tmp_path / "catalog", go=go)
-    before, after = older(tmp_path / "older"), newer(tmp_path / "newer")  # whose queries have a default more
+    before, after = (
+        older(tmp_path / "older"),
+        newer(tmp_path / "newer"),
+    )  # whose queries have a default more
     upgrade(before, url=url, home=tmp_path)
     with ExitStack() as stack:
         old_api = stack.enter_context(before.api(**running))
-        workers = [stack.enter_context(before.process("worker", *LEASE, **running)) for _ in range(2)]
+        workers = [
+            stack.enter_context(before.process("worker", *LEASE, **running)) for _ in range(2)
+        ]
         searches = [submit(old_api) for _ in range(3)]
         wait_for(lambda: len(started(tmp_path)) == 2, timeout_s=LIMIT_S)
         under_way = started(tmp_path)
         upgrade(after, url=url, home=tmp_path)
         api = stack.enter_context(after.api(**running))
         leaving, _ = workers[0]
-        leaving.terminate()  # it hands its search back, with the job running, to whichever edition takes it
+        # it hands its search back, with the job running, to whichever edition takes it
+        leaving.terminate()
         leaving.wait(60)
         stack.enter_context(after.process("worker", *LEASE, **running))
         searches += [submit(api), submit(api), submit(old_api)]
         go.touch()
         store = stack.enter_context(closing(open_store(url)))
-        wait_for(lambda: all(store.get_search(search_id=each).state.ended for each in searches), timeout_s=LIMIT_S)
+        wait_for(
+            lambda: all(store.get_search(search_id=each).state.ended for each in searches),
+            timeout_s=LIMIT_S,
+        )
         assert workers[1][0].poll() is None, workers[1][1].read_text()
         runs = [run for each in searches for run in store.runs(search_id=each)]
         told = [store.get_search(search_id=each) for each in searches]
@@ -68,9 +84,12 @@ def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
         assert measured_s(run) == expected_step_s(run.parallel)
 
 
-def test_a_restore_under_running_searches(url: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Workers and host are lost; the restored database goes on from its backup: what it knew stands, what it did not know is
-    run again, and doctor tells of the jobs of the lost time."""
+def test_a_restore_under_running_searches(
+    url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Workers and host are lost; the restored database goes on from its backup: what it knew
+    stands, what it did not know is run again, and doctor tells of the jobs of the lost time.
+    """
     go, day = tmp_path / "go", tmp_path / "catalog" / "day"
     quick_trainer(tmp_path / "catalog", go=go, pause_s=2.0)
     query = copy.deepcopy(QUERY)
@@ -80,7 +99,9 @@ def test_a_restore_under_running_searches(url: str, tmp_path: Path, request: pyt
         restored = restored_place(url, tmp_path, stack, request)
         store = stack.enter_context(closing(open_store(url)))
         begun, waiting = (store.create_search(query=query).id for _ in range(2))
-        worker, _ = stack.enter_context(THIS.process("worker", *LEASE, database_url=url, home=tmp_path))
+        worker, _ = stack.enter_context(
+            THIS.process("worker", *LEASE, database_url=url, home=tmp_path)
+        )
         go.touch()
         wait_for(lambda: any(run.state.ended for run in runs_of(store, begun)), timeout_s=LIMIT_S)
         save(url, restored, home=tmp_path)
@@ -102,18 +123,30 @@ def test_a_restore_under_running_searches(url: str, tmp_path: Path, request: pyt
         stack.enter_context(THIS.process("worker", *LEASE, database_url=restored, home=tmp_path))
         go.touch()
         wait_for(lambda: after.get_search(search_id=waiting).state.ended, timeout_s=LIMIT_S)
-        assert [after.get_search(search_id=each).state for each in (begun, waiting)] == ["succeeded"] * 2
+        assert [after.get_search(search_id=each).state for each in (begun, waiting)] == [
+            "succeeded"
+        ] * 2
         for run in [*runs_of(after, begun), *runs_of(after, waiting)]:
-            assert measured_s(run) == expected_step_s(run.parallel, day=0 if run.id in known else 10)
+            assert measured_s(run) == expected_step_s(
+                run.parallel, day=0 if run.id in known else 10
+            )
         names = [{run.job_name for run in runs_of(each, waiting)} for each in (store, after)]
         assert not names[0] & names[1]
-        wait_for(lambda: (tmp_path / "runs" / stray.job_name / "ended.json").exists(), timeout_s=LIMIT_S)
+        wait_for(
+            lambda: (tmp_path / "runs" / stray.job_name / "ended.json").exists(), timeout_s=LIMIT_S
+        )
 
 
 def test_an_earlier_editions_keys_are_honoured(url: str, tmp_path: Path) -> None:
-    """A request of before the upgrade is answered as it was, though its fingerprint covers that edition's defaults."""
+    """A request of before the upgrade is answered as it was, though its fingerprint covers that
+    edition's defaults.
+    """
     quick_trainer(tmp_path / "catalog", go=tmp_path / "go")
-    before, running, headers = older(tmp_path / "older"), {"database_url": url, "home": tmp_path}, {"Idempotency-Key": "one"}
+    before, running, headers = (
+        older(tmp_path / "older"),
+        {"database_url": url, "home": tmp_path},
+        {"Idempotency-Key": "one"},
+    )
     bodies = {"searches": QUERY, "measurements": REPORT}
     answers: dict[str, set[str]] = {path: set() for path in bodies}
     for edition in (before, THIS, newer(tmp_path / "newer")):  # the newer one's defaults are more
@@ -125,7 +158,12 @@ def test_an_earlier_editions_keys_are_honoured(url: str, tmp_path: Path) -> None
                 answers[path].add(answer.json()["id"])
             if edition is not before:
                 other = QUERY | {"id": "another"}
-                assert httpx.post(f"{api}/v1/searches", json=other, headers=headers, timeout=30).status_code == 409
+                assert (
+                    httpx.post(
+                        f"{api}/v1/searches", json=other, headers=headers, timeout=30
+                    ).status_code
+                    == 409
+                )
     assert [len(ids) for ids in answers.values()] == [1, 1]
 
 

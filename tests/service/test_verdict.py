@@ -1,4 +1,6 @@
-"""A comparison says first which is faster, by how much, and which does not fit; and says one ratio once."""
+"""A comparison says first which is faster, by how much, and which does not fit; and says one ratio
+once.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.ratio import step_ratio
 from tests.service.every_page import LLAMA, SERVING
 
-PIPELINED: dict[str, Any] = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "recompute": "full"}}
-QUICK: dict[str, Any] = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+PIPELINED: dict[str, Any] = LLAMA | {
+    "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "recompute": "full"}
+}
+QUICK: dict[str, Any] = LLAMA | {
+    "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+}
 TOO_LARGE: dict[str, Any] = LLAMA | {"parallel": {"tensor_parallel_size": 1}}
 
 
 def compared(http: TestClient, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    page: dict[str, Any] = http.get("/compare.json", params={"first": json.dumps(first), "second": json.dumps(second)}).json()
+    page: dict[str, Any] = http.get(
+        "/compare.json", params={"first": json.dumps(first), "second": json.dumps(second)}
+    ).json()
     assert page["error"] is None
     return page
 
@@ -37,39 +45,64 @@ def test_a_ratio_is_known_better_than_either_step() -> None:
     factor, (low, high) = ratio
     assert factor == other[1].time.step_s / one[1].time.step_s > 1.0
     assert low < factor < high and math.isclose(low * high, factor**2)
-    alone = [math.log(end[1] / end[0]) for end in (each[1].intervals.step_s for each in (one, other))]
+    alone = [
+        math.log(end[1] / end[0]) for end in (each[1].intervals.step_s for each in (one, other))
+    ]
     assert math.log(high / low) < math.hypot(*alone), "errors that both share cancel"
     back = step_ratio(other, one)
-    assert back is not None and math.isclose(back[0], 1.0 / factor) and math.isclose(back[1][0], 1.0 / high)
-    elsewhere = step_ratio(one, known(PIPELINED | {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 64}}))
-    assert elsewhere is not None and elsewhere[1][1] / elsewhere[1][0] > high / low, "of two machines nothing cancels"
+    assert (
+        back is not None
+        and math.isclose(back[0], 1.0 / factor)
+        and math.isclose(back[1][0], 1.0 / high)
+    )
+    elsewhere = step_ratio(
+        one, known(PIPELINED | {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 64}})
+    )
+    assert elsewhere is not None and elsewhere[1][1] / elsewhere[1][0] > high / low, (
+        "of two machines nothing cancels"
+    )
 
 
 def test_the_verdict_comes_first(shared_http: TestClient) -> None:
     page = compared(shared_http, QUICK, PIPELINED)
     step = next(row for row in page["rows"] if row["name"] == "Step time")
-    match = re.fullmatch(r"Second is (\d+) % slower than First, (\d+) to (\d+) %\.", page["verdict"])
+    match = re.fullmatch(
+        r"Second is (\d+) % slower than First, (\d+) to (\d+) %\.", page["verdict"]
+    )
     assert match is not None, page["verdict"]
     percent, low, high = map(int, match.groups())
     assert percent == round(100 * step["changes"][1]) and low < percent < high
     back = compared(shared_http, PIPELINED, QUICK)["verdict"]
     assert "faster than First" in back
     unfit = compared(shared_http, TOO_LARGE, QUICK)
-    assert re.fullmatch(r"First does not fit; Second is \d+ % slower than First would be, \d+ to \d+ %\.", unfit["verdict"])
-    text = shared_http.get("/compare", params={"first": json.dumps(TOO_LARGE), "second": json.dumps(QUICK)}).text
+    assert re.fullmatch(
+        r"First does not fit; Second is \d+ % slower than First would be, \d+ to \d+ %\.",
+        unfit["verdict"],
+    )
+    text = shared_http.get(
+        "/compare", params={"first": json.dumps(TOO_LARGE), "second": json.dumps(QUICK)}
+    ).text
     assert text.index(unfit["verdict"]) < text.index("Differences")
-    served = compared(shared_http, SERVING, SERVING | {"parallel": {"tensor_parallel_size": 8}})["verdict"]
+    served = compared(shared_http, SERVING, SERVING | {"parallel": {"tensor_parallel_size": 8}})[
+        "verdict"
+    ]
     assert served.startswith("Second is ")
 
 
 def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> None:
     elsewhere = PIPELINED | {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 64}}
     served = SERVING | {"parallel": {"tensor_parallel_size": 8}}
-    for first, second, narrower in ((QUICK, PIPELINED, True), (QUICK, elsewhere, False), (SERVING, served, False)):
+    for first, second, narrower in (
+        (QUICK, PIPELINED, True),
+        (QUICK, elsewhere, False),
+        (SERVING, served, False),
+    ):
         page = compared(shared_http, first, second)
         assert ("narrower than the interval of either" in page["range_note"]) == narrower
         assert ("combines the intervals of both" in page["range_note"]) != narrower
-        text = shared_http.get("/compare", params={"first": json.dumps(first), "second": json.dumps(second)}).text
+        text = shared_http.get(
+            "/compare", params={"first": json.dumps(first), "second": json.dumps(second)}
+        ).text
         assert page["range_note"] in text
 
 
@@ -80,7 +113,11 @@ def test_settings_are_shown_in_words(shared_http: TestClient) -> None:
         "context_parallel_size": 8,
         "context_parallel_communication": "a2a+p2p",
     }
-    parallel |= {"pipeline_parallel_size": 1, "hierarchical_context_parallel_sizes": [2, 4], "tensor_parallel_size": 1}
+    parallel |= {
+        "pipeline_parallel_size": 1,
+        "hierarchical_context_parallel_sizes": [2, 4],
+        "tensor_parallel_size": 1,
+    }
     page = compared(shared_http, QUICK, QUICK | {"parallel": parallel})
     differences = {each["name"].lower(): each["values"] for each in page["differences"]}
     assert "selective core_attn+mlp" in {values[1] for values in differences.values()}, differences
@@ -89,6 +126,10 @@ def test_settings_are_shown_in_words(shared_http: TestClient) -> None:
 
 def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
     rows = {row["name"]: row for row in compared(shared_http, QUICK, PIPELINED)["rows"]}
-    assert not rows["Step time"]["repeats"] and not rows["Tokens/s per GPU"]["repeats"] and not rows["Memory"]["repeats"]
+    assert (
+        not rows["Step time"]["repeats"]
+        and not rows["Tokens/s per GPU"]["repeats"]
+        and not rows["Memory"]["repeats"]
+    )
     assert rows["MFU"]["repeats"] and rows["Cost"]["repeats"] and rows["Training"]["repeats"]
     assert not rows["HFU"]["repeats"], "recomputation works more"

@@ -1,4 +1,6 @@
-"""The pages of watched jobs: what they say is what the API says, and what is drawn is what was reported."""
+"""The pages of watched jobs: what they say is what the API says, and what is drawn is what was
+reported.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ def test_a_slower_job_is_shown_as_the_api_tells_it(http: TestClient) -> None:
     assert page["verdict"] == view["verdict"] and page["row"]["status"] == "slower_than_it_was"
     (row,) = http.get("/watches.json").json()["rows"]
     assert (row["name"], row["steps"], row["tone"]) == ("pretrain", 240, "bad")
-    assert row["now_s"] == view["verdict"]["now"]["step_s"] and row["loss_per_day"] == view["verdict"]["loss_per_day"]
+    assert (
+        row["now_s"] == view["verdict"]["now"]["step_s"]
+        and row["loss_per_day"] == view["verdict"]["loss_per_day"]
+    )
     assert row["slower_fraction"] == pytest.approx(0.3, abs=0.01)
     steps, pace, expected, low, high = page["figure"]["traces"]
-    # The trainer counts from 101. The newest pace has its 40 steps one by one, and those before their median.
+    # The trainer counts from 101. The newest pace has its 40 steps one by one, and those before
+    # their median.
     assert steps["x"][-40:] == list(range(301, 341)) and steps["y"][-40:] == pytest.approx(slow)
     since = view["verdict"]["slowdown"]["since_step"]
     assert pace["x"] == [104, since - 1, None, since, 340, None]
@@ -55,26 +61,37 @@ def test_a_slower_job_is_shown_as_the_api_tells_it(http: TestClient) -> None:
 def test_a_long_steady_job_shows_its_newest_steps(http: TestClient) -> None:
     watch = begun(http)
     for first in range(1, 1000, 200):
-        sent = http.post(f"/v1/watches/{watch}/steps", json=batch(times(200, seed=first), first=first))
+        sent = http.post(
+            f"/v1/watches/{watch}/steps", json=batch(times(200, seed=first), first=first)
+        )
         assert sent.status_code == 200, sent.text
     page = twin(http, watch)
     steps, pace = page["figure"]["traces"]
-    assert steps["x"] == list(range(589, 1101))  # the newest 512, which the next ones are compared with
+    assert steps["x"] == list(
+        range(589, 1101)
+    )  # the newest 512, which the next ones are compared with
     assert pace["x"] == [104, 1100, None] and page["figure"]["shapes"] == []
     assert page["configuration_href"] is None and "As it was." in http.get(f"/watches/{watch}").text
     new = begun(http, name="new")
     assert twin(http, new)["figure"] is None and "Learning" in http.get(f"/watches/{new}").text
 
 
-def test_a_job_faster_than_expected_is_told_so_and_lost_nodes_are_counted_from_its_own_pace(http: TestClient) -> None:
+def test_a_job_faster_than_expected_is_told_so_and_lost_nodes_are_counted_from_its_own_pace(
+    http: TestClient,
+) -> None:
     watch = begun(http, query=DENSE)
     http.post(f"/v1/watches/{watch}/steps", json=batch(times(100, median_s=0.65)))
     page, text = twin(http, watch, lost_nodes=1), http.get(f"/watches/{watch}").text
-    assert page["faster"].endswith("the query is probably of another job") and "Check the query." in text
+    assert (
+        page["faster"].endswith("the query is probably of another job")
+        and "Check the query." in text
+    )
     assert page["row"]["query_doubted"] and "check the query" in http.get("/watches").text
     assert "as it should be" not in text
     answer = http.post("/v1/lost-nodes?lost_nodes=1", json=DENSE).json()
-    assert page["loss"]["own_step_s"] == pytest.approx(page["verdict"]["now"]["step_s"] / answer["pace"])
+    assert page["loss"]["own_step_s"] == pytest.approx(
+        page["verdict"]["now"]["step_s"] / answer["pace"]
+    )
 
 
 def test_a_lost_node_is_advised_on_alike_everywhere(http: TestClient, server: str) -> None:
@@ -101,7 +118,9 @@ def test_a_chart_follows_new_steps_and_a_job_is_forgotten(page: Page, server: st
         page.goto(f"{server}/watches")
         page.get_by_role("link", name="alive").click()
         page.locator("[data-plot] > svg").wait_for()
-        assert page.evaluate("document.querySelector('[data-plot]').figure.traces[0].x.length") == 97
+        assert (
+            page.evaluate("document.querySelector('[data-plot]').figure.traces[0].x.length") == 97
+        )
         http.post(f"/v1/watches/{watch}/steps", json=batch(1.5 * times(40, seed=1), first=101))
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.locator(".state.bad", has_text="slower than it was").wait_for(timeout=40_000)

@@ -1,4 +1,6 @@
-"""Watched jobs over HTTP: no step is lost or doubled whatever happens to the service, and what is told of them."""
+"""Watched jobs over HTTP: no step is lost or doubled whatever happens to the service, and what is
+told of them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.service.webhook_receiver import HERE, SECRET, Receiver
 DENSE: dict[str, Any] = {
     "kind": "training",
     "model": "llama-3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32, "gpus_per_node": 8, "price_per_gpu_hour": 2.0},
+    "cluster": {
+        "gpu": "h100-sxm-80gb",
+        "num_gpus": 32,
+        "gpus_per_node": 8,
+        "price_per_gpu_hour": 2.0,
+    },
     "training": {"sequence_length": 8192, "global_batch_size": 256, "precision": "bf16"},
     "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1},
 }
@@ -38,7 +45,10 @@ def http(store: SqlStore) -> Any:
 
 
 def batch(times_s: Any, *, first: int = 1, rank: int = 0, **more: Any) -> dict[str, Any]:
-    reports = [{"seq": first + n, "step": 100 + first + n, "step_s": float(each)} for n, each in enumerate(times_s)]
+    reports = [
+        {"seq": first + n, "step": 100 + first + n, "step_s": float(each)}
+        for n, each in enumerate(times_s)
+    ]
     return {"source": f"r{rank}", "rank": rank, "host": f"node{rank}", "reports": reports, **more}
 
 
@@ -52,8 +62,12 @@ def send(http: TestClient, watch: str, body: dict[str, Any]) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_a_job_is_watched_and_told_slower_by_webhook(http: TestClient, store: SqlStore, receiver: Receiver) -> None:
-    begun = http.post("/v1/watches", json={"name": "pretrain", "query": DENSE, "webhook": receiver.url})
+def test_a_job_is_watched_and_told_slower_by_webhook(
+    http: TestClient, store: SqlStore, receiver: Receiver
+) -> None:
+    begun = http.post(
+        "/v1/watches", json={"name": "pretrain", "query": DENSE, "webhook": receiver.url}
+    )
     assert begun.status_code == 201
     watch = begun.json()["id"]
     deliveries = Deliveries(store=store, settings=HERE, stopping=threading.Event())
@@ -61,7 +75,10 @@ def test_a_job_is_watched_and_told_slower_by_webhook(http: TestClient, store: Sq
     assert send(http, watch, batch(steady)) == {"acknowledged": 200, "status": "as_expected"}
     assert http.get(f"/v1/watches/{watch}").json()["verdict"]["text"] == []
     assert not deliveries.step()
-    assert send(http, watch, batch(1.3 * times(30, seed=1), first=201))["status"] == "slower_than_it_was"
+    assert (
+        send(http, watch, batch(1.3 * times(30, seed=1), first=201))["status"]
+        == "slower_than_it_was"
+    )
     assert deliveries.step()
     (_, headers, body) = receiver.came[0]
     verify(secret=SECRET, headers=headers, body=body)
@@ -99,7 +116,10 @@ def test_one_slow_rank_is_named(http: TestClient) -> None:
     for rank in (1, 2, 0):  # the first rank, which stands for the job, comes last
         body = batch(own.max(axis=1), rank=rank)
         for report, seconds in zip(body["reports"], own[:, rank], strict=True):
-            report["parts_s"] = {"compute": float(seconds), "communication": report["step_s"] - float(seconds)}
+            report["parts_s"] = {
+                "compute": float(seconds),
+                "communication": report["step_s"] - float(seconds),
+            }
         send(http, watch, body)
     verdict = http.get(f"/v1/watches/{watch}").json()["verdict"]
     assert verdict["causes"][0]["ranks"] == [1]
@@ -130,7 +150,9 @@ def test_a_steady_pace_teaches_once(http: TestClient, store: SqlStore) -> None:
         ({"webhook": "http://example.org"}, "webhook"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(http: TestClient, body: dict[str, Any], field: str | None) -> None:
+def test_what_cannot_be_watched_is_refused(
+    http: TestClient, body: dict[str, Any], field: str | None
+) -> None:
     answer = http.post("/v1/watches", json=body)
     assert answer.status_code == 422
     assert field is None or answer.json()["field"] == field
@@ -157,8 +179,14 @@ class Training:
 
 
 def test_the_service_away_and_back_loses_no_step_and_doubles_none(store: SqlStore) -> None:
-    """Over a socket: cut off twice in the middle of a training, whose answers may be lost on the way."""
-    port, watch, training = free_port(), store.create_watch(name="away", query=None, expected=None).id, None
+    """Over a socket: cut off twice in the middle of a training, whose answers may be lost on the
+    way.
+    """
+    port, watch, training = (
+        free_port(),
+        store.create_watch(name="away", query=None, expected=None).id,
+        None,
+    )
     for _ in range(3):
         with served(create_app(Settings(poll_s=0.02), store=store), port=port) as url:
             if training is None:
@@ -180,10 +208,16 @@ def test_the_service_killed_and_back_loses_no_step_and_doubles_none(tmp_path: Pa
     for number in range(3):
         with api_process(database_url=database, home=tmp_path, port=port) as (url, serving):
             if training is None:
-                watch = httpx.post(f"{url}/v1/watches", json={"name": "killed"}, timeout=60).json()["id"]
-                training = Training(Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.2), step_s=0.02)
+                watch = httpx.post(f"{url}/v1/watches", json={"name": "killed"}, timeout=60).json()[
+                    "id"
+                ]
+                training = Training(
+                    Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.2), step_s=0.02
+                )
             before = training.steps
-            wait_for(lambda before=before, place=(url, watch): _steps(*place) > before, timeout_s=120)  # type: ignore[misc]
+            wait_for(
+                lambda before=before, place=(url, watch): _steps(*place) > before, timeout_s=120
+            )  # type: ignore[misc]
             if number < 2:
                 serving.kill()
                 serving.wait()

@@ -1,4 +1,6 @@
-"""One webhook: signed, sent within a deadline, to the owner of a certificate, and never to where only insiders reach."""
+"""One webhook: signed, sent within a deadline, to the owner of a certificate, and never to where
+only insiders reach.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ from tests.service.webhook_receiver import HERE, PUBLIC, SECRET, Receiver, setti
 
 def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> None:
     body = b'{"test": 2432232314}'
-    headers = signed_headers(key=PUBLIC.key, message_id="msg_p5jXN8AQM9LWM0D4loKWxJek", timestamp=1614265330, body=body)
+    headers = signed_headers(
+        key=PUBLIC.key, message_id="msg_p5jXN8AQM9LWM0D4loKWxJek", timestamp=1614265330, body=body
+    )
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
     monkeypatch.setattr(time, "time", lambda: 1614265330.0 + 299)
     verify(secret=SECRET, headers=headers, body=body)
-    verify(secret=SECRET, headers=headers | {"webhook-signature": f"v1,x {headers['webhook-signature']}"}, body=body)
+    verify(
+        secret=SECRET,
+        headers=headers | {"webhook-signature": f"v1,x {headers['webhook-signature']}"},
+        body=body,
+    )
     later = {"webhook-timestamp": "1614265331"}
     for changed, content in (
         ({}, body + b" "),
@@ -50,14 +58,36 @@ def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "url",
     [
-        "http://example.com/", "ftp://example.com/", "https://", "https://user:pass@example.com/", "https://example.com/#part",
-        "https://127.0.0.1/", "https://10.1.2.3/", "https://169.254.169.254/latest/meta-data", "https://[::1]/", "https://0.0.0.0/",
-        "https://[::ffff:10.0.0.1]/", "https://[64:ff9b::a00:1]/", "https://[2002:a00:1::]/", "https://100.64.0.1/",
-        "https://224.0.0.1/", "https://[::a00:1]/", "https://[::ffff:0:a00:1]/", "http://127.0.0.1/", "http://localhost/", "x", "https://a\nb/",
-        "https://192.0.0.8/", "https://192.0.0.1/", "https://192.88.99.1/", "https://198.18.0.1/", "https://[3fff::1]/",
-        "https://[5f00::1]/", "https://[2001:2::1]/",
+        "http://example.com/",
+        "ftp://example.com/",
+        "https://",
+        "https://user:pass@example.com/",
+        "https://example.com/#part",
+        "https://127.0.0.1/",
+        "https://10.1.2.3/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://[::1]/",
+        "https://0.0.0.0/",
+        "https://[::ffff:10.0.0.1]/",
+        "https://[64:ff9b::a00:1]/",
+        "https://[2002:a00:1::]/",
+        "https://100.64.0.1/",
+        "https://224.0.0.1/",
+        "https://[::a00:1]/",
+        "https://[::ffff:0:a00:1]/",
+        "http://127.0.0.1/",
+        "http://localhost/",
+        "x",
+        "https://a\nb/",
+        "https://192.0.0.8/",
+        "https://192.0.0.1/",
+        "https://192.88.99.1/",
+        "https://198.18.0.1/",
+        "https://[3fff::1]/",
+        "https://[5f00::1]/",
+        "https://[2001:2::1]/",
     ],
-)  # fmt: skip
+)
 def test_what_only_insiders_reach_is_refused(url: str) -> None:
     with pytest.raises(InputError) as caught:
         PUBLIC.check(url)
@@ -73,7 +103,12 @@ def test_settings_admit_what_they_name() -> None:
         "https://192.0.1.1/",
     ):
         assert str(PUBLIC.check(url)) == url
-    for url in ("http://127.0.0.1:8080/x", "http://localhost/x", "http://[::1]/x", "https://127.0.0.2/"):
+    for url in (
+        "http://127.0.0.1:8080/x",
+        "http://localhost/x",
+        "http://[::1]/x",
+        "https://127.0.0.2/",
+    ):
         HERE.check(url)
     for url in ("http://10.0.0.1/", "http://example.com/"):
         with pytest.raises(InputError, match="https"):
@@ -85,7 +120,10 @@ def test_settings_admit_what_they_name() -> None:
     assert HERE.admits(ipaddress.ip_address("::ffff:127.0.0.1"), encrypted=False)
 
 
-@pytest.mark.parametrize("answers", [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:127.0.0.1"], ["169.254.169.254"]])
+@pytest.mark.parametrize(
+    "answers",
+    [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:127.0.0.1"], ["169.254.169.254"]],
+)
 def test_a_name_for_a_private_address_is_not_connected_to(
     answers: list[str], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,11 +131,18 @@ def test_a_name_for_a_private_address_is_not_connected_to(
     found = [(0, 0, 0, "", (address, port)) for address in answers]
     monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: found)
     with pytest.raises(DeliveryError, match="public addresses"):
-        post(PUBLIC.check(f"https://rebound.example:{port}/"), settings=PUBLIC, body=b"{}", headers={})
+        post(
+            PUBLIC.check(f"https://rebound.example:{port}/"),
+            settings=PUBLIC,
+            body=b"{}",
+            headers={},
+        )
     assert receiver.came == []
 
 
-def test_a_name_that_nobody_answers_for_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_nobody_answers_for_ends_with_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stop, answered = threading.Event(), threading.Event()
 
     def nobody_answers(*arguments: object, **options: object) -> list[Any]:
@@ -107,7 +152,13 @@ def test_a_name_that_nobody_answers_for_ends_with_the_deadline(monkeypatch: pyte
 
     monkeypatch.setattr(delivery.socket, "getaddrinfo", nobody_answers)
     with pytest.raises(DeliveryError, match="not found in time"):
-        post(PUBLIC.check("https://silent.example/"), settings=PUBLIC, body=b"{}", headers={}, limit_s=1.0)
+        post(
+            PUBLIC.check("https://silent.example/"),
+            settings=PUBLIC,
+            body=b"{}",
+            headers={},
+            limit_s=1.0,
+        )
     assert not answered.is_set()
     stop.set()
 
@@ -141,7 +192,17 @@ def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Pa
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ("-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    made = (
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+    )
     command = ["openssl", "req", "-x509", *made, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -152,11 +213,20 @@ def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Pa
     here = settings_of("127.0.0.0/8,::1/128")
 
     def send(host: str, context: ssl.SSLContext | None) -> None:
-        post(here.check(f"https://{host}:{port}/"), settings=here, body=b"{}", headers={}, ssl_context=context)
+        post(
+            here.check(f"https://{host}:{port}/"),
+            settings=here,
+            body=b"{}",
+            headers={},
+            ssl_context=context,
+        )
 
     send("localhost", trusting)
     assert receiver.came[0][1]["Host"] == f"localhost:{port}"
-    for host, context in (("localhost", None), ("127.0.0.1", trusting)):  # unknown issuer; another name
+    for host, context in (
+        ("localhost", None),
+        ("127.0.0.1", trusting),
+    ):  # unknown issuer; another name
         with pytest.raises(DeliveryError, match="CERTIFICATE_VERIFY_FAILED"):
             send(host, context)
     assert len(receiver.came) == 1
@@ -165,7 +235,10 @@ def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Pa
 def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
     assert from_environment({}).webhooks is None
     (tmp_path / "secret").write_text(SECRET + "\n")
-    environment = {"HP_WEBHOOK_SECRET_FILE": str(tmp_path / "secret"), "HP_WEBHOOK_NETWORKS": "10.0.0.0/8"}
+    environment = {
+        "HP_WEBHOOK_SECRET_FILE": str(tmp_path / "secret"),
+        "HP_WEBHOOK_NETWORKS": "10.0.0.0/8",
+    }
     settings = from_environment(environment)
     assert settings.webhooks == settings_of("10.0.0.0/8")
     assert str(PUBLIC.key) not in repr(settings) and SECRET not in repr(settings)

@@ -24,7 +24,14 @@ from hp_tool.store import SqlStore, tables
 from service.app import create_app
 from service.settings import Settings
 from service.webhooks import verify
-from service.webhooks.delivery import Deliveries, DeliveryError, message, message_id, post, warn_of_overdue
+from service.webhooks.delivery import (
+    Deliveries,
+    DeliveryError,
+    message,
+    message_id,
+    post,
+    warn_of_overdue,
+)
 from tests.service.coordinator import claim, finish
 from tests.service.processes import process, served, wait_for
 from tests.service.webhook_receiver import HERE, PUBLIC, SECRET, Receiver
@@ -32,18 +39,26 @@ from tests.service.webhook_receiver import HERE, PUBLIC, SECRET, Receiver
 
 @pytest.fixture
 def hooked(store: SqlStore) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(webhooks=HERE), store=store), base_url="http://127.0.0.1:8000") as client:
+    with TestClient(
+        create_app(Settings(webhooks=HERE), store=store), base_url="http://127.0.0.1:8000"
+    ) as client:
         yield client
 
 
 def test_an_end_is_told_until_it_is_taken(
-    hooked: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    hooked: TestClient,
+    store: SqlStore,
+    query: dict[str, Any],
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hp_tool.store.webhooks.wait_s", lambda *, attempt: 0.05)
     receiver.statuses = [503, 302]
     search = hooked.post("/v1/searches", json=query, params={"webhook": receiver.url}).json()["id"]
     stopping = threading.Event()
-    worker = threading.Thread(target=Deliveries(store=store, settings=HERE, stopping=stopping, poll_s=0.02).run)
+    worker = threading.Thread(
+        target=Deliveries(store=store, settings=HERE, stopping=stopping, poll_s=0.02).run
+    )
     worker.start()
     try:
         pending = hooked.get(f"/v1/searches/{search}/webhook").json()
@@ -56,20 +71,31 @@ def test_an_end_is_told_until_it_is_taken(
     finally:
         stopping.set()
         worker.join()
-    assert (told["state"], told["attempts"], told["last_error"], told["next_attempt_at"]) == ("delivered", 3, None, None)
+    assert (told["state"], told["attempts"], told["last_error"], told["next_attempt_at"]) == (
+        "delivered",
+        3,
+        None,
+        None,
+    )
     assert [path for path, _, _ in receiver.came] == ["/hook?token=t"] * 3
     for _, headers, body in receiver.came:
         verify(secret=SECRET, headers=headers, body=body)
     assert len({headers["webhook-id"] for _, headers, _ in receiver.came}) == 1
     content = json.loads(receiver.came[-1][2])
-    assert (content["type"], content["data"]["search_id"], content["data"]["state"]) == ("search.ended", search, "succeeded")
+    assert (content["type"], content["data"]["search_id"], content["data"]["state"]) == (
+        "search.ended",
+        search,
+        "succeeded",
+    )
     assert hooked.get(content["data"]["result"]).json()["status"] == "ok"
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
     shown = json.loads(page.split("```json\n", 1)[1].split("```", 1)[0])
     assert (list(shown), list(shown["data"])) == (list(content), list(content["data"]))
 
 
-def test_what_fails_is_kept_and_told(store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
+def test_what_fails_is_kept_and_told(
+    store: SqlStore, query: dict[str, Any], receiver: Receiver
+) -> None:
     receiver.statuses = [302]
     search = store.create_search(query=query, webhook=receiver.url)
     store.request_cancel(search_id=search.id)
@@ -78,7 +104,9 @@ def test_what_fails_is_kept_and_told(store: SqlStore, query: dict[str, Any], rec
     assert not deliveries.step()  # the next attempt is not due
     assert store.get_webhook(search_id=search.id).last_error == "answered 302"
     assert len(receiver.came) == 1
-    refused = store.create_search(query=query, webhook=receiver.url)  # by settings that have changed since
+    refused = store.create_search(
+        query=query, webhook=receiver.url
+    )  # by settings that have changed since
     store.request_cancel(search_id=refused.id)
     assert Deliveries(store=store, settings=PUBLIC, stopping=threading.Event()).step()
     assert "https" in str(store.get_webhook(search_id=refused.id).last_error)
@@ -88,15 +116,22 @@ def test_what_fails_is_kept_and_told(store: SqlStore, query: dict[str, Any], rec
 def test_a_message_is_small_whatever_went_wrong(store: SqlStore, query: dict[str, Any]) -> None:
     search = store.create_search(query=query | {"id": "é" * 5000})
     error = {"code": "x", "message": "m" * 100_000, "field": None}
-    failed = store.finish_search(lease=claim(store, search.id), state=SearchState.FAILED, error=error)
+    failed = store.finish_search(
+        lease=claim(store, search.id), state=SearchState.FAILED, error=error
+    )
     content = json.loads(message(failed))
     assert len(message(failed)) < 10_000
     assert content["data"]["error"] == {"code": "x", "message": "m" * 1000, "field": None}
     assert message_id(failed).startswith(search.id)
 
 
-def test_silent_receivers_of_one_owner_hold_up_nobody_else(store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
-    searches = [(store.create_search(query=query, owner="ada", webhook="https://silent.example/"), "ada") for _ in range(12)]
+def test_silent_receivers_of_one_owner_hold_up_nobody_else(
+    store: SqlStore, query: dict[str, Any], receiver: Receiver
+) -> None:
+    searches = [
+        (store.create_search(query=query, owner="ada", webhook="https://silent.example/"), "ada")
+        for _ in range(12)
+    ]
     searches.append((store.create_search(query=query, owner="bob", webhook=receiver.url), "bob"))
     for search, _ in searches:
         store.request_cancel(search_id=search.id)
@@ -115,12 +150,18 @@ def test_silent_receivers_of_one_owner_hold_up_nobody_else(store: SqlStore, quer
     worker = threading.Thread(target=deliveries.run)
     worker.start()
     try:
-        wait_for(lambda: store.get_webhook(search_id=searches[-1][0].id).state == "delivered", timeout_s=20)
+        wait_for(
+            lambda: store.get_webhook(search_id=searches[-1][0].id).state == "delivered",
+            timeout_s=20,
+        )
         assert len(sending) == 2  # of the twelve
         for _ in range(12):
             silence.release()
         wait_for(
-            lambda: all(store.get_webhook(search_id=search.id).attempts == 1 for search, _ in searches) and not sending,
+            lambda: (
+                all(store.get_webhook(search_id=search.id).attempts == 1 for search, _ in searches)
+                and not sending
+            ),
             timeout_s=20,
         )
     finally:
@@ -130,7 +171,11 @@ def test_silent_receivers_of_one_owner_hold_up_nobody_else(store: SqlStore, quer
 
 
 def test_a_workers_process_tells(
-    store: SqlStore, query: dict[str, Any], receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore,
+    query: dict[str, Any],
+    receiver: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HP_WEBHOOK_SECRET", SECRET)
     monkeypatch.setenv("HP_WEBHOOK_NETWORKS", "127.0.0.0/8")
@@ -163,7 +208,9 @@ def long_ago(store: SqlStore, column: sa.Column[Any]) -> None:
         connection.execute(sa.update(column.table).values(values))
 
 
-def test_deliveries_are_counted(http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
+def test_deliveries_are_counted(
+    http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver
+) -> None:
     def counted() -> dict[str, float]:
         families = text_string_to_metric_families(http.get("/metrics").text)
         (webhooks,) = (family for family in families if family.name == "hp_webhooks")
@@ -178,7 +225,11 @@ def test_deliveries_are_counted(http: TestClient, store: SqlStore, query: dict[s
 
 
 def test_what_nobody_tells_is_told_to_the_operator(
-    http: TestClient, store: SqlStore, query: dict[str, Any], receiver: Receiver, caplog: pytest.LogCaptureFixture
+    http: TestClient,
+    store: SqlStore,
+    query: dict[str, Any],
+    receiver: Receiver,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stopping = threading.Event()
     search = store.create_search(query=query, webhook=receiver.url).id
@@ -190,7 +241,10 @@ def test_what_nobody_tells_is_told_to_the_operator(
     with caplog.at_level(logging.WARNING):
         warn_of_overdue(store=store, stopping=stopping, look_s=0.01)  # returns, for it says so once
     (record,) = caplog.records
-    assert "1 webhooks are overdue" in record.getMessage() and "HP_WEBHOOK_SECRET" in record.getMessage()
+    assert (
+        "1 webhooks are overdue" in record.getMessage()
+        and "HP_WEBHOOK_SECRET" in record.getMessage()
+    )
     ready = http.get("/readyz")
     check = next(check for check in ready.json()["checks"] if check["name"] == "webhooks")
     assert (ready.status_code, check["status"]) == (200, "warning")

@@ -35,4 +35,6 @@ def test_a_worker_that_outlives_the_database_hands_its_search_back(
     worker.start()
     wait_for(lambda: not worker.is_alive(), timeout_s=30)
     assert claims == [1]
-    assert store.get_search(search_id=search).state is SearchState.QUEUED  # though its lease lasts for half a minute more
+    assert (
+        store.get_search(search_id=search).state is SearchState.QUEUED
+    )  # though its lease lasts for half a minute more

@@ -31,39 +31,70 @@ def query(seed: int) -> dict[str, Any]:
             {"concurrency": 1500, "think_time_s": 5.0},
         )
     )
-    targets = draw.choice(({"tpot_s": 0.02}, {"tpot_s": 0.05, "ttft_s": 2.0}, {"ttft_p90_s": 0.8}, {}))
-    parallel = draw.choice(({}, {}, {"tensor_parallel_size": draw.choice((2, 3, 4, 8))}, {"pipeline_parallel_size": [1, 3]}))
+    targets = draw.choice(
+        ({"tpot_s": 0.02}, {"tpot_s": 0.05, "ttft_s": 2.0}, {"ttft_p90_s": 0.8}, {})
+    )
+    parallel = draw.choice(
+        (
+            {},
+            {},
+            {"tensor_parallel_size": draw.choice((2, 3, 4, 8))},
+            {"pipeline_parallel_size": [1, 3]},
+        )
+    )
     return {
         "kind": "inference",
         "model": model,
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": most, "gpus_per_node": 8},
-        "inference": {"input_length": 1500, "output_length": 200, "precision": "fp8", "engine": "sglang"} | load,
+        "inference": {
+            "input_length": 1500,
+            "output_length": 200,
+            "precision": "fp8",
+            "engine": "sglang",
+        }
+        | load,
         "targets": targets,
         "parallel": parallel,
     }
 
 
 def passes(asked: dict[str, Any], row: dict[str, Any]) -> bool:
-    """Return whether a ranked row is acceptable for `min_gpus`: all requests run at once, or a target limits their wait."""
+    """Return whether a ranked row is acceptable for `min_gpus`: all requests run at once, or a
+    target limits their wait.
+    """
     in_flight = asked["inference"].get("concurrency", 0)
-    return any("ttft" in name for name in asked["targets"]) or row["estimate"]["running_requests"] >= in_flight
+    return (
+        any("ttft" in name for name in asked["targets"])
+        or row["estimate"]["running_requests"] >= in_flight
+    )
 
 
-@pytest.mark.parametrize("seeds", [(0, 1, 3, 21), pytest.param(range(12, 24), marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize(
+    "seeds", [(0, 1, 3, 21), pytest.param(range(12, 24), marks=pytest.mark.long)], ids=len
+)
 def test_it_is_the_smallest_number_on_which_anything_passes(seeds: Sequence[int]) -> None:
     queries = [query(seed) for seed in seeds]
-    lines = [one | {"id": f"{place} fewest", "objective": "min_gpus"} for place, one in enumerate(queries)]
+    lines = [
+        one | {"id": f"{place} fewest", "objective": "min_gpus"}
+        for place, one in enumerate(queries)
+    ]
     for place, one in enumerate(queries):
         cluster = one["cluster"]
         for count in legal_counts(cluster["num_gpus"], cluster["gpus_per_node"]):
             lines.append(one | {"id": f"{place} {count}", "cluster": cluster | {"num_gpus": count}})
-    done = hp_tool("batch", "-", "--task=recommend", "--top=1000", stdin="\n".join(map(json.dumps, lines)))
+    done = hp_tool(
+        "batch", "-", "--task=recommend", "--top=1000", stdin="\n".join(map(json.dumps, lines))
+    )
     answers = {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
     fewest: list[int] = []
     for place, one in enumerate(queries):
         counts = legal_counts(one["cluster"]["num_gpus"], 8)
         passing = [
-            count for count in counts if any(passes(one, row) for row in answers[f"{place} {count}"].get("recommendations", ()))
+            count
+            for count in counts
+            if any(
+                passes(one, row) for row in answers[f"{place} {count}"].get("recommendations", ())
+            )
         ]
         rows = answers[f"{place} fewest"].get("recommendations")
         assert bool(rows) == bool(passing), one

@@ -1,4 +1,6 @@
-"""The load as an unknown: what trying every load would find, and what must hold of it for any query."""
+"""The load as an unknown: what trying every load would find, and what must hold of it for any
+query.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ TRIED = 700
 def queries(draw: st.DrawFn) -> dict[str, Any]:
     """Any model, engine, lengths and targets, with few slots, so that every load can be tried."""
     model = draw(st.sampled_from(("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b")))
-    targets = {"ttft_s": (0.2, 1.0, 5.0), "tpot_s": (0.008, 0.02, 0.05), "request_latency_s": (3.0, 20.0),
-               "tpot_p99_s": (0.03,), "ttft_p90_s": (0.3, 2.0)}  # fmt: skip
+    targets = {
+        "ttft_s": (0.2, 1.0, 5.0),
+        "tpot_s": (0.008, 0.02, 0.05),
+        "request_latency_s": (3.0, 20.0),
+        "tpot_p99_s": (0.03,),
+        "ttft_p90_s": (0.3, 2.0),
+    }
     limits = {name: draw(st.none() | st.sampled_from(values)) for name, values in targets.items()}
     inference = {
         "input_length": draw(st.sampled_from((64, 1500, 8000))),
@@ -49,7 +56,10 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
             "num_gpus": draw(st.sampled_from((2, 4))),
         },
         "inference": inference,
-        "parallel": {"max_num_seqs": draw(st.sampled_from((1, 7, 48))), "pipeline_parallel_size": 1},
+        "parallel": {
+            "max_num_seqs": draw(st.sampled_from((1, 7, 48))),
+            "pipeline_parallel_size": 1,
+        },
         "targets": {name: limit for name, limit in limits.items() if limit is not None},
     }
 
@@ -125,7 +135,9 @@ def test_tighter_targets_never_carry_more(base: dict[str, Any], share: float, ar
 @fewer
 @given(queries(), arrivals)
 def test_littles_law_and_the_memory_bound_hold(base: dict[str, Any], arrival: str) -> None:
-    for row in serving.recommend(query=laid(base, load={"arrival": arrival}), top=4).recommendations:
+    for row in serving.recommend(
+        query=laid(base, load={"arrival": arrival}), top=4
+    ).recommendations:
         e = row.estimate
         assert (
             e.feasible
@@ -135,63 +147,102 @@ def test_littles_law_and_the_memory_bound_hold(base: dict[str, Any], arrival: st
             and e.memory
             and e.tpot_s is not None
         )
-        # A replica that one request leaves idle counts as one busy with it: fewer requests than replicas.
+        # A replica that one request leaves idle counts as one busy with it: fewer requests than
+        # replicas.
         if e.concurrency >= row.parallel.data_parallel_size:
-            assert e.request_rate_per_second * e.request_latency_s == pytest.approx(e.concurrency, rel=1e-9)
-        assert e.users == int(e.concurrency + e.request_rate_per_second * base["inference"]["think_time_s"] + 1e-6)
+            assert e.request_rate_per_second * e.request_latency_s == pytest.approx(
+                e.concurrency, rel=1e-9
+            )
+        assert e.users == int(
+            e.concurrency + e.request_rate_per_second * base["inference"]["think_time_s"] + 1e-6
+        )
         problem = resolve_serving(laid(base))
         if problem.model.num_experts is None and problem.output_length > 1:
-            reading = 0.9 * e.memory.weights_bytes / problem.cluster.gpu.memory_bandwidth_bytes_per_second
-            assert e.tpot_s >= reading * (problem.model.num_hidden_layers - 1) / problem.model.num_hidden_layers * 0.9
+            reading = (
+                0.9 * e.memory.weights_bytes / problem.cluster.gpu.memory_bandwidth_bytes_per_second
+            )
+            assert (
+                e.tpot_s
+                >= reading
+                * (problem.model.num_hidden_layers - 1)
+                / problem.model.num_hidden_layers
+                * 0.9
+            )
 
 
 def test_the_answer_is_valid_input_and_says_what_it_costs() -> None:
-    asked = query(inference=UNKNOWN | {"think_time_s": 20.0}, targets={"ttft_s": 1.0, "tpot_s": 0.03})
+    asked = query(
+        inference=UNKNOWN | {"think_time_s": 20.0}, targets={"ttft_s": 1.0, "tpot_s": 0.03}
+    )
     answer = answers.recommend_answer(asked, top=3)
     best = answer.recommendations[0]
     e = best.estimate
     assert isinstance(e.concurrency, int) and e.users and e.users > e.concurrency
     again = query(
-        inference={"concurrency": e.concurrency, "think_time_s": 20.0}, parallel=schema.to_dict(best.parallel),
+        inference={"concurrency": e.concurrency, "think_time_s": 20.0},
+        parallel=schema.to_dict(best.parallel),
         targets={"ttft_s": 1.0, "tpot_s": 0.03},
-    )  # fmt: skip
+    )
     assert serving.estimate(query=again) == e
     more = schema.to_dict(asked)["inference"] | {"concurrency": e.concurrency + 1}
     assert not serving.estimate(
-        query=query(inference=more, parallel=schema.to_dict(best.parallel), targets={"ttft_s": 1.0, "tpot_s": 0.03})
+        query=query(
+            inference=more,
+            parallel=schema.to_dict(best.parallel),
+            targets={"ttft_s": 1.0, "tpot_s": 0.03},
+        )
     ).feasible
     price, request = e.cost_per_million_tokens, e.request_rate_per_second
     assert price is not None and request is not None
     hourly = float(str(e.provenance["price_per_gpu_hour"]))
-    assert (price.input * 4000 + price.output * 1000) / 1e6 == pytest.approx(8 * hourly / 3600 / request)
+    assert (price.input * 4000 + price.output * 1000) / 1e6 == pytest.approx(
+        8 * hourly / 3600 / request
+    )
     assert answer.throughput_front and answer.throughput_front[-1].estimate.concurrency
 
 
 def test_a_miss_names_the_nearest_and_the_load_it_bears() -> None:
-    missed = answers.recommend_answer(query(inference={"concurrency": 4000}, targets={"tpot_s": 0.02, "ttft_s": 1.0}), top=3)
+    missed = answers.recommend_answer(
+        query(inference={"concurrency": 4000}, targets={"tpot_s": 0.02, "ttft_s": 1.0}), top=3
+    )
     assert missed.recommendations == () and len(missed.nearest_misses) == 3
     e = missed.nearest_misses[0].estimate
     assert e.reasons and e.highest_load and e.highest_load < 4000  # type: ignore[union-attr]
     impossible = answers.recommend_answer(query(inference=UNKNOWN, targets={"tpot_s": 1e-6}), top=3)
     assert impossible.recommendations == () and impossible.throughput_front is None
     assert impossible.nearest_misses[0].estimate.reasons[0].code == "target_missed"
-    large = answers.recommend_answer(query(model="llama-3.1-405b", cluster={"gpu": "l40s-48gb", "num_gpus": 4}), top=3)
+    large = answers.recommend_answer(
+        query(model="llama-3.1-405b", cluster={"gpu": "l40s-48gb", "num_gpus": 4}), top=3
+    )
     assert [row.estimate.reasons[0].code for row in large.nearest_misses] == ["memory"] * 3
-    late = answers.recommend_answer(query(inference=UNKNOWN | {"request_rate_per_second": 500.0}), top=3)
-    assert late.nearest_misses[0].estimate.reasons[0].code == "overloaded" and late.nearest_misses[0].estimate.highest_load
+    late = answers.recommend_answer(
+        query(inference=UNKNOWN | {"request_rate_per_second": 500.0}), top=3
+    )
+    assert (
+        late.nearest_misses[0].estimate.reasons[0].code == "overloaded"
+        and late.nearest_misses[0].estimate.highest_load
+    )
 
 
 def test_pools_carry_the_highest_load_too() -> None:
     sizes = {"prefill_tensor_parallel_size": [1, 2], "decode_tensor_parallel_size": 2}
     bounds = {"tpot_s": 0.02, "ttft_s": 3.0}
-    found = answers.recommend_answer(query(inference=UNKNOWN | {"disaggregated": sizes}, targets=bounds), top=3).disaggregated
+    found = answers.recommend_answer(
+        query(inference=UNKNOWN | {"disaggregated": sizes}, targets=bounds), top=3
+    ).disaggregated
     assert found
     for row in found[:2]:
-        one = {"prefill_replicas": row.prefill.replicas, "decode_replicas": row.decode.replicas,
-               "prefill_tensor_parallel_size": row.prefill.tensor_parallel_size, "decode_tensor_parallel_size": 2}  # fmt: skip
+        one = {
+            "prefill_replicas": row.prefill.replicas,
+            "decode_replicas": row.decode.replicas,
+            "prefill_tensor_parallel_size": row.prefill.tensor_parallel_size,
+            "decode_tensor_parallel_size": 2,
+        }
         load = row.estimate.concurrency
         for concurrency, meets in ((load, True), (load + 1, False)):
-            again = query(inference={"concurrency": concurrency, "disaggregated": one}, targets=bounds)
+            again = query(
+                inference={"concurrency": concurrency, "disaggregated": one}, targets=bounds
+            )
             assert bool(answers.recommend_answer(again, top=1).disaggregated) == meets
         assert row.estimate.users == load
 

@@ -1,4 +1,6 @@
-"""Releases that a query names: unknown ones are rejected with the known ones, and a named one's constants are used."""
+"""Releases that a query names: unknown ones are rejected with the known ones, and a named one's
+constants are used.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from tests.command_line import hp_tool as command_line
 
 
 def trained(version: str | None, framework: str = "megatron-core") -> dict[str, Any]:
-    work = {"sequence_length": 8192, "global_batch_size": 128, "framework": framework, "framework_version": version}
+    work = {
+        "sequence_length": 8192,
+        "global_batch_size": 128,
+        "framework": framework,
+        "framework_version": version,
+    }
     return {
         "kind": "training",
         "model": "llama-3-8b",
@@ -28,7 +35,13 @@ def trained(version: str | None, framework: str = "megatron-core") -> dict[str, 
 
 
 def served(version: str | None, engine: str = "vllm", gpu: str = "h100") -> dict[str, Any]:
-    load = {"input_length": 1000, "output_length": 100, "concurrency": 16, "engine": engine, "precision": "fp8"}
+    load = {
+        "input_length": 1000,
+        "output_length": 100,
+        "concurrency": 16,
+        "engine": engine,
+        "precision": "fp8",
+    }
     return {
         "kind": "inference",
         "model": "llama-3.1-8b",
@@ -44,30 +57,47 @@ UNKNOWN = [
         for version in ("0.8.0", "0.16.0", "99.99", "29.01", "nightly")
     ),
     (trained("0.18.3", "hf-trainer"), "training.framework_version", "leave"),
-    *((served(version), "inference.engine_version", "0.24.0") for version in ("0.99.0", "99.99", "0.24.7", "latest")),
+    *(
+        (served(version), "inference.engine_version", "0.24.0")
+        for version in ("0.99.0", "99.99", "0.24.7", "latest")
+    ),
     (served("0.6.0", "sglang"), "inference.engine_version", "0.5.16"),
 ]
 
 
 @pytest.mark.parametrize(("query", "field", "known"), UNKNOWN)
-def test_an_unknown_release_is_rejected_with_the_known_ones(query: dict[str, Any], field: str, known: str) -> None:
+def test_an_unknown_release_is_rejected_with_the_known_ones(
+    query: dict[str, Any], field: str, known: str
+) -> None:
     for ask in (hp_tool.estimate, hp_tool.recommend):
         with pytest.raises(InputError) as error:
             ask(query)
-        assert (error.value.code, error.value.field) == ("unknown_release", field) and known in error.value.message
+        assert (error.value.code, error.value.field) == (
+            "unknown_release",
+            field,
+        ) and known in error.value.message
     run = command_line("estimate", "-", "--json", stdin=json.dumps(query))
-    assert run.returncode == 2 and json.loads(run.stdout or run.stderr)["error"]["code"] == "unknown_release"
+    assert (
+        run.returncode == 2
+        and json.loads(run.stdout or run.stderr)["error"]["code"] == "unknown_release"
+    )
 
 
-@pytest.mark.parametrize("version", ["26.08", "26.02.01", "26.02", "0.16", "0.16.1", "core_v0.18.2", "0.12", "24.11.1"])
+@pytest.mark.parametrize(
+    "version", ["26.08", "26.02.01", "26.02", "0.16", "0.16.1", "core_v0.18.2", "0.12", "24.11.1"]
+)
 def test_known_releases_and_their_series_are_answered(version: str) -> None:
     assert hp_tool.estimate(trained(version)).estimate.feasible
 
 
-def test_a_new_release_needs_a_row_of_data_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_release_needs_a_row_of_data_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "releases"
     folder.mkdir()
-    (folder / "mine.yaml").write_text('entries: {vllm: {releases: ["0.34.0"]}, megatron-core: {releases: ["26.10"]}}')
+    (folder / "mine.yaml").write_text(
+        'entries: {vllm: {releases: ["0.34.0"]}, megatron-core: {releases: ["26.10"]}}'
+    )
     with pytest.raises(InputError):
         hp_tool.estimate(served("0.34.0"))
     monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
@@ -93,7 +123,12 @@ def test_every_release_with_constants_is_known() -> None:
     [
         ("trtllm", "1.1", "h100", "1.1"),
         ("trtllm", "1.1.0", "h200", "1.1"),
-        ("trtllm", "1.2.0", "a100", "0.17"),  # no constants of its own: the nearest release with runs on this die
+        (
+            "trtllm",
+            "1.2.0",
+            "a100",
+            "0.17",
+        ),  # no constants of its own: the nearest release with runs on this die
         ("trtllm", "1.0.0rc3", "b200", "1.0.0rc3"),
         ("sglang", "0.5.6.post2", "a100", "0.5.6.post2"),
         ("vllm", "0.33.0", "h100", "0.24.0"),
@@ -103,7 +138,9 @@ def test_every_release_with_constants_is_known() -> None:
         ("vllm", None, "b200", "0.12.0"),
     ],
 )
-def test_a_named_release_is_used_and_the_answer_names_it(engine: str, version: str | None, gpu: str, used: str) -> None:
+def test_a_named_release_is_used_and_the_answer_names_it(
+    engine: str, version: str | None, gpu: str, used: str
+) -> None:
     estimate = hp_tool.estimate(served(version, engine, gpu)).estimate
     assert estimate.provenance["constants_release"] == used
     assert estimate.provenance["engine_efficiency"].split(" (")[0] == f"{engine} {used}"
@@ -112,14 +149,26 @@ def test_a_named_release_is_used_and_the_answer_names_it(engine: str, version: s
 def test_a_table_shows_which_release_stands_in() -> None:
     for command in ("estimate", "recommend"):
         newer = command_line(command, "-", stdin=json.dumps(served("0.33.0"))).stdout
-        assert "Release 0.33.0 has no constants of its own; these are predicted with vllm 0.24.0" in newer, newer
-        several = served("0.33.0") | {"cluster": {"gpu": ["h100", "h200"], "num_gpus": 2}, "parallel": {}}
+        assert (
+            "Release 0.33.0 has no constants of its own; these are predicted with vllm 0.24.0"
+            in newer
+        ), newer
+        several = served("0.33.0") | {
+            "cluster": {"gpu": ["h100", "h200"], "num_gpus": 2},
+            "parallel": {},
+        }
         pools = served("0.33.0") | {"cluster": {"gpu": "h100", "num_gpus": 2}, "parallel": {}}
         pools["inference"]["disaggregated"] = {}
         for query in (several, pools) if command == "recommend" else ():
-            assert "predicted with vllm 0.24.0" in command_line(command, "-", stdin=json.dumps(query)).stdout
+            assert (
+                "predicted with vllm 0.24.0"
+                in command_line(command, "-", stdin=json.dumps(query)).stdout
+            )
         for version in (None, "0.12.0", "0.12", "v0.24.0"):
-            assert "constants of its own" not in command_line(command, "-", stdin=json.dumps(served(version))).stdout
+            assert (
+                "constants of its own"
+                not in command_line(command, "-", stdin=json.dumps(served(version))).stdout
+            )
 
 
 def test_a_newer_release_s_interval_is_no_narrower_than_that_of_its_constants() -> None:

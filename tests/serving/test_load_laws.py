@@ -1,4 +1,6 @@
-"""However a load is said: cached prompts never delay, tails rise, Little's law holds, a capacity is borne when asked back."""
+"""However a load is said: cached prompts never delay, tails rise, Little's law holds, a capacity is
+borne when asked back.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ import hp_tool
 from hp_tool.domain.serving import InferenceEstimate, PoolEstimate
 
 LENGTHS = {"input_length": 3000, "output_length": 300}
-TRACE = {"input_tokens": {"median": 2500, "sigma": 0.6}, "output_tokens": {"median": 300, "sigma": 0.5}}
+TRACE = {
+    "input_tokens": {"median": 2500, "sigma": 0.6},
+    "output_tokens": {"median": 300, "sigma": 0.5},
+}
 LOADS: dict[str, dict[str, Any]] = {
     "closed": LENGTHS | {"concurrency": 48},
     "rate": LENGTHS | {"request_rate_per_second": 4.0},
@@ -19,7 +24,8 @@ LOADS: dict[str, dict[str, Any]] = {
     "offline": LENGTHS | {"load": {"arrival": "offline"}},
     "lengths": {"trace": TRACE, "request_rate_per_second": 4.0},
     "pools": LENGTHS | {"concurrency": 48, "disaggregated": {"prefill_replicas": 1}},
-    "pools at a rate": LENGTHS | {"request_rate_per_second": 4.0, "disaggregated": {"prefill_replicas": 1}},
+    "pools at a rate": LENGTHS
+    | {"request_rate_per_second": 4.0, "disaggregated": {"prefill_replicas": 1}},
 }
 TARGETS = {"ttft_p95_s": 1.5, "tpot_p90_s": 0.03}
 
@@ -27,7 +33,12 @@ TARGETS = {"ttft_p95_s": 1.5, "tpot_p90_s": 0.03}
 def answer(inference: dict[str, Any], **changes: Any) -> InferenceEstimate | PoolEstimate:
     """One layout of Llama 3.1 8B on two H100, or one pair of pools."""
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 2}
-    query = {"kind": "inference", "model": "llama-3.1-8b", "cluster": cluster, "inference": inference} | changes
+    query = {
+        "kind": "inference",
+        "model": "llama-3.1-8b",
+        "cluster": cluster,
+        "inference": inference,
+    } | changes
     if "disaggregated" not in inference:
         estimate = hp_tool.estimate(query | {"parallel": {"tensor_parallel_size": 1}}).estimate
         assert isinstance(estimate, InferenceEstimate)
@@ -39,7 +50,9 @@ def answer(inference: dict[str, Any], **changes: Any) -> InferenceEstimate | Poo
 
 @pytest.mark.parametrize("load", LOADS)
 def test_cached_prompts_never_delay_and_never_serve_fewer(load: str) -> None:
-    rows = [answer(LOADS[load] | {"prefix_cache_hit_rate": share}) for share in (0.0, 0.3, 0.6, 0.9)]
+    rows = [
+        answer(LOADS[load] | {"prefix_cache_hit_rate": share}) for share in (0.0, 0.3, 0.6, 0.9)
+    ]
     first = [row.ttft_s or 0.0 for row in rows]
     tokens = [row.output_tokens_per_second_per_gpu or 0.0 for row in rows]
     if load != "offline":  # latencies of an offline load count from admission, and more run at once
@@ -53,7 +66,9 @@ def test_tails_rise_and_a_mean_is_within_them(load: str) -> None:
     assert row.tails is not None
     for name in ("ttft_s", "tpot_s", "request_latency_s"):
         seconds = getattr(row.tails, name).quantiles
-        assert list(seconds) == ["p50", "p90", "p95", "p99", "p99.9"] and list(seconds.values()) == sorted(seconds.values())
+        assert list(seconds) == ["p50", "p90", "p95", "p99", "p99.9"] and list(
+            seconds.values()
+        ) == sorted(seconds.values())
         assert getattr(row, name) <= seconds["p99.9"] * (1 + 1e-9)
 
 
@@ -61,7 +76,9 @@ def test_tails_rise_and_a_mean_is_within_them(load: str) -> None:
 def test_requests_in_flight_are_the_rate_times_the_latency(load: str) -> None:
     row = answer(LOADS[load])
     assert row.request_rate_per_second and row.request_latency_s
-    assert row.request_rate_per_second * row.request_latency_s == pytest.approx(row.concurrency, rel=0.01)
+    assert row.request_rate_per_second * row.request_latency_s == pytest.approx(
+        row.concurrency, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,10 +87,15 @@ def test_requests_in_flight_are_the_rate_times_the_latency(load: str) -> None:
         (LENGTHS, "concurrency"),
         (LENGTHS | {"load": {"arrival": "poisson"}}, "request_rate_per_second"),
         (LENGTHS | {"prefix_cache_hit_rate": 0.5}, "concurrency"),
-        (LENGTHS | {"load": {"arrival": "poisson"}, "prefix_cache_hit_rate": 0.5}, "request_rate_per_second"),
+        (
+            LENGTHS | {"load": {"arrival": "poisson"}, "prefix_cache_hit_rate": 0.5},
+            "request_rate_per_second",
+        ),
     ],
 )
-def test_a_capacity_is_borne_when_it_is_asked_back_and_no_more(load: dict[str, Any], key: str) -> None:
+def test_a_capacity_is_borne_when_it_is_asked_back_and_no_more(
+    load: dict[str, Any], key: str
+) -> None:
     highest = answer(load, targets=TARGETS)
     assert isinstance(highest, InferenceEstimate) and highest.feasible
     most = getattr(highest, key)

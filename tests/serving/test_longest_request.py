@@ -1,4 +1,6 @@
-"""Requests longer than the positions that the model knows are rejected: an engine refuses to start, or refuses the request."""
+"""Requests longer than the positions that the model knows are rejected: an engine refuses to start,
+or refuses the request.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,45 @@ from hp_tool.queries import schema
 from tests.command_line import hp_tool as command_line
 
 CONFIG = {
-    "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128,
-    "num_key_value_heads": 8, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 40960,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-def served(model: Any = "llama-3.1-8b", *, tokens: tuple[int, int] = (130_000, 1_000), **inference: Any) -> dict[str, Any]:
+def served(
+    model: Any = "llama-3.1-8b", *, tokens: tuple[int, int] = (130_000, 1_000), **inference: Any
+) -> dict[str, Any]:
     load = {"input_length": tokens[0], "output_length": tokens[1], "concurrency": 1}
-    return {"kind": "inference", "model": model, "cluster": {"gpu": "h200", "num_gpus": 1}, "inference": load | inference}
+    return {
+        "kind": "inference",
+        "model": model,
+        "cluster": {"gpu": "h200", "num_gpus": 1},
+        "inference": load | inference,
+    }
 
 
 def codes(query: dict[str, Any]) -> list[str]:
-    return [reason.code for reason in hp_tool.estimate(query | {"parallel": {"tensor_parallel_size": 1}}).estimate.reasons]
+    return [
+        reason.code
+        for reason in hp_tool.estimate(
+            query | {"parallel": {"tensor_parallel_size": 1}}
+        ).estimate.reasons
+    ]
 
 
 def test_the_last_position_is_the_longest_request() -> None:
     assert codes(served(tokens=(130_072, 1_000))) == []
-    estimate = hp_tool.estimate(served(tokens=(130_073, 1_000)) | {"parallel": {"tensor_parallel_size": 1}}).estimate
+    estimate = hp_tool.estimate(
+        served(tokens=(130_073, 1_000)) | {"parallel": {"tensor_parallel_size": 1}}
+    ).estimate
     assert not estimate.feasible and estimate.ttft_s is None
     (reason,) = estimate.reasons
     assert (reason.code, reason.needed, reason.available) == ("request_too_long", 131_073, 131_072)
@@ -42,14 +65,27 @@ def test_no_ranking_no_pools_and_no_export_answer_it() -> None:
     long = served(tokens=(1_000_000, 1_000), disaggregated={})
     long["cluster"]["num_gpus"] = 8
     answer = hp_tool.recommend(long)
-    assert answer.recommendations == () and answer.rejections["request_too_long"] > 0 and not answer.disaggregated
+    assert (
+        answer.recommendations == ()
+        and answer.rejections["request_too_long"] > 0
+        and not answer.disaggregated
+    )
     for format in ("vllm", "sglang", "trtllm"):
         with pytest.raises(HpToolError):
             hp_tool.export(served(tokens=(1_000_000, 1_000), engine=format), format=format)
-    for changes in ({"objective": "min_gpus"}, {"inference": {"input_length": 1_000_000, "output_length": 1_000}}):
-        assert hp_tool.recommend(served(tokens=(1_000_000, 1_000)) | changes).nearest_misses[0].estimate.reasons
+    for changes in (
+        {"objective": "min_gpus"},
+        {"inference": {"input_length": 1_000_000, "output_length": 1_000}},
+    ):
+        assert (
+            hp_tool.recommend(served(tokens=(1_000_000, 1_000)) | changes)
+            .nearest_misses[0]
+            .estimate.reasons
+        )
     run = command_line("recommend", "-", stdin=json.dumps(served(tokens=(1_000_000, 1_000))))
-    assert run.returncode == 3 and "request_too_long" in run.stdout and "131,072" in run.stdout, run.stdout
+    assert run.returncode == 3 and "request_too_long" in run.stdout and "131,072" in run.stdout, (
+        run.stdout
+    )
 
 
 def test_the_longest_request_of_a_trace_counts() -> None:
@@ -66,7 +102,16 @@ def test_the_longest_request_of_a_trace_counts() -> None:
         ({"rope_scaling": YARN}, 131_072),
         ({"rope_parameters": YARN}, 131_072),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 81_920),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 40_960),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                }
+            },
+            40_960,
+        ),
         ({"rope_scaling": {"rope_type": "default"}}, 40_960),
     ],
 )
@@ -76,7 +121,11 @@ def test_stated_rope_scaling_lifts_it(scaling: dict[str, Any], longest: int) -> 
 
 
 def test_a_checkpoint_that_was_trained_further_for_longer_requests_takes_them() -> None:
-    for name in ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507"):
+    for name in (
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        "Qwen/Qwen3-4B-Instruct-2507",
+        "Qwen/Qwen3-30B-A3B-Thinking-2507",
+    ):
         assert codes(served(name, tokens=(100_000, 1_000))) == []
     assert codes(served("qwen3-30b-a3b", tokens=(100_000, 1_000))) == ["request_too_long"]
 
@@ -89,15 +138,23 @@ def test_a_model_without_a_known_limit_takes_any() -> None:
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
-        ("vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 8 --max-model-len", "--max-model-len"),
         (
-            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 8 --context-length",
+            "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 8 --max-model-len",
+            "--max-model-len",
+        ),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 8 "
+            "--context-length",
             "--context-length",
         ),
     ],
 )
 def test_a_command_whose_server_would_not_start_is_refused(command: str, flag: str) -> None:
-    load = {"inference.input_length": 1_000, "inference.output_length": 100, "cluster.gpu": "h100-sxm-80gb"}
+    load = {
+        "inference.input_length": 1_000,
+        "inference.output_length": 100,
+        "cluster.gpu": "h100-sxm-80gb",
+    }
     assert read_query(f"{command} 131072", overrides=load)["kind"] == "inference"
     with pytest.raises(HpToolError, match=r"131,072 positions") as caught:
         read_query(f"{command} 131073", overrides=load)

@@ -1,4 +1,6 @@
-"""`inference.memory_fraction`: the share of device memory that the user gives the engine, from import to export."""
+"""`inference.memory_fraction`: the share of device memory that the user gives the engine, from
+import to export.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,29 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange import export, read_query
 from hp_tool.queries import schema
 
-LOAD = {"inference.input_length": 4000, "inference.output_length": 1000, "inference.concurrency": 64, "cluster.gpu": "h200"}
+LOAD = {
+    "inference.input_length": 4000,
+    "inference.output_length": 1000,
+    "inference.concurrency": 64,
+    "cluster.gpu": "h200",
+}
 FLAGS = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
 COMMANDS = {
     "vllm": "vllm serve Qwen/Qwen3-32B -tp 2 --gpu-memory-utilization {}",
-    "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2 --mem-fraction-static {}",
+    "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2 "
+    "--mem-fraction-static {}",
 }
 DEVICE_BYTES = gpu("h200").memory_bytes
 
 
 def served(**inference: Any) -> dict[str, Any]:
-    load = {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm", "precision": "bf16"}
+    load = {
+        "input_length": 4000,
+        "output_length": 1000,
+        "concurrency": 64,
+        "engine": "vllm",
+        "precision": "bf16",
+    }
     return {
         "kind": "inference",
         "model": "qwen3-32b",
@@ -42,11 +56,15 @@ def asked(data: dict[str, Any]) -> Query:
 
 @pytest.mark.parametrize("engine", FLAGS)
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 0.93, 0.95])
-def test_a_command_s_fraction_is_the_one_that_is_predicted_and_exported(engine: str, fraction: float) -> None:
+def test_a_command_s_fraction_is_the_one_that_is_predicted_and_exported(
+    engine: str, fraction: float
+) -> None:
     query = read_query(COMMANDS[engine].format(fraction), overrides=LOAD)
     assert query["inference"]["memory_fraction"] == fraction and "constraints" not in query
     estimate = serving.estimate(query=asked(query))
-    assert estimate.memory is not None and estimate.memory.capacity_bytes == pytest.approx(fraction * DEVICE_BYTES)
+    assert estimate.memory is not None and estimate.memory.capacity_bytes == pytest.approx(
+        fraction * DEVICE_BYTES
+    )
     script = export(result=query | {"parallel": schema.to_dict(estimate.parallel)}, format=engine)
     assert re.search(rf"{FLAGS[engine]} (\S+)", script)[1] == str(fraction)  # type: ignore[index]
 
@@ -54,7 +72,8 @@ def test_a_command_s_fraction_is_the_one_that_is_predicted_and_exported(engine: 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_more_memory_holds_more_requests(engine: str) -> None:
     room = [
-        serving.estimate(query=asked(served(engine=engine, memory_fraction=fraction))).memory for fraction in (0.7, 0.9, 0.97)
+        serving.estimate(query=asked(served(engine=engine, memory_fraction=fraction))).memory
+        for fraction in (0.7, 0.9, 0.97)
     ]
     capacities = [each.kv_cache_capacity_bytes for each in room if each is not None]
     assert capacities == sorted(set(capacities)) and len(capacities) == 3
@@ -65,8 +84,12 @@ def test_a_stated_fraction_replaces_the_headroom() -> None:
     alone = serving.estimate(query=asked(query))
     both = serving.estimate(query=asked(query | {"constraints": {"memory_headroom_fraction": 0.3}}))
     assert both.memory == alone.memory
-    unstated = serving.estimate(query=asked(served() | {"constraints": {"memory_headroom_fraction": 0.3}}))
-    assert unstated.memory is not None and unstated.memory.capacity_bytes == pytest.approx(0.7 * DEVICE_BYTES)
+    unstated = serving.estimate(
+        query=asked(served() | {"constraints": {"memory_headroom_fraction": 0.3}})
+    )
+    assert unstated.memory is not None and unstated.memory.capacity_bytes == pytest.approx(
+        0.7 * DEVICE_BYTES
+    )
 
 
 def test_a_trace_and_pools_have_the_stated_memory_too() -> None:
@@ -82,7 +105,9 @@ def test_a_trace_and_pools_have_the_stated_memory_too() -> None:
         data = served(memory_fraction=fraction, disaggregated={}, concurrency=None)
         data["cluster"]["num_gpus"] = 4
         del data["parallel"], data["inference"]["concurrency"]
-        most.append(max(row.estimate.concurrency for row in serving.disaggregated(query=asked(data))))
+        most.append(
+            max(row.estimate.concurrency for row in serving.disaggregated(query=asked(data)))
+        )
     assert most[0] < most[1]
 
 
@@ -90,7 +115,9 @@ def test_tensorrt_llm_is_told_its_share_of_free_memory() -> None:
     query = served(engine="trtllm", memory_fraction=0.8)
     script = export(result=query | {"parallel": {"tensor_parallel_size": 2}}, format="trtllm")
     assert "--kv_cache_free_gpu_memory_fraction 0.8" in script
-    silent = export(result=served(engine="trtllm") | {"parallel": {"tensor_parallel_size": 2}}, format="trtllm")
+    silent = export(
+        result=served(engine="trtllm") | {"parallel": {"tensor_parallel_size": 2}}, format="trtllm"
+    )
     assert "free_gpu_memory_fraction" not in silent
 
 
@@ -98,7 +125,9 @@ def test_no_headroom_is_written_where_tensorrt_llm_has_no_word_for_it() -> None:
     headroom = {"constraints": {"memory_headroom_fraction": 0.3}}
     with pytest.raises(UnsupportedError):
         export(result=served(engine="trtllm") | headroom, format="trtllm")
-    assert "0.8" in export(result=served(engine="trtllm", memory_fraction=0.8) | headroom, format="trtllm")
+    assert "0.8" in export(
+        result=served(engine="trtllm", memory_fraction=0.8) | headroom, format="trtllm"
+    )
 
 
 @pytest.mark.parametrize("fraction", [0, 1.5, -0.1])

@@ -1,4 +1,6 @@
-"""A serving query that names no precision is answered for the published checkpoint's, in every command."""
+"""A serving query that names no precision is answered for the published checkpoint's, in every
+command.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from hp_tool.queries import schema
 from hp_tool.serving.problem import resolve_serving
 from tests.command_line import hp_tool as command_line
 
-LOAD = {"inference.input_length": 1000, "inference.output_length": 100, "inference.concurrency": 16, "cluster.gpu": "h200"}
+LOAD = {
+    "inference.input_length": 1000,
+    "inference.output_length": 100,
+    "inference.concurrency": 16,
+    "cluster.gpu": "h200",
+}
 PUBLISHED = {
     "deepseek-v3": "fp8",
     "deepseek-r1": "fp8",
@@ -37,7 +44,12 @@ PUBLISHED = {
 
 def served(model: Any, **inference: Any) -> dict[str, Any]:
     load = {"input_length": 1000, "output_length": 100, "concurrency": 16}
-    return {"kind": "inference", "model": model, "cluster": {"gpu": "h200", "num_gpus": 8}, "inference": load | inference}
+    return {
+        "kind": "inference",
+        "model": model,
+        "cluster": {"gpu": "h200", "num_gpus": 8},
+        "inference": load | inference,
+    }
 
 
 @pytest.mark.parametrize(("name", "precision"), PUBLISHED.items())
@@ -60,7 +72,9 @@ def test_every_model_of_the_catalogue_is_exported_as_it_was_answered() -> None:
         if model(name).architecture != "decoder":
             continue
         try:
-            text = hp_tool.export(served(name) | {"parallel": {"tensor_parallel_size": 1}}, format="vllm").text
+            text = hp_tool.export(
+                served(name) | {"parallel": {"tensor_parallel_size": 1}}, format="vllm"
+            ).text
         except HpToolError as error:
             assert getattr(error, "field", "") != "inference.precision", f"{name}: {error}"
             continue
@@ -70,9 +84,16 @@ def test_every_model_of_the_catalogue_is_exported_as_it_was_answered() -> None:
 
 def test_a_config_json_says_how_its_weights_are_stored(tmp_path: Path) -> None:
     config = {
-        "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128,
-        "num_key_value_heads": 8, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 40960,
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "num_hidden_layers": 36,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    }
     compressed = {
         "quant_method": "compressed-tensors",
         "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
@@ -89,12 +110,17 @@ def test_a_config_json_says_how_its_weights_are_stored(tmp_path: Path) -> None:
         written = config | ({"quantization_config": stored} if stored else {})
         assert resolve_serving(schema.parse_query(served(written))).precision == precision
         (tmp_path / "config.json").write_text(json.dumps(written))
-        assert resolve_serving(schema.parse_own_query(served(str(tmp_path / "config.json")))).precision == precision
+        assert (
+            resolve_serving(schema.parse_own_query(served(str(tmp_path / "config.json")))).precision
+            == precision
+        )
     unknown = config | {"quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(UnsupportedError) as error:
         resolve_serving(schema.parse_query(served(unknown)))
     assert error.value.field == "inference.precision"
-    assert resolve_serving(schema.parse_query(served(unknown, precision="int4"))).precision == "int4"
+    assert (
+        resolve_serving(schema.parse_query(served(unknown, precision="int4"))).precision == "int4"
+    )
 
 
 def test_a_table_says_which_precision_was_taken() -> None:

@@ -1,4 +1,6 @@
-"""What would mend an infeasible serving configuration: fed back as a query, each mend is what it says."""
+"""What would mend an infeasible serving configuration: fed back as a query, each mend is what it
+says.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,27 @@ RATE = {"concurrency": None, "request_rate_per_second": 15.0}
 CASES: dict[str, dict[str, Any]] = {
     "tpot": {"parallel": {"tensor_parallel_size": 1}, "targets": {"tpot_s": 0.01}},
     "ttft": {"parallel": {"tensor_parallel_size": 1}, "targets": {"ttft_s": 0.3}},
-    "tail": {"parallel": {"tensor_parallel_size": 8}, "targets": {"tpot_p99_s": 0.013}, "inference": {"concurrency": 128}},
+    "tail": {
+        "parallel": {"tensor_parallel_size": 8},
+        "targets": {"tpot_p99_s": 0.013},
+        "inference": {"concurrency": 128},
+    },
     "illegal": {"parallel": {"tensor_parallel_size": 3}},
     "memory": {"model": "llama-3.1-405b", "parallel": {"tensor_parallel_size": 2}},
     "overload": {"parallel": {"tensor_parallel_size": 1}, "inference": RATE},
-    "experts": {"model": "qwen3-30b-a3b", "parallel": {"tensor_parallel_size": 2, "expert_parallel_size": 4}},
-}  # fmt: skip
-AXES = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "attention_data_parallel_size",
-        "max_num_seqs", "max_num_batched_tokens")  # fmt: skip
+    "experts": {
+        "model": "qwen3-30b-a3b",
+        "parallel": {"tensor_parallel_size": 2, "expert_parallel_size": 4},
+    },
+}
+AXES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+    "attention_data_parallel_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 
 
 def again(asked: Query, mend: ServingMend) -> InferenceEstimate:
@@ -40,7 +55,11 @@ def test_a_mend_is_feasible_and_has_the_figures_it_was_told_with(case: str) -> N
     for mend in found.mends:
         after = again(asked, mend)
         assert after.feasible and not mend.remaining
-        assert (after.ttft_s, after.tpot_s, after.request_latency_s) == (mend.ttft_s, mend.tpot_s, mend.request_latency_s)
+        assert (after.ttft_s, after.tpot_s, after.request_latency_s) == (
+            mend.ttft_s,
+            mend.tpot_s,
+            mend.request_latency_s,
+        )
         assert after.memory is not None and after.memory.total_bytes == mend.memory_total_bytes
         assert mend.change.startswith("more GPUs") == (mend.num_gpus > 8)
 
@@ -53,22 +72,33 @@ def directions(before: ServingConfig, after: ServingConfig) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_smaller_change_would_do(case: str) -> None:
-    """Mends on the same devices differ on equally many axes; and no two move the same axes the same way."""
+    """Mends on the same devices differ on equally many axes; and no two move the same axes the same
+    way.
+    """
     found = serving.estimate(query=query(**CASES[case]))
     assert found.parallel is not None
-    moved = [directions(found.parallel, mend.parallel) for mend in found.mends if mend.num_gpus == 8]
+    moved = [
+        directions(found.parallel, mend.parallel) for mend in found.mends if mend.num_gpus == 8
+    ]
     assert len(set(moved)) == len(moved) and len({sum(map(abs, one)) for one in moved}) <= 1
 
 
 def test_the_change_is_told_in_words_and_fields() -> None:
-    found = serving.estimate(query=query(model="llama-3.1-405b", parallel={"tensor_parallel_size": 2}))
+    found = serving.estimate(
+        query=query(model="llama-3.1-405b", parallel={"tensor_parallel_size": 2})
+    )
     first = found.mends[0]
     assert first.change == "TP 2 -> 4 (DP 4 -> 2)"
-    assert first.changed == ("tensor_parallel_size", "data_parallel_size") and first.throughput_change_fraction is None
+    assert (
+        first.changed == ("tensor_parallel_size", "data_parallel_size")
+        and first.throughput_change_fraction is None
+    )
 
 
 def test_where_nothing_keeps_to_the_targets_the_nearest_is_told_with_what_it_misses() -> None:
-    found = serving.estimate(query=query(parallel={"tensor_parallel_size": 1}, targets={"tpot_s": 0.0001}))
+    found = serving.estimate(
+        query=query(parallel={"tensor_parallel_size": 1}, targets={"tpot_s": 0.0001})
+    )
     (nearest,) = found.mends
     (reason,) = nearest.remaining
     assert reason.code == "target_missed" and reason.needed == nearest.tpot_s < found.tpot_s  # type: ignore[operator]

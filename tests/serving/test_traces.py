@@ -26,7 +26,8 @@ from hp_tool.serving.replay import played
 
 ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
 COLUMNS: dict[str, list[Any]] = {
-    name: [row[place] for row in ROWS] for place, name in enumerate(("arrival_s", "input_tokens", "output_tokens"))
+    name: [row[place] for row in ROWS]
+    for place, name in enumerate(("arrival_s", "input_tokens", "output_tokens"))
 }
 HASHES = [[1, 2], [9], [1, 2, 3, 4], [1, 8, 3]]
 """The third finds two blocks, the fourth one: a block behind a new one is new."""
@@ -49,7 +50,8 @@ def written(folder: Path) -> dict[str, Path]:
         for (t, i, o), h in zip(ROWS, HASHES, strict=False)
     ]
     texts = {
-        "own.csv": "arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},{i},{o}\n" for t, i, o in reversed(ROWS)),
+        "own.csv": "arrival_s,input_tokens,output_tokens\n"
+        + "".join(f"{t},{i},{o}\n" for t, i, o in reversed(ROWS)),
         "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         + "".join(f"2023-11-16 18:15:{46.6805900 + t:.7f},{i},{o}\n" for t, i, o in ROWS),
         "mooncake.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
@@ -66,27 +68,55 @@ def test_every_format_says_the_same_requests(tmp_path: Path) -> None:
         assert trace.arrival_s is not None
         np.testing.assert_allclose(trace.arrival_s, COLUMNS["arrival_s"], atol=1e-6)
         assert (
-            trace.input_tokens.tolist() == COLUMNS["input_tokens"] and trace.output_tokens.tolist() == COLUMNS["output_tokens"]
+            trace.input_tokens.tolist() == COLUMNS["input_tokens"]
+            and trace.output_tokens.tolist() == COLUMNS["output_tokens"]
         )
-        assert trace.prefix_tokens.tolist() == ([0, 0, 1024, 512] if name == "mooncake.jsonl" else [0] * 4)
+        assert trace.prefix_tokens.tolist() == (
+            [0, 0, 1024, 512] if name == "mooncake.jsonl" else [0] * 4
+        )
 
 
 def test_lengths_may_be_distributions() -> None:
     spread = {"median": 1000.0, "sigma": 0.5, "longest": 3000}
-    trace = request_trace(schema.parse(TraceSpec, {"input_tokens": spread, "output_tokens": {"median": 100.0, "sigma": 0.0}}))
-    assert np.median(trace.input_tokens) == pytest.approx(1000, rel=0.01) and trace.input_tokens.max() == 3000
+    trace = request_trace(
+        schema.parse(
+            TraceSpec, {"input_tokens": spread, "output_tokens": {"median": 100.0, "sigma": 0.0}}
+        )
+    )
+    assert (
+        np.median(trace.input_tokens) == pytest.approx(1000, rel=0.01)
+        and trace.input_tokens.max() == 3000
+    )
     logs = np.log(trace.input_tokens[trace.input_tokens < 3000])
-    assert np.quantile(logs, 0.16) == pytest.approx(np.log(1000) - 0.5, abs=0.02) and set(trace.output_tokens) == {100}
-    beside = request_trace(schema.parse(TraceSpec, {"input_tokens": [10, 20, 30], "output_tokens": spread}))
+    assert np.quantile(logs, 0.16) == pytest.approx(np.log(1000) - 0.5, abs=0.02) and set(
+        trace.output_tokens
+    ) == {100}
+    beside = request_trace(
+        schema.parse(TraceSpec, {"input_tokens": [10, 20, 30], "output_tokens": spread})
+    )
     assert sorted(beside.output_tokens)[1] == 1000 and len(beside.output_tokens) == 3
     inputs = asked(trace={"input_tokens": spread, "output_tokens": spread}, concurrency=16)
-    spreading, alike = (answers.estimate_answer(schema.parse_query(one)).estimate for one in (inputs, asked(
-        input_length=trace.input_tokens.mean().round().astype(int).item(), output_length=1130, concurrency=16)))  # fmt: skip
+    spreading, alike = (
+        answers.estimate_answer(schema.parse_query(one)).estimate
+        for one in (
+            inputs,
+            asked(
+                input_length=trace.input_tokens.mean().round().astype(int).item(),
+                output_length=1130,
+                concurrency=16,
+            ),
+        )
+    )
     assert isinstance(spreading, InferenceEstimate) and isinstance(alike, InferenceEstimate)
     assert spreading.tails is not None and alike.tails is not None
     assert spreading.tails.request_latency_s.p99 > 1.5 * alike.tails.request_latency_s.p99
     with pytest.raises(InputError) as caught:
-        schema.parse_query(asked(trace={"input_tokens": {"median": 0.5, "sigma": 1}, "output_tokens": spread}, concurrency=1))
+        schema.parse_query(
+            asked(
+                trace={"input_tokens": {"median": 0.5, "sigma": 1}, "output_tokens": spread},
+                concurrency=1,
+            )
+        )
     assert caught.value.field is not None and caught.value.field.startswith("inference.trace")
 
 
@@ -95,22 +125,49 @@ def test_a_trace_is_played_as_its_requests_came(tmp_path: Path) -> None:
     assert isinstance(found, InferenceEstimate) and found.feasible and found.tails and found.ttft_s
     assert "played" in str(found.provenance["load"]) and found.preemptions_per_request == 0.0
     assert found.tails.ttft_s.p50 <= found.tails.ttft_s.p99 and found.ttft_s < 0.2
-    closed = hp_tool.estimate(asked(trace={k: v * 50 for k, v in COLUMNS.items() if k != "arrival_s"}, concurrency=32)).estimate
-    assert isinstance(closed, InferenceEstimate) and closed.tpot_s and found.tpot_s and closed.tpot_s > found.tpot_s
-    best = hp_tool.recommend(asked(trace=COLUMNS) | {"parallel": {}, "targets": {"ttft_s": 0.5}}, top=2)
+    closed = hp_tool.estimate(
+        asked(trace={k: v * 50 for k, v in COLUMNS.items() if k != "arrival_s"}, concurrency=32)
+    ).estimate
+    assert (
+        isinstance(closed, InferenceEstimate)
+        and closed.tpot_s
+        and found.tpot_s
+        and closed.tpot_s > found.tpot_s
+    )
+    best = hp_tool.recommend(
+        asked(trace=COLUMNS) | {"parallel": {}, "targets": {"ttft_s": 0.5}}, top=2
+    )
     assert best.recommendations and best.recommendations[0].rank == 1
     missed = hp_tool.recommend(asked(trace=COLUMNS) | {"targets": {"tpot_p99_s": 1e-5}})
-    assert not missed.recommendations and missed.nearest_misses[0].estimate.reasons[0].code == "target_missed"
+    assert (
+        not missed.recommendations
+        and missed.nearest_misses[0].estimate.reasons[0].code == "target_missed"
+    )
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")), st.sampled_from((None, 4, 40)), st.integers(0, 5))
-def test_requests_of_a_trace_obey_little_and_the_memory_bound(model: str, concurrency: int | None, seed: int) -> None:
+@given(
+    st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")),
+    st.sampled_from((None, 4, 40)),
+    st.integers(0, 5),
+)
+def test_requests_of_a_trace_obey_little_and_the_memory_bound(
+    model: str, concurrency: int | None, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    columns = {"input_tokens": rng.integers(1, 3000, 120).tolist(), "output_tokens": rng.integers(1, 200, 120).tolist()}
+    columns = {
+        "input_tokens": rng.integers(1, 3000, 120).tolist(),
+        "output_tokens": rng.integers(1, 200, 120).tolist(),
+    }
     columns["arrival_s"] = np.cumsum(rng.exponential(0.05, 120)).tolist()
     e = hp_tool.estimate(asked(trace=columns, concurrency=concurrency) | {"model": model}).estimate
-    assert isinstance(e, InferenceEstimate) and e.memory and e.tpot_s and e.request_rate_per_second and e.request_latency_s
+    assert (
+        isinstance(e, InferenceEstimate)
+        and e.memory
+        and e.tpot_s
+        and e.request_rate_per_second
+        and e.request_latency_s
+    )
     in_flight = e.request_rate_per_second * e.request_latency_s
     assert e.concurrency is not None and in_flight <= e.concurrency * (1 + 1e-9)
     if model == "llama-3.1-8b":
@@ -125,7 +182,10 @@ def test_requests_of_a_trace_obey_little_and_the_memory_bound(model: str, concur
     "change",
     [
         {"trace": {"input_tokens": [5, 6], "output_tokens": [5]}},
-        {"trace": {"arrival_s": [0.0], "input_tokens": [5, 6], "output_tokens": [5, 7]}, "concurrency": 2},
+        {
+            "trace": {"arrival_s": [0.0], "input_tokens": [5, 6], "output_tokens": [5, 7]},
+            "concurrency": 2,
+        },
         {"trace": "no/such/file.csv"},
         {"trace": "/etc/passwd"},
     ],
@@ -151,7 +211,10 @@ def test_what_a_trace_leaves_open_is_named() -> None:
         request_trace(TraceSpec(input_tokens=(0,), output_tokens=(1,)))
 
 
-SPREAD = {"input_tokens": {"median": 2000, "sigma": 0.8}, "output_tokens": {"median": 400, "sigma": 0.6}}
+SPREAD = {
+    "input_tokens": {"median": 2000, "sigma": 0.8},
+    "output_tokens": {"median": 400, "sigma": 0.6},
+}
 TARGETS = {"ttft_p95_s": 1.0, "tpot_p95_s": 0.03}
 
 
@@ -159,26 +222,45 @@ def dense(num_gpus: int = 8, **inference: Any) -> dict[str, Any]:
     """Lengths drawn for Llama 3.3 70B in fp8."""
     load = {"engine": "vllm", "precision": "fp8", "prefix_cache_hit_rate": 0.6, "trace": SPREAD}
     return {
-        "kind": "inference", "model": "llama-3.3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-        "inference": load | inference, "targets": TARGETS,
-    }  # fmt: skip
+        "kind": "inference",
+        "model": "llama-3.3-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+        "inference": load | inference,
+        "targets": TARGETS,
+    }
 
 
 def feasible(query: dict[str, Any], sizes: dict[str, int]) -> bool:
     return hp_tool.estimate(query | {"parallel": sizes}).estimate.feasible
 
 
-@pytest.mark.parametrize("load", [{"load": {"arrival": "poisson"}}, {"concurrency": {"min": 1, "max": 1000}}, {}])
-def test_the_highest_load_of_a_trace_is_the_last_that_its_requests_bear(load: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "load", [{"load": {"arrival": "poisson"}}, {"concurrency": {"min": 1, "max": 1000}}, {}]
+)
+def test_the_highest_load_of_a_trace_is_the_last_that_its_requests_bear(
+    load: dict[str, Any],
+) -> None:
     sizes = {"tensor_parallel_size": 4}
     estimate = hp_tool.estimate(dense(4, **load) | {"parallel": sizes}).estimate
-    assert isinstance(estimate, InferenceEstimate) and estimate.feasible and estimate.tails is not None
+    assert (
+        isinstance(estimate, InferenceEstimate) and estimate.feasible and estimate.tails is not None
+    )
     assert estimate.tails.tpot_s.quantiles["p95"] > 0.9 * TARGETS["tpot_p95_s"]
     words = str(estimate.provenance["load"])
     name = "request_rate_per_second" if load.get("load") else "concurrency"
-    borne = float(re.search(r"([\d.]+) requests (?:a second|in flight)", words)[1])  # type: ignore[index]
-    lower, higher = (0.97 * borne, 1.05 * borne) if load.get("load") else (int(borne), int(1.05 * borne) + 1)
-    assert feasible(dense(4, **{name: lower}), sizes) and not feasible(dense(4, **{name: higher}), sizes)
+    borne = float(
+        re.search(
+            r"([\d.]+) requests (?:a second|in "
+            r"flight)",
+            words,
+        )[1]
+    )  # type: ignore[index]
+    lower, higher = (
+        (0.97 * borne, 1.05 * borne) if load.get("load") else (int(borne), int(1.05 * borne) + 1)
+    )
+    assert feasible(dense(4, **{name: lower}), sizes) and not feasible(
+        dense(4, **{name: higher}), sizes
+    )
 
 
 def test_a_list_of_rates_is_a_table_of_the_fewest_gpus() -> None:
@@ -191,8 +273,13 @@ def test_a_list_of_rates_is_a_table_of_the_fewest_gpus() -> None:
     devices = [row.estimate.provenance["num_gpus"] for row in answer.recommendations]
     assert devices == sorted(devices)
     for row, rate in zip(answer.recommendations, (1.0, 4.0), strict=True):
-        alone = hp_tool.recommend(dense(request_rate_per_second=rate) | {"objective": "min_gpus"}, top=1)
-        assert alone.recommendations[0].estimate.provenance["num_gpus"] == row.estimate.provenance["num_gpus"]
+        alone = hp_tool.recommend(
+            dense(request_rate_per_second=rate) | {"objective": "min_gpus"}, top=1
+        )
+        assert (
+            alone.recommendations[0].estimate.provenance["num_gpus"]
+            == row.estimate.provenance["num_gpus"]
+        )
     equal = dense(request_rate_per_second=[1.0, 4.0]) | {"objective": "min_gpus"}
     del equal["inference"]["trace"]
     equal["inference"] |= {"input_length": 2000, "output_length": 400}
@@ -202,7 +289,11 @@ def test_a_list_of_rates_is_a_table_of_the_fewest_gpus() -> None:
 def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
     """By means the best ten have too few slots for a burst; as a fluid it fills them."""
     arrivals = np.concatenate([60.0 * burst + np.linspace(0.0, 10.0, 90) for burst in range(4)])
-    trace = {"arrival_s": arrivals.tolist(), "input_tokens": [2000] * 360, "output_tokens": [400] * 360}
+    trace = {
+        "arrival_s": arrivals.tolist(),
+        "input_tokens": [2000] * 360,
+        "output_tokens": [400] * 360,
+    }
     query = schema.parse_query(
         asked(trace=trace, precision="fp8")
         | {
@@ -215,7 +306,8 @@ def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
     problem = resolve_serving(query)
     space = cost_space(query=query, problem=problem)
     latencies = [
-        played(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s or np.inf
+        played(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s
+        or np.inf
         for row in space.best(200)
     ]
     assert best.estimate.request_latency_s == pytest.approx(min(latencies))

@@ -21,14 +21,28 @@ from hp_tool.queries.schema import parse_query
 from hp_tool.serving import prefixes
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 
-HYBRIDS = ("qwen3.6-27b", "qwen3.6-35b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v3.2", "gemma-4-31b", "llama-4-maverick")
+HYBRIDS = (
+    "qwen3.6-27b",
+    "qwen3.6-35b-a3b",
+    "nemotron-3-nano-30b-a3b",
+    "deepseek-v3.2",
+    "gemma-4-31b",
+    "llama-4-maverick",
+)
 ONE = ServingCandidates.from_configs([ServingConfig(max_num_seqs=64)], concurrency=[16.0])
 MANY = ServingCandidates.from_configs([ServingConfig(max_num_seqs=1024)], concurrency=[1024.0])
 
 
-def query(model: Any, *, num_gpus: int = 8, gpu: str = "h200-sxm-141gb", **load: Any) -> dict[str, Any]:
+def query(
+    model: Any, *, num_gpus: int = 8, gpu: str = "h200-sxm-141gb", **load: Any
+) -> dict[str, Any]:
     work = {"input_length": 2000, "output_length": 200, "concurrency": 16, **load}
-    return {"kind": "inference", "model": model, "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "inference": work}
+    return {
+        "kind": "inference",
+        "model": model,
+        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "inference": work,
+    }
 
 
 def problem(model: Any, **load: Any) -> ServingProblem:
@@ -37,40 +51,54 @@ def problem(model: Any, **load: Any) -> ServingProblem:
 
 def test_a_pattern_of_the_model_s_own_layers_is_the_model() -> None:
     plain = problem("qwen3-8b")
-    same = replace(plain, model=replace(plain.model, blocks=(Block(count=2), Block(count=1), Block(count=1))))
+    same = replace(
+        plain, model=replace(plain.model, blocks=(Block(count=2), Block(count=1), Block(count=1)))
+    )
     costs, again = (serving_costs(case=case, candidates=ONE) for case in (plain, same))
-    assert again.tpot_s == pytest.approx(costs.tpot_s, rel=1e-12) and again.ttft_s == pytest.approx(costs.ttft_s, rel=1e-12)
+    assert again.tpot_s == pytest.approx(costs.tpot_s, rel=1e-12) and again.ttft_s == pytest.approx(
+        costs.ttft_s, rel=1e-12
+    )
     assert again.bytes.weights == pytest.approx(costs.bytes.weights, rel=1e-12)
     assert again.max_running == pytest.approx(costs.max_running, rel=1e-12)
 
 
 def test_a_pattern_of_one_kind_keeps_what_its_block_says() -> None:
-    """A window of the model that no block has cuts no cache; nor does another width of its heads go unseen."""
+    """A window of the model that no block has cuts no cache; nor does another width of its heads go
+    unseen.
+    """
     plain = problem("qwen3-8b", input_length=8_000)
     windowed = replace(plain.model, sliding_window=1024, blocks=(Block(),))
     wide = replace(plain.model, blocks=(Block(head_dim=256),))
 
     def room(model: Any) -> float:
-        return float(serving_costs(case=replace(plain, model=model), candidates=MANY).max_running[0])
+        return float(
+            serving_costs(case=replace(plain, model=model), candidates=MANY).max_running[0]
+        )
 
     assert room(windowed) == room(plain.model)
     assert room(wide) < 0.6 * room(plain.model)
 
 
 def test_the_widest_layer_sets_the_working_memory() -> None:
-    """One layer is worked on at a time: a wide one among narrow ones takes as much as a model of wide ones."""
+    """One layer is worked on at a time: a wide one among narrow ones takes as much as a model of
+    wide ones.
+    """
     plain = problem("qwen3-8b")
     width = plain.model.intermediate_size
 
     def working(*blocks: Block) -> float:
-        return float(activation_bytes(replace(plain, model=replace(plain.model, blocks=blocks)), ONE)[0])
+        return float(
+            activation_bytes(replace(plain, model=replace(plain.model, blocks=blocks)), ONE)[0]
+        )
 
     narrow, wide = Block(intermediate_size=width), Block(intermediate_size=3 * width)
     assert working(narrow, wide, narrow) == working(wide) > working(narrow)
 
 
 def test_states_take_the_cache_of_a_published_run() -> None:
-    """Qwen3.6-27B: four sequences of 262,144 tokens in all keep 16,384 MiB of keys and values and 598.5 MiB of state."""
+    """Qwen3.6-27B: four sequences of 262,144 tokens in all keep 16,384 MiB of keys and values and
+    598.5 MiB of state.
+    """
     case = problem("qwen3.6-27b", precision="bf16")
     per_token = serving_costs(case=case, candidates=ONE).bytes.kv_per_token
     each = np.ravel(cached_tokens(case, ONE.tensor_parallel_size, 262_144 / 4)) * per_token
@@ -78,10 +106,14 @@ def test_states_take_the_cache_of_a_published_run() -> None:
 
 
 def test_a_prompt_resumes_where_a_state_was_kept() -> None:
-    """Blocks as long as their keys and values are as large as a state: 800 tokens of Qwen3.6-27B, 16 heads' of the 4B near
-    the 528 that vLLM prints.
+    """Blocks as long as their keys and values are as large as a state: 800 tokens of Qwen3.6-27B,
+    16 heads' of the 4B near the 528 that vLLM prints.
     """
-    trace = {"input_tokens": [2000] * 3, "output_tokens": [100] * 3, "prefix_tokens": [700, 1000, 1999]}
+    trace = {
+        "input_tokens": [2000] * 3,
+        "output_tokens": [100] * 3,
+        "prefix_tokens": [700, 1000, 1999],
+    }
     case = problem("qwen3.6-27b", precision="bf16", input_length=0, output_length=0, trace=trace)
     assert case.trace is not None and case.trace.prefix_tokens.tolist() == [0, 800, 1600]
     assert case.prefix_cache_hit_rate == 2400 / 6000
@@ -100,10 +132,22 @@ def test_a_prompt_resumes_where_a_state_was_kept() -> None:
         ("sglang", None, [700, 1000, 1999], "taken to end there"),
     ],
 )
-def test_each_engine_resumes_where_it_keeps_states(engine: str, version: str | None, resumed: list[int], words: str) -> None:
-    trace = {"input_tokens": [2000] * 3, "output_tokens": [100] * 3, "prefix_tokens": [700, 1000, 1999]}
+def test_each_engine_resumes_where_it_keeps_states(
+    engine: str, version: str | None, resumed: list[int], words: str
+) -> None:
+    trace = {
+        "input_tokens": [2000] * 3,
+        "output_tokens": [100] * 3,
+        "prefix_tokens": [700, 1000, 1999],
+    }
     case = problem(
-        "qwen3.6-27b", precision="bf16", input_length=0, output_length=0, trace=trace, engine=engine, engine_version=version
+        "qwen3.6-27b",
+        precision="bf16",
+        input_length=0,
+        output_length=0,
+        trace=trace,
+        engine=engine,
+        engine_version=version,
     )
     assert case.trace is not None and case.trace.prefix_tokens.tolist() == resumed
     assert case.resumes is not None and words in prefixes.words(case, case.resumes)
@@ -118,14 +162,18 @@ def test_a_replay_counts_states_in_the_cache() -> None:
 
 
 def test_only_layers_with_keys_take_longer_over_long_contexts() -> None:
-    """Behind 64 thousand tokens a quarter of Qwen3.6's layers reads them, of its twin with attention alone all."""
+    """Behind 64 thousand tokens a quarter of Qwen3.6's layers reads them, of its twin with
+    attention alone all.
+    """
     hybrid = problem("qwen3.6-27b")
     whole = replace(hybrid, model=replace(hybrid.model, blocks=None))
     alone = ServingCandidates.from_configs([ServingConfig(max_num_seqs=1)], concurrency=[1.0])
 
     def longer(case: ServingProblem) -> float:
         long, short = (
-            serving_costs(case=replace(case, input_length=length), candidates=alone).parts["decode"][0]
+            serving_costs(case=replace(case, input_length=length), candidates=alone).parts[
+                "decode"
+            ][0]
             for length in (64_000, 1_000)
         )
         return float(long - short)
@@ -134,10 +182,14 @@ def test_only_layers_with_keys_take_longer_over_long_contexts() -> None:
 
 
 def test_heads_of_every_kind_of_layer_are_divided() -> None:
-    """16 key heads of the delta rule, of 24 query heads: three ranks divide the one, not the other."""
+    """16 key heads of the delta rule, of 24 query heads: three ranks divide the one, not the
+    other.
+    """
     configs = [ServingConfig(tensor_parallel_size=size, max_num_seqs=8) for size in (1, 2, 3, 4, 8)]
     sizes = ServingCandidates.from_configs(configs, concurrency=[8.0] * 5)
-    codes = legality(model=catalog.model("qwen3.6-27b"), num_gpus=24, candidates=sizes, longest_request=1)
+    codes = legality(
+        model=catalog.model("qwen3.6-27b"), num_gpus=24, candidates=sizes, longest_request=1
+    )
     assert (codes & 1).astype(bool).tolist() == [False, False, True, False, False]
 
 
@@ -146,7 +198,11 @@ def test_the_models_of_today_are_ranked(name: str) -> None:
     rows = api.recommend(query(name, precision="fp8"), top=3).recommendations
     for row in rows:
         estimate = row.estimate
-        assert estimate.tpot_s is not None and estimate.intervals is not None and estimate.memory is not None
+        assert (
+            estimate.tpot_s is not None
+            and estimate.intervals is not None
+            and estimate.memory is not None
+        )
         low, high = estimate.intervals.tpot_s
         assert low < estimate.tpot_s < high
         assert sum(estimate.parts_s.values()) == pytest.approx(estimate.request_latency_s)
@@ -155,7 +211,11 @@ def test_the_models_of_today_are_ranked(name: str) -> None:
 
 def test_kernels_that_no_served_run_had_widen_the_interval() -> None:
     def width(model: str) -> float:
-        intervals = api.recommend(query(model, num_gpus=1, precision="fp8"), top=1).recommendations[0].estimate.intervals
+        intervals = (
+            api.recommend(query(model, num_gpus=1, precision="fp8"), top=1)
+            .recommendations[0]
+            .estimate.intervals
+        )
         return intervals.tpot_s[1] / intervals.tpot_s[0]
 
     assert width("qwen3.6-27b") > 1.02 * width("qwen3-32b")

@@ -5,11 +5,27 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.model import ModelSpec
-from hp_tool.sizing.laws import batch_sequences, gpt3, hyperparameter_flops, starting_hyperparameters
+from hp_tool.sizing.laws import (
+    batch_sequences,
+    gpt3,
+    hyperparameter_flops,
+    starting_hyperparameters,
+)
 
-LLAMA_LIKE = {"normalization": "rmsnorm", "gated_mlp": True, "tie_word_embeddings": False, "vocab_size": 102_400}
+LLAMA_LIKE = {
+    "normalization": "rmsnorm",
+    "gated_mlp": True,
+    "tie_word_embeddings": False,
+    "vocab_size": 102_400,
+}
 DEEPSEEK = {
-    "7b": ModelSpec(num_hidden_layers=30, hidden_size=4096, num_attention_heads=32, intermediate_size=11008, **LLAMA_LIKE),
+    "7b": ModelSpec(
+        num_hidden_layers=30,
+        hidden_size=4096,
+        num_attention_heads=32,
+        intermediate_size=11008,
+        **LLAMA_LIKE,
+    ),
     "67b": ModelSpec(
         num_hidden_layers=95,
         hidden_size=8192,
@@ -28,7 +44,9 @@ def test_deepseeks_own_models(name: str, rate: float, batch: int) -> None:
     flops = hyperparameter_flops(model=model, sequence_length=4096, tokens=2e12)
     found = batch_sequences(flops=flops, sequence_length=4096, num_gpus=512)
     assert found == pytest.approx(batch, rel=0.15)
-    choices = starting_hyperparameters(model=model, parameters=7e9, tokens=2e12, sequence_length=4096, global_batch_size=found)
+    choices = starting_hyperparameters(
+        model=model, parameters=7e9, tokens=2e12, sequence_length=4096, global_batch_size=found
+    )
     by_name = {choice.name: choice for choice in choices}
     assert by_name["learning_rate"].value == pytest.approx(rate, rel=0.03)
     assert by_name["learning_rate"].extrapolated
@@ -36,7 +54,10 @@ def test_deepseeks_own_models(name: str, rate: float, batch: int) -> None:
     assert all(choice.source and choice.rule for choice in choices)
 
 
-@pytest.mark.parametrize(("parameters", "rate", "batch"), [(125e6, 6e-4, 0.5e6), (13e9, 1e-4, 2e6), (175e9, 0.6e-4, 3.2e6)])
+@pytest.mark.parametrize(
+    ("parameters", "rate", "batch"),
+    [(125e6, 6e-4, 0.5e6), (13e9, 1e-4, 2e6), (175e9, 0.6e-4, 3.2e6)],
+)
 def test_rows_of_gpt3(parameters: float, rate: float, batch: float) -> None:
     assert gpt3("learning_rate", parameters=parameters) == pytest.approx(rate)
     assert gpt3("batch_tokens", parameters=parameters) == pytest.approx(batch)
@@ -49,9 +70,16 @@ def test_between_and_beyond_the_rows_of_gpt3() -> None:
 
 
 def test_a_small_dense_training_is_inside_the_fit_and_one_with_experts_is_not() -> None:
-    small = ModelSpec(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, vocab_size=51_200)
+    small = ModelSpec(
+        num_hidden_layers=12, hidden_size=768, num_attention_heads=12, vocab_size=51_200
+    )
     mixture = ModelSpec(
-        num_hidden_layers=12, hidden_size=768, num_attention_heads=12, vocab_size=51_200, num_experts=8, num_experts_per_tok=2
+        num_hidden_layers=12,
+        hidden_size=768,
+        num_attention_heads=12,
+        vocab_size=51_200,
+        num_experts=8,
+        num_experts_per_tok=2,
     )
     for model, outside in ((small, False), (mixture, True)):
         rate, *_ = starting_hyperparameters(

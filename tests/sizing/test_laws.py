@@ -29,7 +29,9 @@ APPROACH_2 = [
     (1e12, 1.59e26),
 ]
 APPROACH_3 = [(400e6, 2.21e19), (1e9, 1.62e20), (10e9, 2.46e22), (67e9, 1.71e24), (280e9, 3.52e25)]
-"""(parameters, FLOPs) of arXiv 2203.15556, tables 3 and A3; the 175B row of approach 3 is misprinted there."""
+"""(parameters, FLOPs) of arXiv 2203.15556, tables 3 and A3; the 175B row of approach 3 is
+misprinted there.
+"""
 ROUNDED = 0.08
 """Exponents are printed with two digits: half of the last one over the tables' range."""
 ROWS = [("chinchilla-1", *row) for row in APPROACH_1]
@@ -48,10 +50,14 @@ def test_kaplan_at_one_petaflop_day() -> None:
 
 def test_the_corrected_fit_agrees_with_20_tokens_a_parameter_at_chinchillas_compute() -> None:
     parameters = LAWS["chinchilla-corrected"].parameters(5.76e23)
-    assert 5.76e23 / 6.0 / parameters**2 == pytest.approx(20.0, rel=0.15)  # arXiv 2404.10102, section 4
+    assert 5.76e23 / 6.0 / parameters**2 == pytest.approx(
+        20.0, rel=0.15
+    )  # arXiv 2404.10102, section 4
 
 
-@given(flops=BUDGETS, law=st.sampled_from([*LAWS.values(), over_trained(tokens_per_parameter=200.0)]))
+@given(
+    flops=BUDGETS, law=st.sampled_from([*LAWS.values(), over_trained(tokens_per_parameter=200.0)])
+)
 def test_laws_are_invertible(flops: float, law: object) -> None:
     parameters = law.parameters(flops)  # type: ignore[attr-defined]
     assert law.flops_of_parameters(parameters) == pytest.approx(flops)  # type: ignore[attr-defined]
@@ -59,12 +65,16 @@ def test_laws_are_invertible(flops: float, law: object) -> None:
 
 
 @given(flops=BUDGETS, factor=st.floats(0.05, 20.0).filter(lambda factor: abs(factor - 1.0) > 0.01))
-def test_no_other_size_has_less_loss_than_the_corrected_optimum(flops: float, factor: float) -> None:
+def test_no_other_size_has_less_loss_than_the_corrected_optimum(
+    flops: float, factor: float
+) -> None:
     best = LAWS["chinchilla-corrected"].parameters(flops)
     least = loss(parameters=best, tokens=flops / (6.0 * best))
     other = factor * best
     assert loss(parameters=other, tokens=flops / (6.0 * other)) > least
-    assert compute_overhead(parameters=best, tokens=flops / (6.0 * best)) == pytest.approx(0.0, abs=1e-9)
+    assert compute_overhead(parameters=best, tokens=flops / (6.0 * best)) == pytest.approx(
+        0.0, abs=1e-9
+    )
     overhead = compute_overhead(parameters=other, tokens=flops / (6.0 * other))
     assert overhead > 0.0
     leaner = flops / (1.0 + overhead)

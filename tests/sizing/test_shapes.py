@@ -35,7 +35,9 @@ def test_published_sizes_get_nearly_their_shapes(name: str, style: Style) -> Non
     known = catalog.model(name)
     size = total_parameters(known, sequence_length=2048)
     grouped = known.kv_heads if known.kv_heads < known.num_attention_heads else None
-    query = SizingQuery(style=style, sequence_length=2048, vocab_size=known.vocab_size, num_key_value_heads=grouped)
+    query = SizingQuery(
+        style=style, sequence_length=2048, vocab_size=known.vocab_size, num_key_value_heads=grouped
+    )
     found = shaped(query, parameters=size)
     assert total_parameters(found, sequence_length=2048) == pytest.approx(size, rel=0.05)
     assert found.num_hidden_layers == pytest.approx(known.num_hidden_layers, rel=0.25)
@@ -44,7 +46,11 @@ def test_published_sizes_get_nearly_their_shapes(name: str, style: Style) -> Non
 
 def test_gpt3_itself() -> None:
     found = shaped(SizingQuery(style="gpt", sequence_length=2048), parameters=174.6e9)
-    assert (found.num_hidden_layers, found.hidden_size, found.num_attention_heads) == (96, 12288, 96)
+    assert (found.num_hidden_layers, found.hidden_size, found.num_attention_heads) == (
+        96,
+        12288,
+        96,
+    )
     assert (found.vocab_size, found.ffn_size) == (51_200, 49_152)
 
 
@@ -54,8 +60,13 @@ def test_devices_divide_every_shape(parameters: float, style: Style) -> None:
     found = shaped(SizingQuery(style=style), parameters=parameters)
     degree = 8 if parameters >= 10e9 else 4
     assert found.hidden_size % 128 == 0 and found.vocab_size % 1024 == 0
-    assert found.num_attention_heads % degree == 0 and found.num_attention_heads % found.kv_heads == 0
-    assert found.head_size in (64, 128) and found.num_attention_heads * found.head_size == found.hidden_size
+    assert (
+        found.num_attention_heads % degree == 0 and found.num_attention_heads % found.kv_heads == 0
+    )
+    assert (
+        found.head_size in (64, 128)
+        and found.num_attention_heads * found.head_size == found.hidden_size
+    )
     assert found.ffn_size % (128 * degree) == 0
     assert total_parameters(found, sequence_length=4096) == pytest.approx(parameters, rel=0.1)
 
@@ -66,4 +77,8 @@ def test_experts_leave_the_active_size(experts: int, top: int, shared: int) -> N
     found = shaped(SizingQuery(experts=asked), parameters=13e9)
     assert active_parameters(found) == pytest.approx(13e9, rel=0.05)
     assert total_parameters(found) > 2.0 * active_parameters(found)
-    assert (found.num_experts, found.num_experts_per_tok, found.num_shared_experts) == (experts, top, shared)
+    assert (found.num_experts, found.num_experts_per_tok, found.num_shared_experts) == (
+        experts,
+        top,
+        shared,
+    )

@@ -24,7 +24,9 @@ from tests.cost.cases import Problem, case_of, problems, rows
 def whole_space(*, axes: Axes, case: Problem) -> Space:
     chunks = list(legal_chunks(axes=axes, case=case))
     counts = sum((chunk.rejections for chunk in chunks), Counter())
-    return Space(candidates=Candidates.concatenate([chunk.candidates for chunk in chunks]), rejections=counts)
+    return Space(
+        candidates=Candidates.concatenate([chunk.candidates for chunk in chunks]), rejections=counts
+    )
 
 
 def spaces(problem: Problem, query: ParallelQuery) -> tuple[Axes, Space]:
@@ -34,7 +36,9 @@ def spaces(problem: Problem, query: ParallelQuery) -> tuple[Axes, Space]:
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
-def test_no_duplicates_all_legal_and_no_knob_without_effect(case: tuple[Problem, ParallelConfig]) -> None:
+def test_no_duplicates_all_legal_and_no_knob_without_effect(
+    case: tuple[Problem, ParallelConfig],
+) -> None:
     problem, _ = case
     _, space = spaces(problem, ParallelQuery(sequence_parallel=(False, True)))
     candidates = space.candidates
@@ -50,8 +54,12 @@ def test_no_duplicates_all_legal_and_no_knob_without_effect(case: tuple[Problem,
 def test_a_legal_configuration_is_in_the_space(case: tuple[Problem, ParallelConfig]) -> None:
     problem, config = case
     if config.data_parallel_size == 1:
-        config = ParallelConfig(**{f: getattr(config, f) for f in config.__slots__} | {"zero_stage": 1})
-    query = ParallelQuery(sequence_parallel=(False, True), recompute=("none", "selective", "full", config.recompute))  # type: ignore[arg-type]
+        config = ParallelConfig(
+            **{f: getattr(config, f) for f in config.__slots__} | {"zero_stage": 1}
+        )
+    query = ParallelQuery(
+        sequence_parallel=(False, True), recompute=("none", "selective", "full", config.recompute)
+    )  # type: ignore[arg-type]
     _, space = spaces(problem, query)
     found = [space.candidates.config(index) for index in range(len(space.candidates))]
     assert found.count(config) == 1
@@ -71,7 +79,9 @@ def test_it_is_the_product_of_the_axes_filtered_by_the_rules() -> None:
     axes = default_axes(case=case, query=query)
     space = whole_space(case=case, axes=axes)
     expected = set()
-    for t, p, v, b, z in itertools.product((1, 2, 3, 4), (1, 2, 4), axes.virtual_pipeline_parallel_size, (1, 2, 3, 5), (0, 1)):
+    for t, p, v, b, z in itertools.product(
+        (1, 2, 3, 4), (1, 2, 4), axes.virtual_pipeline_parallel_size, (1, 2, 3, 5), (0, 1)
+    ):
         d = 16 // (t * p)
         legal = t * p * d == 16 and 64 % t == 0 and 48 % (p * v) == 0 and 48 % (d * b) == 0
         legal = legal and (v == 1 or (p > 1 and 48 // (d * b) % p == 0))
@@ -79,9 +89,16 @@ def test_it_is_the_product_of_the_axes_filtered_by_the_rules() -> None:
             expected |= {(t, p, v, d, b, int(t > 1), recompute, z) for recompute in range(3)}
     c = space.candidates
     found = zip(
-        c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.data_parallel_size,
-        c.micro_batch_size, c.sequence_parallel, c.recompute_method, c.zero_stage, strict=True,
-    )  # fmt: skip
+        c.tensor_parallel_size,
+        c.pipeline_parallel_size,
+        c.virtual_pipeline_parallel_size,
+        c.data_parallel_size,
+        c.micro_batch_size,
+        c.sequence_parallel,
+        c.recompute_method,
+        c.zero_stage,
+        strict=True,
+    )
     assert {tuple(map(int, row)) for row in found} == expected
     assert len(c) == len(expected)
 
@@ -92,12 +109,18 @@ def test_every_combination_turned_away_is_counted() -> None:
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=48)
     case = case_of(model=shape, cluster=machine, workload=workload)
     query = ParallelQuery(
-        tensor_parallel_size=(1, 2, 3), pipeline_parallel_size=1, virtual_pipeline_parallel_size=1,
-        micro_batch_size=(1, 2, 3), context_parallel_size=1, recompute="none", zero_stage=1,
-    )  # fmt: skip
+        tensor_parallel_size=(1, 2, 3),
+        pipeline_parallel_size=1,
+        virtual_pipeline_parallel_size=1,
+        micro_batch_size=(1, 2, 3),
+        context_parallel_size=1,
+        recompute="none",
+        zero_stage=1,
+    )
     axes = default_axes(case=case, query=query)
     space = whole_space(case=case, axes=axes)
-    # t=3 does not divide 16 devices: one group. t=1: d=16, 16 b divides 48 for b = 1, 3. t=2: d=8, b = 1, 2, 3 all divide.
+    # t=3 does not divide 16 devices: one group. t=1: d=16, 16 b divides 48 for b = 1, 3. t=2: d=8,
+    # b = 1, 2, 3 all divide.
     assert space.rejections == {"world_size_mismatch": 1, "batch_not_divisible": 1}
     assert len(space.candidates) == 5
 
@@ -115,7 +138,10 @@ def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=64))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=64)
     case = case_of(model=shape, cluster=machine, workload=workload)
-    query = ParallelQuery(micro_batch_size=tuple(range(1, 20_000)), virtual_pipeline_parallel_size=tuple(range(1, 20_000)))
+    query = ParallelQuery(
+        micro_batch_size=tuple(range(1, 20_000)),
+        virtual_pipeline_parallel_size=tuple(range(1, 20_000)),
+    )
     axes = default_axes(case=case, query=query)
     with pytest.raises(InputError) as caught:
         whole_space(case=case, axes=axes)
@@ -124,7 +150,9 @@ def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(problems())
-def test_legality_does_not_depend_on_recomputation_and_zero_stage(case: tuple[Problem, ParallelConfig]) -> None:
+def test_legality_does_not_depend_on_recomputation_and_zero_stage(
+    case: tuple[Problem, ParallelConfig],
+) -> None:
     """What lets them be combined after the filter."""
     problem, config = case
     others = [
@@ -140,12 +168,16 @@ def test_legality_does_not_depend_on_recomputation_and_zero_stage(case: tuple[Pr
 def test_chunks_of_any_size_make_up_the_same_space(size: int) -> None:
     shape, machine = model("mixtral-8x7b"), cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=16))
     workload = TrainingWorkload(sequence_length=16384, global_batch_size=24)
-    query = ParallelQuery(zero_stage=(0, 1, 3), sequence_parallel=(False, True), micro_batch_size=(1, 5))
+    query = ParallelQuery(
+        zero_stage=(0, 1, 3), sequence_parallel=(False, True), micro_batch_size=(1, 5)
+    )
     case = case_of(model=shape, cluster=machine, workload=workload)
     axes = default_axes(query=query, case=case)
     whole = whole_space(axes=axes, case=case)
     chunks = list(legal_chunks(axes=axes, case=case, size=size))
     assert max(len(chunk.candidates) for chunk in chunks) <= max(size, len(axes.recompute) * 4)
     # The order differs: configurations without replicas have grids of their own.
-    assert sorted(rows(whole.candidates)) == sorted(row for chunk in chunks for row in rows(chunk.candidates.take(slice(None))))
+    assert sorted(rows(whole.candidates)) == sorted(
+        row for chunk in chunks for row in rows(chunk.candidates.take(slice(None)))
+    )
     assert sum((chunk.rejections for chunk in chunks), Counter()) == whole.rejections

@@ -11,13 +11,17 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, Lease, RunRecord
 
 QUERY = {"model": "gpt-tiny", "cluster": {"gpu": "cpu", "num_gpus": 4}}
-TP2 = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute=Recompute(granularity="selective"))
+TP2 = ParallelConfig(
+    tensor_parallel_size=2, sequence_parallel=True, recompute=Recompute(granularity="selective")
+)
 LONG_S = 60.0
 SHORT_S = 0.02
 NewMeasurementFactory = Callable[..., NewMeasurement]
 
 
-def claimed(store: Store, *, lease_s: float = LONG_S, query: JsonObject = QUERY, **create: object) -> Lease:
+def claimed(
+    store: Store, *, lease_s: float = LONG_S, query: JsonObject = QUERY, **create: object
+) -> Lease:
     """A new search, coordinated by this test."""
     search = store.create_search(query=query, **create)
     claim = store.claim_search(holder="test", lease_s=lease_s, search_id=search.id)
@@ -26,4 +30,6 @@ def claimed(store: Store, *, lease_s: float = LONG_S, query: JsonObject = QUERY,
 
 
 def intended(store: Store, lease: Lease, parallel: ParallelConfig = TP2) -> RunRecord:
-    return store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(steps=3), predicted={"step_s": 1.0})
+    return store.intend_run(
+        lease=lease, parallel=parallel, fidelity=Fidelity(steps=3), predicted={"step_s": 1.0}
+    )

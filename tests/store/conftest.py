@@ -47,7 +47,9 @@ def store(store_url: str) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def new_measurement() -> Callable[..., NewMeasurement]:
-    """Makes measurements; keywords replace fields of NewMeasurement, `step_s` and `status` those of the numbers."""
+    """Makes measurements; keywords replace fields of NewMeasurement, `step_s` and `status` those of
+    the numbers.
+    """
 
     def make(*, step_s: float | None = 1.5, status: Any = "ok", **fields: Any) -> NewMeasurement:
         measurement = Measurement(

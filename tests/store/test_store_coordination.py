@@ -1,4 +1,6 @@
-"""What the port promises to coordinators: one at a time holds a search, and only that one writes."""
+"""What the port promises to coordinators: one at a time holds a search, and only that one
+writes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def test_an_expired_lease_is_taken_over_and_its_late_holder_changes_nothing(
     assert claim is not None
     search, lease = claim
     assert (search.id, lease.token) == (late.search_id, late.token + 1)
-    before = (store.get_search(search_id=search.id), store.runs(search_id=search.id), store.events(search_id=search.id))
+    before = (
+        store.get_search(search_id=search.id),
+        store.runs(search_id=search.id),
+        store.events(search_id=search.id),
+    )
     writes = [
         lambda: store.renew_lease(lease=late, lease_s=LONG_S),
         lambda: store.release_search(lease=late),
@@ -54,13 +60,19 @@ def test_an_expired_lease_is_taken_over_and_its_late_holder_changes_nothing(
         lambda: intended(store, late, ParallelConfig()),
         lambda: store.mark_submitted(lease=late, run_id=run.id, handle="7"),
         lambda: store.abandon_run(lease=late, run_id=run.id, cause="late"),
-        lambda: store.finish_run(lease=late, run_id=run.id, measurement=new_measurement(), gpu_seconds=1.0),
+        lambda: store.finish_run(
+            lease=late, run_id=run.id, measurement=new_measurement(), gpu_seconds=1.0
+        ),
     ]
     for write in writes:
         with pytest.raises(ConflictError) as caught:
             write()
         assert caught.value.code == "lease_lost"
-    after = (store.get_search(search_id=search.id), store.runs(search_id=search.id), store.events(search_id=search.id))
+    after = (
+        store.get_search(search_id=search.id),
+        store.runs(search_id=search.id),
+        store.events(search_id=search.id),
+    )
     assert after == before
     assert store.measurements().items == ()
 
@@ -89,8 +101,15 @@ def test_a_released_search_waits_for_the_next_with_its_first_start_kept(store: S
 
 def test_finishing_stores_the_outcome_and_ends_the_lease(store: Store) -> None:
     lease = claimed(store)
-    ended = store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because="error", error={"code": "internal"})
-    assert (ended.state, ended.stopped_because, ended.error, ended.lease) == ("failed", "error", {"code": "internal"}, None)
+    ended = store.finish_search(
+        lease=lease, state=SearchState.FAILED, stopped_because="error", error={"code": "internal"}
+    )
+    assert (ended.state, ended.stopped_because, ended.error, ended.lease) == (
+        "failed",
+        "error",
+        {"code": "internal"},
+        None,
+    )
     assert ended.finished_at is not None
     with pytest.raises(ConflictError):
         store.finish_search(lease=lease, state=SearchState.SUCCEEDED)
@@ -108,4 +127,6 @@ def test_success_leaves_no_open_run_behind(store: Store) -> None:
         with pytest.raises(ConflictError, match="1 open run"):
             store.finish_search(lease=lease, state=state)
     store.abandon_run(lease=lease, run_id=run.id, cause="not needed")
-    assert store.finish_search(lease=lease, state=SearchState.SUCCEEDED).state is SearchState.SUCCEEDED
+    assert (
+        store.finish_search(lease=lease, state=SearchState.SUCCEEDED).state is SearchState.SUCCEEDED
+    )

@@ -30,7 +30,11 @@ def test_a_changed_default_does_not_make_another_request(store: SqlStore) -> Non
     assert again is not None and again.id == first
     other = REQUEST | {"search": {"budget_runs": 5}}
     with pytest.raises(ConflictError):
-        store.earlier_search(request=other, expanded=NOW | {"search": {"budget_runs": 5, "steps": 20}}, idempotency_key="k")
+        store.earlier_search(
+            request=other,
+            expanded=NOW | {"search": {"budget_runs": 5, "steps": 20}},
+            idempotency_key="k",
+        )
     stated = REQUEST | {"search": {"budget_runs": 4, "steps": 20}}
     with pytest.raises(ConflictError):
         store.earlier_search(request=stated, expanded=NOW, idempotency_key="k")
@@ -41,5 +45,7 @@ def test_a_budget_changed_since_does_not_make_another_request(store: SqlStore) -
     expanded = request | {"search": {"budget_runs": 8, "steps": 10}}
     first = store.create_search(query=expanded, idempotency_key="k").id
     store.change_budget(search_id=first, budget_runs=12)
-    again = store.earlier_search(request=request, expanded=expanded | {"new": 1}, idempotency_key="k")
+    again = store.earlier_search(
+        request=request, expanded=expanded | {"new": 1}, idempotency_key="k"
+    )
     assert again is not None and again.id == first

@@ -25,7 +25,9 @@ from hp_tool.store import database_url, engine, masked, open_store, schema
 from hp_tool.store.tables import searches
 
 
-def test_the_url_given_wins_over_the_environment_and_that_over_the_user_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_given_wins_over_the_environment_and_that_over_the_user_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HP_DATABASE_URL", "sqlite:////from/environment.sqlite3")
     assert database_url("sqlite:////given.sqlite3") == "sqlite:////given.sqlite3"
     assert database_url() == "sqlite:////from/environment.sqlite3"
@@ -34,14 +36,23 @@ def test_the_url_given_wins_over_the_environment_and_that_over_the_user_folder(m
     assert database_url() == "sqlite:////data home/hp-tool/hp_tool.sqlite3"
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])
+@pytest.mark.parametrize(
+    "scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"]
+)
 def test_postgresql_means_psycopg_3(scheme: str) -> None:
     assert engine.parse_url(f"{scheme}://u@h/d").drivername == "postgresql+psycopg"
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "store.sqlite3", "sqlite://", "sqlite:///:memory:", "mysql://u:hunter2@h/d", "postgresql://u:hunter2@h:port/d"],
+    [
+        "",
+        "store.sqlite3",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "mysql://u:hunter2@h/d",
+        "postgresql://u:hunter2@h:port/d",
+    ],
 )
 def test_a_url_of_no_use_is_bad_input_and_not_repeated(url: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -76,12 +87,17 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
 
 def test_sqlite_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
     with engine.create_engine(f"sqlite:///{tmp_path}/s.sqlite3").connect() as connection:
-        pragmas = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "foreign_keys")}
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys")
+        }
     assert pragmas == {"journal_mode": "wal", "foreign_keys": 1}
 
 
 def test_what_was_answered_or_intended_survives_a_power_cut(tmp_path: Path) -> None:
-    """SQLite waits for the disk at a commit where `synchronous` is FULL (2); a sign of life may be lost."""
+    """SQLite waits for the disk at a commit where `synchronous` is FULL (2); a sign of life may be
+    lost.
+    """
     waited: list[int] = []
 
     @sa.event.listens_for(sa.Engine, "commit")
@@ -103,7 +119,12 @@ def test_what_was_answered_or_intended_survives_a_power_cut(tmp_path: Path) -> N
         lease = claimed[1]
         level("sign of life", lambda: store.renew_lease(lease=lease, lease_s=60.0))
         parallel = ParallelConfig()
-        level("intent", lambda: store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={}))
+        level(
+            "intent",
+            lambda: store.intend_run(
+                lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={}
+            ),
+        )
         level("cancel", lambda: store.request_cancel(search_id=lease.search_id))
     finally:
         sa.event.remove(sa.Engine, "commit", note)
@@ -149,11 +170,16 @@ def test_a_new_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "fix"),
     [
-        ("PRAGMA query_only = ON", "attempt to write a readonly database; give this user the right to write"),
+        (
+            "PRAGMA query_only = ON",
+            "attempt to write a readonly database; give this user the right to write",
+        ),
         ("PRAGMA max_page_count = 1", "database or disk is full; make room on the database's disk"),
     ],
 )
-def test_a_database_that_takes_no_writes_says_what_to_do(tmp_path: Path, fault: str, fix: str) -> None:
+def test_a_database_that_takes_no_writes_says_what_to_do(
+    tmp_path: Path, fault: str, fix: str
+) -> None:
     open_store(f"sqlite:///{tmp_path}/s.sqlite3").close()
 
     @sa.event.listens_for(sa.Engine, "connect")
@@ -170,7 +196,9 @@ def test_a_database_that_takes_no_writes_says_what_to_do(tmp_path: Path, fault: 
     assert fix in caught.value.message
 
 
-def test_a_full_disk_is_seen_before_a_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_a_write_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
     room = shutil.disk_usage(tmp_path)
     assert store.state().free_bytes == pytest.approx(room.free, rel=0.2)
@@ -181,7 +209,9 @@ def test_a_full_disk_is_seen_before_a_write_fails(tmp_path: Path, monkeypatch: p
 
 
 def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own waiting looks often at first and then ever more rarely: who came last would write first."""
+    """SQLite's own waiting looks often at first and then ever more rarely: who came last would
+    write first.
+    """
     looked, order = threading.Event(), []
 
     def look_again(seconds: float) -> None:
@@ -189,13 +219,17 @@ def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.Mon
         time.sleep(seconds)
 
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_again))
-    database = engine.create_engine(f"sqlite:///{tmp_path / 'hp.sqlite3'}").execution_options(**{engine.WRITES: True})
+    database = engine.create_engine(f"sqlite:///{tmp_path / 'hp.sqlite3'}").execution_options(
+        **{engine.WRITES: True}
+    )
 
     def write(name: str) -> None:
         with database.begin():
             order.append(name)
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in ("first", "second", "third")]
+    threads = [
+        threading.Thread(target=write, args=(name,)) for name in ("first", "second", "third")
+    ]
     with database.begin():
         threads[0].start()
         assert looked.wait(30)  # in vain: its turn, once the database is free
@@ -211,7 +245,9 @@ def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.Mon
 def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process, or one of a host that sleeps, would hold its rows until it wakes: no cancel would be answered."""
+    """A stopped process, or one of a host that sleeps, would hold its rows until it wakes: no
+    cancel would be answered.
+    """
     monkeypatch.setattr(engine, "ASLEEP_S", 0.3)
     store, sleeper = open_store(migrated_postgres_url), engine.create_engine(migrated_postgres_url)
     search, cancelled = store.create_search(query={}), threading.Event()
@@ -220,7 +256,10 @@ def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
         store.request_cancel(search_id=search.id)
         cancelled.set()
 
-    with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction"), sleeper.begin() as connection:
+    with (
+        pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction"),
+        sleeper.begin() as connection,
+    ):
         connection.execute(sa.update(searches).where(searches.c.id == search.id).values(priority=1))
         user = threading.Thread(target=cancel)
         user.start()
@@ -232,12 +271,16 @@ def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
 
 @pytest.mark.postgres
 def test_a_store_outlives_a_restart_of_its_database(migrated_postgres_url: str) -> None:
-    """A server that restarts, or a firewall, closes connections that nobody uses: the next question gets a new one."""
+    """A server that restarts, or a firewall, closes connections that nobody uses: the next question
+    gets a new one.
+    """
     store, other = open_store(migrated_postgres_url), engine.create_engine(migrated_postgres_url)
     search = store.create_search(query={})
     with other.begin() as connection:
         others = "datname = current_database() AND pid <> pg_backend_pid()"
-        assert connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")).all()
+        assert connection.execute(
+            sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        ).all()
     assert store.get_search(search_id=search.id).id == search.id
     other.dispose()
     store.close()
@@ -248,7 +291,10 @@ def test_a_database_in_sql_ascii_keeps_text(postgres_server_url: str) -> None:
     import psycopg
 
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        connection.execute(
+            "CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE "
+            "'C'"
+        )
         try:
             url = postgres_server_url.replace("/postgres?", "/ascii?")
             schema.upgrade(url)

@@ -66,7 +66,9 @@ def test_whoever_asks_for_a_search_by_its_id_gets_it(store: Store) -> None:
     lease = lost(store, times=MOST_LOST_CLAIMS - 1)
     for _ in range(2):
         time.sleep(2 * SHORT_S)
-        assert store.claim_search(holder="me", lease_s=SHORT_S, search_id=lease.search_id) is not None
+        assert (
+            store.claim_search(holder="me", lease_s=SHORT_S, search_id=lease.search_id) is not None
+        )
 
 
 def test_a_search_given_up_with_a_run_open_is_cancelled_by_the_next_worker(store: Store) -> None:
@@ -80,14 +82,26 @@ def test_a_search_given_up_with_a_run_open_is_cancelled_by_the_next_worker(store
     assert claim is not None
     assert (claim[0].requested, claim[0].lost_claims) == ("cancel", MOST_LOST_CLAIMS - 1)
     store.abandon_run(lease=claim[1], run_id=run.id, cause="cancelled")
-    assert store.finish_search(lease=claim[1], state=SearchState.CANCELLED).state is SearchState.CANCELLED
+    assert (
+        store.finish_search(lease=claim[1], state=SearchState.CANCELLED).state
+        is SearchState.CANCELLED
+    )
 
 
 def test_a_failed_search_without_open_runs_is_cancelled_at_once(store: Store) -> None:
     lease = claimed(store)
-    store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because="internal", error={"code": "internal"})
+    store.finish_search(
+        lease=lease,
+        state=SearchState.FAILED,
+        stopped_because="internal",
+        error={"code": "internal"},
+    )
     cancelled = store.request_cancel(search_id=lease.search_id)
-    assert (cancelled.state, cancelled.stopped_because, cancelled.error) == (SearchState.CANCELLED, "cancelled", None)
+    assert (cancelled.state, cancelled.stopped_because, cancelled.error) == (
+        SearchState.CANCELLED,
+        "cancelled",
+        None,
+    )
     assert cancelled.finished_at is not None
 
 
@@ -99,7 +113,12 @@ def test_only_searches_that_have_not_ended_hold_slots(store: Store) -> None:
     assert first is not None
     assert second is not None
     run = intended(store, first[1])
-    more: dict[str, Any] = {"lease": second[1], "parallel": run.parallel, "fidelity": run.fidelity, "predicted": {}}
+    more: dict[str, Any] = {
+        "lease": second[1],
+        "parallel": run.parallel,
+        "fidelity": run.fidelity,
+        "predicted": {},
+    }
     with pytest.raises(LimitError):
         store.intend_run(**more, limit=limit)
     store.finish_search(lease=first[1], state=SearchState.FAILED)

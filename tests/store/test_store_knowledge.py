@@ -22,19 +22,33 @@ def test_calibrations_are_versions(store: Store) -> None:
     assert store.list_calibrations(framework="nanotron").items == ()
 
 
-def test_measured_clusters_are_those_that_measurements_speak_of(store: Store, new_measurement: NewMeasurementFactory) -> None:
+def test_measured_clusters_are_those_that_measurements_speak_of(
+    store: Store, new_measurement: NewMeasurementFactory
+) -> None:
     assert store.measured_clusters() == []
-    for key, framework in (("a", "megatron-core"), ("a", "megatron-core"), ("a", "nanotron"), ("b", "nanotron")):
+    for key, framework in (
+        ("a", "megatron-core"),
+        ("a", "megatron-core"),
+        ("a", "nanotron"),
+        ("b", "nanotron"),
+    ):
         store.add_measurement(measurement=new_measurement(cluster_key=key, framework=framework))
-    found = [(each.cluster_key, each.framework, each.measurements) for each in store.measured_clusters()]
+    found = [
+        (each.cluster_key, each.framework, each.measurements) for each in store.measured_clusters()
+    ]
     assert found == [("a", "megatron-core", 2), ("a", "nanotron", 1), ("b", "nanotron", 1)]
-    assert [each.cluster_key for each in store.measured_clusters(framework="nanotron")] == ["a", "b"]
+    assert [each.cluster_key for each in store.measured_clusters(framework="nanotron")] == [
+        "a",
+        "b",
+    ]
     assert store.measured_clusters(gpu="l40s-48gb") == []
 
 
 def test_a_registration_is_replaced_by_name_and_keeps_its_age(store: Store) -> None:
     first = store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"}, owner="ada")
-    second = store.put_registration(kind="cluster", name="lab", spec={"gpu": "l40s-48gb"}, owner="ada")
+    second = store.put_registration(
+        kind="cluster", name="lab", spec={"gpu": "l40s-48gb"}, owner="ada"
+    )
     assert (second.spec, second.created_at) == ({"gpu": "l40s-48gb"}, first.created_at)
     assert store.get_registration(kind="cluster", name="lab", owner="ada") == second
     assert store.get_registration(kind="model", name="lab", owner="ada") is None

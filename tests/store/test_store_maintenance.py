@@ -24,12 +24,19 @@ from hp_tool.store.tables import metadata
 
 def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> None:
     """At least a row in every table."""
-    store.create_search(query={"model": "größe"}, owner="ada", idempotency_key="k", webhook="https://example.org/ended")
+    store.create_search(
+        query={"model": "größe"},
+        owner="ada",
+        idempotency_key="k",
+        webhook="https://example.org/ended",
+    )
     store.announce_worker(holder="w", offers=[])
     claim = store.claim_search(holder="w", lease_s=60.0)
     assert claim is not None
     store.label_search(search_id=claim[0].id, label=Label(name="first"))
-    run = store.intend_run(lease=claim[1], parallel=ParallelConfig(), fidelity=Fidelity(), predicted={"step_s": 1.25})
+    run = store.intend_run(
+        lease=claim[1], parallel=ParallelConfig(), fidelity=Fidelity(), predicted={"step_s": 1.25}
+    )
     store.finish_run(lease=claim[1], run_id=run.id, measurement=new_measurement(), gpu_seconds=2.0)
     store.finish_search(lease=claim[1], state=SearchState.SUCCEEDED, result={"z": 1, "a": 2})
     for _ in range(3):
@@ -41,7 +48,13 @@ def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> Non
     watch = store.create_watch(name="job", query={"kind": "training"}, expected=None)
     made = WatchChange(state={"steps": 1}, source={"rank": 0}, status="learning")
     store.change_watch(watch_id=watch.id, source="s", change=lambda *_: made)
-    store.add_audit(owner="ada", api_key_id="ab", action="POST /v1/searches", resource="/v1/searches", outcome="202")
+    store.add_audit(
+        owner="ada",
+        api_key_id="ab",
+        action="POST /v1/searches",
+        resource="/v1/searches",
+        outcome="202",
+    )
 
 
 def content(store: SqlStore) -> list[object]:
@@ -87,7 +100,9 @@ def test_a_copy_there_and_back_is_the_same(
 
 def test_a_source_without_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no hp-tool schema"):
-        maintenance.copy(source=f"sqlite:///{tmp_path}/a.sqlite3", target=f"sqlite:///{tmp_path}/b.sqlite3")
+        maintenance.copy(
+            source=f"sqlite:///{tmp_path}/a.sqlite3", target=f"sqlite:///{tmp_path}/b.sqlite3"
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +122,10 @@ def test_backups_are_whole(tmp_path: Path, new_measurement: Callable[..., NewMea
 def test_postgresql_is_backed_up_by_its_own_tool() -> None:
     with pytest.raises(UnsupportedError) as caught:
         maintenance.backup(url="postgresql://ada:hunter2@h/d", path=Path("/x/s.dump"))
-    assert "pg_dump --format=custom --file=/x/s.dump 'postgresql://ada:***@h/d'" in caught.value.message
+    assert (
+        "pg_dump --format=custom --file=/x/s.dump 'postgresql://ada:***@h/d'"
+        in caught.value.message
+    )
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +139,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    assert json.loads(run("current", "--json")) == {"database": url, "current": None, "head": schema.HEAD}
+    assert json.loads(run("current", "--json")) == {
+        "database": url,
+        "current": None,
+        "head": schema.HEAD,
+    }
     assert f"schema {schema.HEAD}" in run("upgrade")
     assert json.loads(run("current", "--json"))["current"] == schema.HEAD
     run("backup", str(tmp_path / "b.sqlite3"))

@@ -19,12 +19,16 @@ def test_filters_and_pages(store: Store, new_measurement: NewMeasurementFactory)
     assert [m.measurement.step_s for m in first.items + second.items] == [5.0, 4.0, 3.0, 2.0, 1.0]
     assert second.next_cursor is None
     assert [m.measurement.status for m in store.measurements(status="oom").items] == ["oom"]
-    (h100,) = store.measurements(problem_digest="p", digest=first.items[0].digest, gpu="h100-sxm-80gb").items
+    (h100,) = store.measurements(
+        problem_digest="p", digest=first.items[0].digest, gpu="h100-sxm-80gb"
+    ).items
     assert h100.gpu == "h100-sxm-80gb"
     assert store.measurements(model="other").items == ()
 
 
-def test_an_idempotency_key_stores_one(store: Store, new_measurement: NewMeasurementFactory) -> None:
+def test_an_idempotency_key_stores_one(
+    store: Store, new_measurement: NewMeasurementFactory
+) -> None:
     first = store.add_measurement(measurement=new_measurement(), idempotency_key="k")
     assert store.add_measurement(measurement=new_measurement(), idempotency_key="k") == first
     with pytest.raises(ConflictError):
@@ -32,12 +36,18 @@ def test_an_idempotency_key_stores_one(store: Store, new_measurement: NewMeasure
     assert len(store.measurements().items) == 1
 
 
-def test_a_measurement_may_be_excluded_deleted_and_accepted_again(store: Store, new_measurement: NewMeasurementFactory) -> None:
-    first, second = (store.add_measurement(measurement=new_measurement(step_s=seconds)) for seconds in (1.0, 2.0))
+def test_a_measurement_may_be_excluded_deleted_and_accepted_again(
+    store: Store, new_measurement: NewMeasurementFactory
+) -> None:
+    first, second = (
+        store.add_measurement(measurement=new_measurement(step_s=seconds)) for seconds in (1.0, 2.0)
+    )
     held = store.add_measurement(measurement=new_measurement(state="held"))
     assert {each.id for each in store.measurements(state="accepted").items} == {first.id, second.id}
     assert [each.id for each in store.measurements(state="held").items] == [held.id]
-    assert store.set_measurement_state(measurement_id=first.id, state="excluded").state == "excluded"
+    assert (
+        store.set_measurement_state(measurement_id=first.id, state="excluded").state == "excluded"
+    )
     store.set_measurement_state(measurement_id=second.id, state="deleted")
     assert {each.id for each in store.measurements().items} == {first.id, held.id}
     assert [each.id for each in store.measurements(state="deleted").items] == [second.id]

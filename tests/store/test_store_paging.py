@@ -1,4 +1,6 @@
-"""Cursors: each belongs to the list, order and filters of the page that answered it, and none reaches the database unread."""
+"""Cursors: each belongs to the list, order and filters of the page that answered it, and none
+reaches the database unread.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ from hp_tool.store.engine import create_engine
 from hp_tool.store.tables import searches
 
 
-def test_a_cursor_is_its_own_lists(store: Store, new_measurement: Callable[..., NewMeasurement]) -> None:
+def test_a_cursor_is_its_own_lists(
+    store: Store, new_measurement: Callable[..., NewMeasurement]
+) -> None:
     for _ in range(3):
         store.create_search(query={}, owner="ada")
         store.add_measurement(measurement=new_measurement())
     page = store.list_searches(owner="ada", limit=2)
     assert page.next_cursor is not None
     since = page.items[-1].created_at
-    assert len(store.list_searches(owner="ada", limit=1, cursor=page.next_cursor).items) == 1  # pages may differ in length
+    assert (
+        len(store.list_searches(owner="ada", limit=1, cursor=page.next_cursor).items) == 1
+    )  # pages may differ in length
     others: list[Callable[[], object]] = [
         lambda: store.list_searches(cursor=page.next_cursor),
         lambda: store.list_searches(owner="bob", cursor=page.next_cursor),
@@ -42,7 +48,12 @@ def test_a_cursor_is_its_own_lists(store: Store, new_measurement: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "text", ["0001-01-01T00:00:00+23:59|a|b", "2026-01-01T00:00:00+00:00|a\0b|c", "2026-01-01T00:00:00|a|b"]
+    "text",
+    [
+        "0001-01-01T00:00:00+23:59|a|b",
+        "2026-01-01T00:00:00+00:00|a\0b|c",
+        "2026-01-01T00:00:00|a|b",
+    ],
 )
 def test_a_forged_cursor_reaches_no_database(store: Store, text: str) -> None:
     with pytest.raises(InputError, match="not one that"):
@@ -50,8 +61,12 @@ def test_a_forged_cursor_reaches_no_database(store: Store, text: str) -> None:
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
-def test_rows_of_one_instant_are_each_on_one_page(store: SqlStore, store_url: str, oldest_first: bool) -> None:
-    """A clock that stands still, or many writers: rows created at the same time follow each other by their id."""
+def test_rows_of_one_instant_are_each_on_one_page(
+    store: SqlStore, store_url: str, oldest_first: bool
+) -> None:
+    """A clock that stands still, or many writers: rows created at the same time follow each other
+    by their id.
+    """
     ids = sorted(store.create_search(query={}).id for _ in range(5))
     engine = create_engine(store_url)
     with engine.begin() as connection:

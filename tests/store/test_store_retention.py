@@ -46,12 +46,20 @@ def test_what_is_old_goes_and_what_was_found_stays(
         return base.now(connection) + timedelta(days=2)
 
     monkeypatch.setattr(retention, "now", in_two_days)
-    assert store.prune(older_than_days=1.0) == {"events": 3, "audit": 3, "idempotency_keys": 1, "logs": 1, "measurements": 1}
+    assert store.prune(older_than_days=1.0) == {
+        "events": 3,
+        "audit": 3,
+        "idempotency_keys": 1,
+        "logs": 1,
+        "measurements": 1,
+    }
     assert store.prune(older_than_days=1.0) == nothing
     assert store.events(search_id=ended) == []
     assert len(store.events(search_id=queued)) == 1  # still to be followed
     assert store.get_search(search_id=ended).result == {"a": 1}
-    failed = next(m.measurement for m in store.measurements().items if m.measurement.status == "crashed")
+    failed = next(
+        m.measurement for m in store.measurements().items if m.measurement.status == "crashed"
+    )
     assert failed == replace(FAILED, log_tail=None)
     assert store.audit().items == ()
     assert store.measurements(state="deleted").items == ()
@@ -70,13 +78,24 @@ def test_what_an_unfinished_search_needs_stays(
     store.add_measurement(measurement=new_measurement())  # nobody needs it
     search_id = store.create_search(query={}).id
     lease = store.claim_search(holder="w", lease_s=60.0)[1]  # type: ignore[index]
-    measured = store.intend_run(lease=lease, parallel=ParallelConfig(), fidelity=Fidelity(), predicted={})
-    own = store.finish_run(lease=lease, run_id=measured.id, measurement=new_measurement(), gpu_seconds=1.0).measurement_id
+    measured = store.intend_run(
+        lease=lease, parallel=ParallelConfig(), fidelity=Fidelity(), predicted={}
+    )
+    own = store.finish_run(
+        lease=lease, run_id=measured.id, measurement=new_measurement(), gpu_seconds=1.0
+    ).measurement_id
     assert own is not None
     other = replace(ParallelConfig(), micro_batch_size=2)
-    store.intend_run(lease=lease, parallel=other, fidelity=Fidelity(), predicted={"reused_measurement_id": reused})
+    store.intend_run(
+        lease=lease,
+        parallel=other,
+        fidelity=Fidelity(),
+        predicted={"reused_measurement_id": reused},
+    )
     store.set_measurement_state(measurement_id=own, state="deleted")
-    monkeypatch.setattr(retention, "now", lambda connection: base.now(connection) + timedelta(days=2))
+    monkeypatch.setattr(
+        retention, "now", lambda connection: base.now(connection) + timedelta(days=2)
+    )
     assert store.prune(older_than_days=1.0)["measurements"] == 0
     assert store.prune_measurements(older_than_days=1.0, dry_run=True) == 1
     assert store.prune_measurements(older_than_days=1.0) == 1

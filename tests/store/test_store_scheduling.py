@@ -8,7 +8,9 @@ from hp_tool.store import SqlStore
 QUERY = {"cluster": {"gpu": "h100-sxm-80gb"}, "search": {"launcher": "slurm"}}
 
 
-def claimed(store: SqlStore, *, holder: str = "host:1", per_cluster: int | None = None) -> str | None:
+def claimed(
+    store: SqlStore, *, holder: str = "host:1", per_cluster: int | None = None
+) -> str | None:
     found = store.claim_search(holder=holder, lease_s=60.0, per_cluster=per_cluster)
     return None if found is None else found[0].id
 

@@ -1,4 +1,6 @@
-"""Migrations: they lead to the tables the code uses, there and back, beside other people's tables."""
+"""Migrations: they lead to the tables the code uses, there and back, beside other people's
+tables.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def table_names(url: str) -> set[str]:
 def set_revision(url: str, revision: str) -> None:
     engine = create_engine(url)
     with engine.begin() as connection:
-        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"), {"revision": revision})
+        connection.execute(
+            sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"),
+            {"revision": revision},
+        )
     engine.dispose()
 
 
@@ -57,8 +62,14 @@ def test_migrations_and_tables_agree_and_optuna_is_left_alone(url: str) -> None:
     schema.upgrade(url)
     engine = create_engine(url)
     with engine.connect() as connection:
-        options = {"include_name": schema.is_ours, "compare_type": True, "version_table": schema.VERSION_TABLE}
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        options = {
+            "include_name": schema.is_ours,
+            "compare_type": True,
+            "version_table": schema.VERSION_TABLE,
+        }
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        )
     engine.dispose()
     schema.downgrade(url, to="base")
     assert table_names(url) == optunas | {schema.VERSION_TABLE}
@@ -69,8 +80,14 @@ def test_the_drift_check_can_fail(url: str) -> None:
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE hp_events DROP COLUMN kind"))
-        options = {"include_name": schema.is_ours, "compare_type": True, "version_table": schema.VERSION_TABLE}
-        ((change, _, table, column),) = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        options = {
+            "include_name": schema.is_ours,
+            "compare_type": True,
+            "version_table": schema.VERSION_TABLE,
+        }
+        ((change, _, table, column),) = compare_metadata(
+            MigrationContext.configure(connection, opts=options), metadata
+        )
     engine.dispose()
     assert (change, table, column.name) == ("add_column", "hp_events", "kind")
 
@@ -78,7 +95,9 @@ def test_the_drift_check_can_fail(url: str) -> None:
 def test_a_failing_migration_leaves_nothing_behind(url: str) -> None:
     engine = create_engine(url)
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE hp_runs (id INTEGER)"))  # in the way of the script's third table or so
+        connection.execute(
+            sa.text("CREATE TABLE hp_runs (id INTEGER)")
+        )  # in the way of the script's third table or so
     with pytest.raises(StoreError, match="hp_runs"):
         schema.upgrade(url)
     assert table_names(url) == {"hp_runs"}
@@ -88,7 +107,11 @@ def test_a_failing_migration_leaves_nothing_behind(url: str) -> None:
 def test_searches_stored_before_are_found_by_kind_and_model(url: str) -> None:
     schema.upgrade(url)
     store = open_store(url)
-    asked = ({"kind": "training", "model": "gpt"}, {"kind": "inference", "model": {"name": "mine"}}, {"model": 3})
+    asked = (
+        {"kind": "training", "model": "gpt"},
+        {"kind": "inference", "model": {"name": "mine"}},
+        {"model": 3},
+    )
     ids = [store.create_search(query=query).id for query in asked]
     store.close()
     schema.downgrade(url, to="0005")
@@ -129,9 +152,9 @@ def test_the_wheel_takes_the_migrations_along() -> None:
     import tomllib
 
     root = Path(schema.__file__).parents[2]
-    included = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-        "force-include"
-    ]
+    included = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]["force-include"]
     assert included["migrations"] == "hp_tool/store/migrations"
     assert schema.migrations_folder() == root / "migrations"
 
@@ -155,7 +178,9 @@ def rows(url: str) -> dict[str, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])], indirect=True
+    "url",
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])],
+    indirect=True,
 )
 def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:
     """Data of every schema there was: each is reached by the way back, filled, and upgraded."""
@@ -163,7 +188,10 @@ def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory)
     store = open_store(url)
     fill(store, new_measurement)
     store.close()
-    revisions = [script.revision for script in ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()]
+    revisions = [
+        script.revision
+        for script in ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()
+    ]
     for revision in revisions[1:]:
         schema.downgrade(url, to=revision)
         before = rows(url)
@@ -171,6 +199,10 @@ def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory)
         schema.upgrade(url)
         after = rows(url)
         for table, lines in before.items():
-            kept = [{column: line[column] for column in lines[0]} for line in after[table]] if lines else after[table]
+            kept = (
+                [{column: line[column] for column in lines[0]} for line in after[table]]
+                if lines
+                else after[table]
+            )
             assert kept == lines, (revision, table)
     open_store(url).close()

@@ -21,7 +21,7 @@ from hp_tool.cli.main import build
 done = CliRunner().invoke(build(), ["recommend", "--model", "gpt-22b", "--gpu", "a100-sxm-80gb", "--num-gpus", "8",
     "--sequence-length", "2048", "--global-batch-size", "8"])
 print(done.exit_code, "sqlalchemy" in sys.modules)
-"""
+"""  # noqa: E501
 
 
 def test_the_tables_are_the_stores() -> None:
@@ -44,7 +44,9 @@ def test_only_a_file_with_a_calibration_may_hold_one(tmp_path: Path) -> None:
     assert may_hold_calibrations(url)  # opening it will say what is wrong
 
 
-@pytest.mark.parametrize("url", ["postgresql://user@host/database", "sqlite:///:memory:", "sqlite://", "nonsense"])
+@pytest.mark.parametrize(
+    "url", ["postgresql://user@host/database", "sqlite:///:memory:", "sqlite://", "nonsense"]
+)
 def test_what_is_no_file_is_left_to_who_opens_it(url: str) -> None:
     assert may_hold_calibrations(url)
 
@@ -53,9 +55,13 @@ def test_what_is_no_file_is_left_to_who_opens_it(url: str) -> None:
 def test_a_prediction_loads_no_sqlalchemy(tmp_path: Path, other_known: bool) -> None:
     if other_known:
         with closing(open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")) as store:
-            store.save_calibration(cluster_key="c", framework="f", payload={"a": 1}, num_measurements=1)
+            store.save_calibration(
+                cluster_key="c", framework="f", payload={"a": 1}, num_measurements=1
+            )
     environment = {**os.environ, "HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}"}
     command = [sys.executable, "-c", RECOMMEND]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+    )
     assert done.stdout.split() == ["0", "False"]
     assert other_known or not list(tmp_path.iterdir())

@@ -15,12 +15,24 @@ from tests.store.acting import QUERY, claimed
 def test_a_new_search_waits_in_the_queue_with_its_query(store: Store) -> None:
     made = store.create_search(query=QUERY, owner="ada", priority=3)
     assert store.get_search(search_id=made.id) == made
-    assert (made.state, made.query, made.owner, made.priority, made.lease) == (SearchState.QUEUED, QUERY, "ada", 3, None)
+    assert (made.state, made.query, made.owner, made.priority, made.lease) == (
+        SearchState.QUEUED,
+        QUERY,
+        "ada",
+        3,
+        None,
+    )
     assert abs(made.created_at - datetime.now(UTC)) < timedelta(seconds=10)
 
 
 def test_an_unknown_search_is_not_found(store: Store) -> None:
-    for read in (store.get_search, store.runs, store.events, store.request_cancel, store.resume_search):
+    for read in (
+        store.get_search,
+        store.runs,
+        store.events,
+        store.request_cancel,
+        store.resume_search,
+    ):
         with pytest.raises(NotFoundError, match="no search 'nope'"):
             read(search_id="nope")
 
@@ -58,12 +70,19 @@ def test_lists_filter_by_state_and_leave_results_out(store: Store) -> None:
     assert (ended.id, ended.result) == (lease.search_id, None)
     assert store.get_search(search_id=lease.search_id).result == {"recommendations": []}
     counts = store.usage().searches
-    assert counts == {state: int(state in (SearchState.QUEUED, SearchState.SUCCEEDED)) for state in SearchState}
+    assert counts == {
+        state: int(state in (SearchState.QUEUED, SearchState.SUCCEEDED)) for state in SearchState
+    }
 
 
 def test_lists_filter_by_what_is_asked_for(store: Store) -> None:
     own = {"name": "mine" * 60, "num_hidden_layers": 2}
-    asked = (QUERY | {"kind": "training"}, QUERY | {"kind": "inference"}, QUERY | {"kind": "training", "model": own}, {})
+    asked = (
+        QUERY | {"kind": "training"},
+        QUERY | {"kind": "inference"},
+        QUERY | {"kind": "training", "model": own},
+        {},
+    )
     a, b, c, d = (store.create_search(query=query).id for query in asked)
 
     def found(**filters: str) -> list[str]:
@@ -78,7 +97,10 @@ def test_lists_filter_by_what_is_asked_for(store: Store) -> None:
 
 def test_an_idempotency_key_makes_one_search(store: Store) -> None:
     first = store.create_search(query=QUERY, owner="ada", idempotency_key="k")
-    assert store.create_search(query=dict(reversed(QUERY.items())), owner="ada", idempotency_key="k") == first
+    assert (
+        store.create_search(query=dict(reversed(QUERY.items())), owner="ada", idempotency_key="k")
+        == first
+    )
     assert store.create_search(query=QUERY, owner="bob", idempotency_key="k").id != first.id
     with pytest.raises(ConflictError):
         store.create_search(query=QUERY | {"model": "other"}, owner="ada", idempotency_key="k")

@@ -1,4 +1,6 @@
-"""Serving runs: what an older version stored in the words of training reads as what it is, and the way back."""
+"""Serving runs: what an older version stored in the words of training reads as what it is, and the
+way back.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ QUERY = {
     "inference": {"concurrency": 16, "output_length": 5},
     "parallel": {"max_num_batched_tokens": [2048]},
 }
-CONFIG = ServingConfig(tensor_parallel_size=2, data_parallel_size=3, max_num_seqs=4, max_num_batched_tokens=2048)
+CONFIG = ServingConfig(
+    tensor_parallel_size=2, data_parallel_size=3, max_num_seqs=4, max_num_batched_tokens=2048
+)
 REPLICA = ParallelConfig(tensor_parallel_size=2, micro_batch_size=4)
 TIMES = ServingTimes(
     ttft_s=0.5,
@@ -50,7 +54,13 @@ PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
 MEASURED, RUN, SEARCH = (
-    sa.select(*(column for column in table.c if column.name not in ("state", "account", "label", "edition")))
+    sa.select(
+        *(
+            column
+            for column in table.c
+            if column.name not in ("state", "account", "label", "edition")
+        )
+    )
     for table in (measurements, runs, searches)
 )
 """What a row of every revision here has."""
@@ -67,16 +77,27 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
     return _then(
         {
             "run": (run.parallel, run.digest),
-            "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
+            "measurement": (
+                measured.parallel,
+                measured.digest,
+                measured.step_s,
+                measured.measurement,
+            ),
             "search": (search.progress, search.result),
         }
     )
 
 
 def _then(value: Any) -> Any:
-    """Without the keys of configurations and measurements that came later, which are read as their defaults."""
+    """Without the keys of configurations and measurements that came later, which are read as their
+    defaults.
+    """
     if isinstance(value, dict):
-        return {name: _then(each) for name, each in value.items() if name not in ("redundant_experts", "tails")}
+        return {
+            name: _then(each)
+            for name, each in value.items()
+            if name not in ("redundant_experts", "tails")
+        }
     return type(value)(map(_then, value)) if isinstance(value, list | tuple) else value
 
 
@@ -88,11 +109,20 @@ def write_as_before(url: str, search_id: str) -> None:
         run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(SEARCH.where(searches.c.id == search_id)).one()
-        trained = {name: value for name, value in measured.measurement.items() if name != "load"} | TRAINED
+        trained = {
+            name: value for name, value in measured.measurement.items() if name != "load"
+        } | TRAINED
         row = search.result["recommendations"][0] | {"measurement": trained}
         fidelity = Fidelity(steps=2)
         changes: tuple[tuple[sa.Table, str, dict[str, Any]], ...] = (
-            (runs, run.id, {"parallel": asdict(REPLICA), "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity)}),
+            (
+                runs,
+                run.id,
+                {
+                    "parallel": asdict(REPLICA),
+                    "digest": configuration_digest(parallel=REPLICA, fidelity=fidelity),
+                },
+            ),
             (
                 measurements,
                 measured.id,
@@ -119,7 +149,9 @@ def write_as_before(url: str, search_id: str) -> None:
 
 
 def add_search(url: str) -> str:
-    """A succeeded search with one serving run, stored as it is today, and a training's measurement beside it."""
+    """A succeeded search with one serving run, stored as it is today, and a training's measurement
+    beside it.
+    """
     store = open_store(url)
     search = store.create_search(query=QUERY).id
     claimed = store.claim_search(holder="here", lease_s=60.0, search_id=search)
@@ -142,12 +174,21 @@ def add_search(url: str) -> str:
     )
     store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=1.0)
     training = replace(new, framework="megatron-core", query={"kind": "training"}, parallel=REPLICA)
-    store.add_measurement(measurement=replace(training, measurement=Measurement(status="ok", step_s=1.0)))
-    store.set_progress(lease=lease, progress={"best_run_id": run.id, "best_parallel": asdict(CONFIG)})
+    store.add_measurement(
+        measurement=replace(training, measurement=Measurement(status="ok", step_s=1.0))
+    )
+    store.set_progress(
+        lease=lease, progress={"best_run_id": run.id, "best_parallel": asdict(CONFIG)}
+    )
     measured = stored_rows(url, search)["measurement"][-1]
-    rows = [{"parallel": asdict(CONFIG), "measurement": measured}, {"parallel": asdict(CONFIG), "measurement": None}]
+    rows = [
+        {"parallel": asdict(CONFIG), "measurement": measured},
+        {"parallel": asdict(CONFIG), "measurement": None},
+    ]
     store.finish_search(
-        lease=lease, state=SearchState.SUCCEEDED, result={"recommendations": rows[:1], "nearest_misses": rows[1:]}
+        lease=lease,
+        state=SearchState.SUCCEEDED,
+        result={"recommendations": rows[:1], "nearest_misses": rows[1:]},
     )
     store.close()
     return search
@@ -160,14 +201,26 @@ def test_a_way_to_serve_is_stored_and_read_as_one(url: str) -> None:
     (run,), (figures,) = store.runs(search_id=search), store.run_figures(search_id=search)
     trained, served = sorted(store.measurements().items, key=lambda record: record.framework)
     store.close()
-    assert run.parallel == figures.parallel == served.parallel == CONFIG and trained.parallel == REPLICA
-    assert run.measurement is not None and run.measurement.step_s is None and run.measurement.load == LOAD
+    assert (
+        run.parallel == figures.parallel == served.parallel == CONFIG
+        and trained.parallel == REPLICA
+    )
+    assert (
+        run.measurement is not None
+        and run.measurement.step_s is None
+        and run.measurement.load == LOAD
+    )
     assert figures.objective_s == run.measurement.objective_s == 7.5
-    assert figures.latencies is not None and figures.latencies.request_latency_s == LOAD.request_latency_s
+    assert (
+        figures.latencies is not None
+        and figures.latencies.request_latency_s == LOAD.request_latency_s
+    )
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])], indirect=True
+    "url",
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])],
+    indirect=True,
 )
 def test_serving_runs_of_an_older_version_move_without_loss_and_back(url: str) -> None:
     schema.upgrade(url)
@@ -175,15 +228,24 @@ def test_serving_runs_of_an_older_version_move_without_loss_and_back(url: str) -
     today = stored_rows(url, search)
     write_as_before(url, search)
     before = stored_rows(url, search)
-    assert before["run"] != today["run"] and before["search"][0]["best_parallel"]["micro_batch_size"] == 4
+    assert (
+        before["run"] != today["run"]
+        and before["search"][0]["best_parallel"]["micro_batch_size"] == 4
+    )
     for _ in range(2):
         schema.upgrade(url)
         store = open_store(url)
         (run,) = store.runs(search_id=search)
         trained = store.measurements(framework="megatron-core").items[0]
         store.close()
-        assert run.parallel == CONFIG and run.digest == configuration_digest(parallel=CONFIG, fidelity=run.fidelity)
-        assert run.measurement is not None and run.measurement.load == LOAD and run.measurement.serving == TIMES
+        assert run.parallel == CONFIG and run.digest == configuration_digest(
+            parallel=CONFIG, fidelity=run.fidelity
+        )
+        assert (
+            run.measurement is not None
+            and run.measurement.load == LOAD
+            and run.measurement.serving == TIMES
+        )
         assert stored_rows(url, search) == today
         assert trained.parallel == REPLICA and trained.measurement.step_s == 1.0
         schema.downgrade(url, to="0007")

@@ -1,4 +1,6 @@
-"""What the port promises of searches that are cancelled, paused, resumed, and of the events that tell it."""
+"""What the port promises of searches that are cancelled, paused, resumed, and of the events that
+tell it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_a_running_search_is_asked(store: Store) -> None:
     assert (ended.state, ended.requested) == (SearchState.CANCELLED, None)
 
 
-def test_cancelling_a_waiting_search_with_open_runs_sends_a_coordinator_to_end_them(store: Store) -> None:
+def test_cancelling_a_waiting_search_with_open_runs_sends_a_coordinator_to_end_them(
+    store: Store,
+) -> None:
     lease = claimed(store)
     intended(store, lease)
     store.release_search(lease=lease, paused=True)
@@ -37,7 +41,9 @@ def test_cancelling_a_waiting_search_with_open_runs_sends_a_coordinator_to_end_t
     claim = store.claim_search(holder="w", lease_s=LONG_S)
     assert claim is not None
     assert claim[0].requested == "cancel"
-    assert store.release_search(lease=claim[1], paused=True).state is SearchState.QUEUED  # still to be carried out
+    assert (
+        store.release_search(lease=claim[1], paused=True).state is SearchState.QUEUED
+    )  # still to be carried out
 
 
 def test_pause_and_resume(store: Store) -> None:

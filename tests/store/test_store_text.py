@@ -1,4 +1,6 @@
-"""Text of others' making: a job's log may hold anything, and what was stored of it must be readable on both databases."""
+"""Text of others' making: a job's log may hold anything, and what was stored of it must be readable
+on both databases.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,23 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.store import SqlStore
 
 
-def test_a_log_with_nul_characters_hides_no_run(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> None:
+def test_a_log_with_nul_characters_hides_no_run(
+    store: SqlStore, new_measurement: Callable[..., NewMeasurement]
+) -> None:
     search = store.create_search(query={"id": "q"})
     claimed = store.claim_search(holder="test", lease_s=60, search_id=search.id)
     assert claimed is not None
     lease = claimed[1]
     new = new_measurement(status="crashed", step_s=None)
-    new = replace(new, measurement=replace(new.measurement, cause="rank 1: \0\\u0000", log_tail="\0\x01 the end"))
+    new = replace(
+        new,
+        measurement=replace(new.measurement, cause="rank 1: \0\\u0000", log_tail="\0\x01 the end"),
+    )
     for tensor in (1, 2):
         parallel = ParallelConfig(tensor_parallel_size=tensor)
-        run = store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={"chosen_by": "\0"})
+        run = store.intend_run(
+            lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={"chosen_by": "\0"}
+        )
         if tensor == 1:
             store.finish_run(lease=lease, run_id=run.id, measurement=new, gpu_seconds=1.0)
         else:

@@ -1,4 +1,6 @@
-"""Watched jobs in the store: changed under a lock, told by webhook until the newest event was taken."""
+"""Watched jobs in the store: changed under a lock, told by webhook until the newest event was
+taken.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ def new(store: SqlStore, **values: Any) -> WatchRecord:
     return store.create_watch(**{"name": "job", "query": None, "expected": None, **values})
 
 
-def change(store: SqlStore, watch: WatchRecord, *, source: str = "s", message: Any = None, state: Any = None) -> WatchRecord:
+def change(
+    store: SqlStore,
+    watch: WatchRecord,
+    *,
+    source: str = "s",
+    message: Any = None,
+    state: Any = None,
+) -> WatchRecord:
     made = WatchChange(state=state, source={"rank": 0}, status="as_expected", message=message)
     return store.change_watch(watch_id=watch.id, source=source, change=lambda *_: made)
 
@@ -48,7 +57,11 @@ def test_changes_of_many_processes_take_turns(store: SqlStore) -> None:
     def count(number: int) -> None:
         def more(record: WatchRecord, source: Any, others: Any) -> WatchChange:
             steps = (record.state or {"steps": 0})["steps"] + 1
-            return WatchChange(state={"steps": steps}, source={"seen": (source or {"seen": 0})["seen"] + 1}, status="learning")
+            return WatchChange(
+                state={"steps": steps},
+                source={"seen": (source or {"seen": 0})["seen"] + 1},
+                status="learning",
+            )
 
         store.change_watch(watch_id=watch.id, source=f"s{number % 3}", change=more)
 
@@ -70,7 +83,9 @@ def test_lists_are_by_owner_and_deleting_forgets_the_processes(store: SqlStore) 
             ask(watch_id=mine.id)
 
 
-def test_an_event_is_told_once_and_the_newest_takes_the_place_of_one_that_was_not(store: SqlStore) -> None:
+def test_an_event_is_told_once_and_the_newest_takes_the_place_of_one_that_was_not(
+    store: SqlStore,
+) -> None:
     watch = new(store, webhook=URL, owner="ada")
     change(store, watch)
     assert store.claim_watch_event() is None

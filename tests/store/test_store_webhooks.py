@@ -1,4 +1,6 @@
-"""Webhooks in the store: due when the search has ended, tried a bounded number of times, never twice at once."""
+"""Webhooks in the store: due when the search has ended, tried a bounded number of times, never
+twice at once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def due_now(store: SqlStore, search_id: str) -> None:
     hook = tables.webhooks
     earlier = store.get_webhook(search_id=search_id).next_attempt_at - timedelta(hours=2)
     with store._writing() as connection:
-        connection.execute(sa.update(hook).where(hook.c.search_id == search_id).values(next_attempt_at=earlier))
+        connection.execute(
+            sa.update(hook).where(hook.c.search_id == search_id).values(next_attempt_at=earlier)
+        )
 
 
 def claim(store: SqlStore) -> WebhookRecord:
@@ -44,11 +48,20 @@ def test_an_end_is_told_once_and_not_before(store: SqlStore) -> None:
     assert store.claim_webhook() is None
     store.request_cancel(search_id=search.id)
     webhook = claim(store)
-    assert (webhook.search_id, webhook.url, webhook.attempts, webhook.state) == (search.id, URL, 1, "pending")
+    assert (webhook.search_id, webhook.url, webhook.attempts, webhook.state) == (
+        search.id,
+        URL,
+        1,
+        "pending",
+    )
     assert store.claim_webhook() is None  # nobody else while it is under way
     store.settle_webhook(webhook=webhook, error=None)
     told = store.get_webhook(search_id=search.id)
-    assert (told.state, told.last_error, told.delivered_at is None) == (WebhookState.DELIVERED, None, False)
+    assert (told.state, told.last_error, told.delivered_at is None) == (
+        WebhookState.DELIVERED,
+        None,
+        False,
+    )
     due_now(store, search.id)
     assert store.claim_webhook() is None
     assert URL not in repr(told)
@@ -110,7 +123,9 @@ def test_an_idempotency_key_holds_for_the_webhook_too(store: SqlStore) -> None:
 def test_workers_share_the_deliveries(store: SqlStore) -> None:
     searches = {ended(store) for _ in range(6)}
     with ThreadPoolExecutor(3) as pool:
-        claims = [future.result() for future in [pool.submit(store.claim_webhook) for _ in range(30)]]
+        claims = [
+            future.result() for future in [pool.submit(store.claim_webhook) for _ in range(30)]
+        ]
     got = [found[0].search_id for found in claims if found is not None]
     assert len(got) == len(set(got))
     while (left := store.claim_webhook()) is not None:  # one that met a locked row looked away

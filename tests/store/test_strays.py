@@ -16,7 +16,9 @@ def strays(store: SqlStore, *names: str) -> list[str]:
     return [run.id for run in store.stray_runs(cluster=CLUSTER, job_names=names)]
 
 
-def test_a_job_is_a_stray_once_its_run_or_its_search_has_ended(store: SqlStore, new_measurement: NewMeasurementFactory) -> None:
+def test_a_job_is_a_stray_once_its_run_or_its_search_has_ended(
+    store: SqlStore, new_measurement: NewMeasurementFactory
+) -> None:
     lease = claimed(store)
     run = intended(store, lease)
     assert strays(store, run.job_name) == []  # whether submitted or not
@@ -44,9 +46,14 @@ def test_a_last_attempt_of_which_nothing_was_heard_is_looked_at_too(
     store: SqlStore, new_measurement: NewMeasurementFactory
 ) -> None:
     lease = claimed(store)
-    silent, heard = intended(store, lease), intended(store, lease, ParallelConfig(data_parallel_size=2))
+    silent, heard = (
+        intended(store, lease),
+        intended(store, lease, ParallelConfig(data_parallel_size=2)),
+    )
     for run, status in ((silent, "crashed"), (heard, "ok")):
-        store.finish_run(lease=lease, run_id=run.id, measurement=new_measurement(status=status), gpu_seconds=0.0)
+        store.finish_run(
+            lease=lease, run_id=run.id, measurement=new_measurement(status=status), gpu_seconds=0.0
+        )
     assert strays(store) == [silent.id]
 
 
@@ -75,7 +82,9 @@ def test_the_result_of_an_ended_search_counts_what_is_booked_late(store: SqlStor
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_an_open_run_of_a_failed_search_is_abandoned_unless_it_was_taken_up_again(store: SqlStore, resumed: bool) -> None:
+def test_an_open_run_of_a_failed_search_is_abandoned_unless_it_was_taken_up_again(
+    store: SqlStore, resumed: bool
+) -> None:
     lease = claimed(store)
     run = intended(store, lease)
     store.finish_search(lease=lease, state=SearchState.FAILED)
@@ -84,5 +93,9 @@ def test_an_open_run_of_a_failed_search_is_abandoned_unless_it_was_taken_up_agai
         store.resume_search(search_id=lease.search_id)
     store.book_stray(run_id=run.id, gpu_seconds=2.0)
     (found,) = store.runs(search_id=lease.search_id)
-    expected = (RunState.INTENDED, None, None) if resumed else (RunState.ABANDONED, 2.0, "its search has failed")
+    expected = (
+        (RunState.INTENDED, None, None)
+        if resumed
+        else (RunState.ABANDONED, 2.0, "its search has failed")
+    )
     assert (found.state, found.gpu_seconds, found.cause) == expected

@@ -1,4 +1,6 @@
-"""An upgrade of many measurements while others write: nobody waits for it, and one that was interrupted goes on."""
+"""An upgrade of many measurements while others write: nobody waits for it, and one that was
+interrupted goes on.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,17 @@ def moved(url: str) -> int:
 def started(old_url: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`hp-tool db upgrade`, under way."""
     environment = os.environ | {"HP_DATABASE_URL": old_url}
-    running = subprocess.Popen(hp_tool("db", "upgrade"), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    running = subprocess.Popen(
+        hp_tool("db", "upgrade"), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     yield running
     running.kill()
     running.communicate()
 
 
-@pytest.mark.parametrize("url", [pytest.param("sqlite", marks=pytest.mark.long), SERVER], indirect=True)
+@pytest.mark.parametrize(
+    "url", [pytest.param("sqlite", marks=pytest.mark.long), SERVER], indirect=True
+)
 def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
     report = upgrades.upgrade_under_writes(old_url)
     assert schema.current(old_url) == HEAD
@@ -57,7 +63,9 @@ def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "url", ["sqlite", pytest.param(*SERVER.values, marks=[*SERVER.marks, pytest.mark.long])], indirect=True
+    "url",
+    ["sqlite", pytest.param(*SERVER.values, marks=[*SERVER.marks, pytest.mark.long])],
+    indirect=True,
 )
 def test_an_interrupted_upgrade_goes_on(old_url: str, started: subprocess.Popen[bytes]) -> None:
     while not 0 < moved(old_url) < ROWS:
@@ -68,5 +76,10 @@ def test_an_interrupted_upgrade_goes_on(old_url: str, started: subprocess.Popen[
     before = moved(old_url)
     assert 0 < before < ROWS
     assert schema.current(old_url) != HEAD
-    subprocess.run(hp_tool("db", "upgrade"), env=os.environ | {"HP_DATABASE_URL": old_url}, check=True, capture_output=True)
+    subprocess.run(
+        hp_tool("db", "upgrade"),
+        env=os.environ | {"HP_DATABASE_URL": old_url},
+        check=True,
+        capture_output=True,
+    )
     assert (schema.current(old_url), moved(old_url)) == (HEAD, ROWS)

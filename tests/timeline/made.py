@@ -1,4 +1,6 @@
-"""Traces of a training that never ran, in Kineto's form: kernels and collectives of each rank, with a planted fault or none."""
+"""Traces of a training that never ran, in Kineto's form: kernels and collectives of each rank, with
+a planted fault or none.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ STEPS = 4
 TENSOR = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 DATA = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
 MATMUL = (2048, 1024, 4416)
-"""Rows, inner size and columns of each matmul. Eighteen a step are 333 GFLOPs on each rank, as 6 layers of hidden size 1,024
-with a vocabulary of 32,000 take for 2,048 tokens on four ranks: 3 x 2,048 x (24 x 6 x 1,024^2 + 2 x 1,024 x 32,000) / 4."""
+"""Rows, inner size and columns of each matmul. Eighteen a step are 333 GFLOPs on each rank, as 6
+layers of hidden size 1,024 with a vocabulary of 32,000 take for 2,048 tokens on four ranks: 3 x
+2,048 x (24 x 6 x 1,024^2 + 2 x 1,024 x 32,000) / 4.
+"""
 FAULTS = ("slow_rank", "host_gap", "exposed_communication", "slow_link", "unequal_work")
 
 
@@ -37,11 +41,28 @@ class Rank:
         self.launched = max(self.launched, launch)
         common = {"ph": "X", "args": {"correlation": self._number}}
         self.events.append(
-            {**common, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launch, "dur": 1.0}
+            {
+                **common,
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "pid": 1,
+                "tid": 1,
+                "ts": launch,
+                "dur": 1.0,
+            }
         )
         arguments = {"correlation": self._number, "stream": stream, "device": 0, **args}
         self.events.append(
-            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": begin, "dur": length, "args": arguments}
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": name,
+                "pid": 0,
+                "tid": stream,
+                "ts": begin,
+                "dur": length,
+                "args": arguments,
+            }
         )
         if stream == 7:
             self.now = begin + length
@@ -52,11 +73,28 @@ class Rank:
     def matmul(self, rows: int, inner: int, columns: int) -> None:
         """Record the operator of a matmul with its shapes, called now."""
         dims = {"Input Dims": [[rows, inner], [inner, columns]]}
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": self.now, "dur": 1.0, "args": dims}
+        event = {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::mm",
+            "pid": 1,
+            "tid": 1,
+            "ts": self.now,
+            "dur": 1.0,
+            "args": dims,
+        }
         self.events.append(event)
 
     def span(self, name: str, start: float, end: float) -> None:
-        event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start}
+        event = {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": name,
+            "pid": 1,
+            "tid": 1,
+            "ts": start,
+            "dur": end - start,
+        }
         self.events.append(event)
 
     def document(self) -> dict[str, Any]:
@@ -68,22 +106,39 @@ class Rank:
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
             "distributedInfo": info,
-            "traceEvents": [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}}, *events],
+            "traceEvents": [
+                {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+                *events,
+            ],
             "traceName": "trace.json",
         }
 
 
 def collective(
-    ranks: list[Rank], name: str, length: float, *, group: tuple[int, ...], text: str, elements: int, stream: int = 7
+    ranks: list[Rank],
+    name: str,
+    length: float,
+    *,
+    group: tuple[int, ...],
+    text: str,
+    elements: int,
+    stream: int = 7,
 ) -> None:
-    """One collective of a group: it begins where each rank is and ends on all when the last has come and sent."""
+    """One collective of a group: it begins where each rank is and ends on all when the last has
+    come and sent.
+    """
     members = [ranks[each] for each in group]
     end = max(each.now for each in members) + length
     args = {
-        "Collective name": name, "In msg nelems": elements, "Out msg nelems": elements, "Group size": len(group),
-        "dtype": "BFloat16", "Process Group Name": f"{text}{group}", "Process Group Description": text,
+        "Collective name": name,
+        "In msg nelems": elements,
+        "Out msg nelems": elements,
+        "Group size": len(group),
+        "dtype": "BFloat16",
+        "Process Group Name": f"{text}{group}",
+        "Process Group Description": text,
         "Process Group Ranks": str(list(group)),
-    }  # fmt: skip
+    }
     for each in members:
         kernel = f"ncclDevKernel_{name}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
         each.kernel(kernel, end - each.now, stream=stream, start=each.now, **args)
@@ -109,15 +164,27 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
     def reduce_tensor() -> None:
         for group in ((0, 1), (2, 3)):
             slow = 5.0 if fault == "slow_link" and group == (2, 3) else 1.0
-            collective(ranks, "AllReduce", slow * 30.0, group=group, text="TENSOR_MODEL_PARALLEL_GROUP", elements=2**22)
+            collective(
+                ranks,
+                "AllReduce",
+                slow * 30.0,
+                group=group,
+                text="TENSOR_MODEL_PARALLEL_GROUP",
+                elements=2**22,
+            )
 
     def reduce_data(length: float) -> None:
         overlapped = fault != "exposed_communication"
         for group in ((0, 2), (1, 3)):
             collective(
-                ranks, "ReduceScatter", length, group=group, text="DATA_PARALLEL_GROUP_WITH_CP", elements=2**24,
+                ranks,
+                "ReduceScatter",
+                length,
+                group=group,
+                text="DATA_PARALLEL_GROUP_WITH_CP",
+                elements=2**24,
                 stream=20 if overlapped else 7,
-            )  # fmt: skip
+            )
 
     for step in range(STEPS):
         starts = [each.now for each in ranks]
@@ -127,7 +194,11 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
         for _ in range(LAYERS):
             called(1)
             compute("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 100.0)
-            compute("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64>>(flash::Flash_fwd_params)", 40.0)
+            compute(
+                "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, "
+                "64>>(flash::Flash_fwd_params)",
+                40.0,
+            )
             compute("void at::native::vectorized_elementwise_kernel<4>", 20.0)
             reduce_tensor()
         for _ in range(LAYERS):
@@ -141,14 +212,20 @@ def training(*, fault: str | None = None, seed: int = 0) -> list[Rank]:
             reduce_data(6 * 150.0)
         for each in ranks:
             each.now = max(each.now, each.sent)
-        compute("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", 60.0)
+        compute(
+            "void at::native::(anonymous "
+            "namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+            60.0,
+        )
         for each, start in zip(ranks, starts, strict=True):
             each.span(f"ProfilerStep#{step + 3}", start, each.now - 4.0)
     return ranks
 
 
 def _pipeline(*, seed: int, layers: tuple[int, int], micro_batches: int = 8) -> list[Rank]:
-    """Two stages: all forward passes, then all backward passes, and messages that wait for their sender."""
+    """Two stages: all forward passes, then all backward passes, and messages that wait for their
+    sender.
+    """
     chance = random.Random(seed)
     ranks = [Rank(rank, world=2, offset_us=0.0) for rank in range(2)]
     gemm = "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT"
@@ -160,10 +237,23 @@ def _pipeline(*, seed: int, layers: tuple[int, int], micro_batches: int = 8) -> 
 
     def receive(rank: int, sent: float) -> None:
         here = ranks[rank]
-        args = {"Collective name": "recv", "In msg nelems": 2**20, "Out msg nelems": 2**20, "dtype": "BFloat16"}
-        text = {"Process Group Name": "5", "Process Group Description": "PIPELINE_MODEL_PARALLEL_GROUP"}
+        args = {
+            "Collective name": "recv",
+            "In msg nelems": 2**20,
+            "Out msg nelems": 2**20,
+            "dtype": "BFloat16",
+        }
+        text = {
+            "Process Group Name": "5",
+            "Process Group Description": "PIPELINE_MODEL_PARALLEL_GROUP",
+        }
         end = max(here.now, sent) + 10.0
-        here.kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", end - here.now, **args, **text)
+        here.kernel(
+            "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+            end - here.now,
+            **args,
+            **text,
+        )
 
     for step in range(STEPS):
         starts = [each.now for each in ranks]
@@ -181,9 +271,18 @@ def _pipeline(*, seed: int, layers: tuple[int, int], micro_batches: int = 8) -> 
             stage(0, 40.0)
         end = max(each.now for each in ranks)
         for each, start in zip(ranks, starts, strict=True):
-            group = {"Process Group Description": "EMBEDDING_GROUP", "Process Group Ranks": "[0, 1]", "dtype": "Float"}
+            group = {
+                "Process Group Description": "EMBEDDING_GROUP",
+                "Process Group Ranks": "[0, 1]",
+                "dtype": "Float",
+            }
             name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-            each.kernel(name, end + 15.0 - each.now, **{"Collective name": "allreduce", "In msg nelems": 1024}, **group)
+            each.kernel(
+                name,
+                end + 15.0 - each.now,
+                **{"Collective name": "allreduce", "In msg nelems": 1024},
+                **group,
+            )
             each.span(f"ProfilerStep#{step}", start, each.now - 4.0)
     return ranks
 

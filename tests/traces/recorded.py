@@ -1,4 +1,5 @@
-"""Run by torchrun on every rank: real steps of the built-in profiler under torch.profiler, each with a planted fault or none.
+"""Run by torchrun on every rank: real steps of the built-in profiler under torch.profiler, each
+with a planted fault or none.
 
 python -m torch.distributed.run --nproc-per-node 4 tests/traces/recorded.py FOLDER WIDTH:FAULT ...
 """
@@ -15,14 +16,25 @@ from typing import Any
 
 RANK = int(os.environ["RANK"])
 MODEL = {
-    "num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1024, "tie_word_embeddings": False,
-}  # fmt: skip
+    "num_hidden_layers": 8,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "vocab_size": 1024,
+    "tie_word_embeddings": False,
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp": {"parallel": {"data_parallel_size": 2}},
     # Few tokens for many weights: gradients take as long as matmuls.
-    "wide": {"parallel": {"data_parallel_size": 2}, "model": {**MODEL, "hidden_size": 512}, "sequence_length": 32},
+    "wide": {
+        "parallel": {"data_parallel_size": 2},
+        "model": {**MODEL, "hidden_size": 512},
+        "sequence_length": 32,
+    },
     "pp": {"parallel": {"pipeline_parallel_size": 2}},
-    "tpdp": {"parallel": {"tensor_parallel_size": 2, "data_parallel_size": 2}, "model": {**MODEL, "num_hidden_layers": 4}},
+    "tpdp": {
+        "parallel": {"tensor_parallel_size": 2, "data_parallel_size": 2},
+        "model": {**MODEL, "num_hidden_layers": 4},
+    },
 }
 RATE = 4_000_000
 """Bytes per second of a slow link."""
@@ -46,7 +58,11 @@ def main(folder: Path, cases: list[str]) -> None:
         hides = fault != "exposed_communication"
         known = dict(LAYOUTS[layout])
         length = known.pop("sequence_length", 256)
-        work = {"sequence_length": length, "global_batch_size": 8, "overlap": OverlapSpec(data_parallel=hides)}
+        work = {
+            "sequence_length": length,
+            "global_batch_size": 8,
+            "overlap": OverlapSpec(data_parallel=hides),
+        }
         wanted = request(**{"model": MODEL, "training": work, **known})
         if device is None:
             device = backend.start(wanted)
@@ -69,7 +85,9 @@ def main(folder: Path, cases: list[str]) -> None:
 
 
 def recorder(path: Path, fault: str) -> Callable[..., Any]:
-    """What runs steps in place of `profiler.steps.run`: one unrecorded step, then STEPS under torch.profiler."""
+    """What runs steps in place of `profiler.steps.run`: one unrecorded step, then STEPS under
+    torch.profiler.
+    """
 
     def run(request: Any, step: Callable[[], Any], *, device: Any) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
@@ -90,16 +108,26 @@ def recorder(path: Path, fault: str) -> Callable[..., Any]:
 
 
 def paced(new_group: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.distributed.new_group`, whose sockets send slowly where they connect ranks 2 and 3 alone."""
+    """`torch.distributed.new_group`, whose sockets send slowly where they connect ranks 2 and 3
+    alone.
+    """
 
     def sockets() -> set[int]:
-        links = {int(each.name): each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+        links = {
+            int(each.name): each.readlink()
+            for each in Path("/proc/self/fd").iterdir()
+            if each.is_symlink()
+        }
         return {number for number, target in links.items() if target.name.startswith("socket:")}
 
     def make(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         before = sockets()
         group = new_group(ranks, *args, **kwargs)
-        if list(ranks or ()) == [2, 3] and RANK in (2, 3) and kwargs.get("group_desc") == "TENSOR_MODEL_PARALLEL_GROUP":
+        if (
+            list(ranks or ()) == [2, 3]
+            and RANK in (2, 3)
+            and kwargs.get("group_desc") == "TENSOR_MODEL_PARALLEL_GROUP"
+        ):
             for number in sockets() - before:
                 with socket.socket(fileno=os.dup(number)) as one:
                     if one.family != socket.AF_UNIX and one.type == socket.SOCK_STREAM:

@@ -1,4 +1,6 @@
-"""A recorded step beside its prediction: differences by part, sentences by seconds, and changes with what they win."""
+"""A recorded step beside its prediction: differences by part, sentences by seconds, and changes
+with what they win.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,19 @@ QUERY = {
     "parallel": {"pipeline_parallel_size": 2, "expert_parallel_size": 16, "micro_batch_size": 1},
 }
 MESSAGES, PAUSES = 20, 100
-RUNS = {"compute": "matmul", "attention": "attention", "recompute": "matmul", "optimizer": "optimizer", "offload": "copy_host"}
+RUNS = {
+    "compute": "matmul",
+    "attention": "attention",
+    "recompute": "matmul",
+    "optimizer": "optimizer",
+    "offload": "copy_host",
+}
 
 
 def recorded(parts_s: dict[str, float], *, steps: int = 3) -> RankEvents:
-    """One rank whose steps take these seconds: one event for each part, one after the other, the overhead last."""
+    """One rank whose steps take these seconds: one event for each part, one after the other, the
+    overhead last.
+    """
     rows: list[tuple[str, float, float]] = []
     spans, now = [], 0.0
     for _ in range(steps):
@@ -75,20 +85,33 @@ def predicted() -> dict[str, float]:
     return dict(time.parts_s)
 
 
-def test_a_step_as_predicted_has_no_difference_worth_a_sentence(predicted: dict[str, float]) -> None:
+def test_a_step_as_predicted_has_no_difference_worth_a_sentence(
+    predicted: dict[str, float],
+) -> None:
     answer = explain([recorded(predicted)], query=schema.parse_query(QUERY))
     assert answer.step_s == pytest.approx(sum(predicted.values()))
     assert max(abs(row.seconds) for row in answer.differences) < 1e-9
-    assert not answer.faults and not any("longer than predicted" in each.words for each in answer.findings)
+    assert not answer.faults and not any(
+        "longer than predicted" in each.words for each in answer.findings
+    )
 
 
-def test_slow_exchanges_are_named_first_with_a_change_that_wins_of_them(predicted: dict[str, float]) -> None:
+def test_slow_exchanges_are_named_first_with_a_change_that_wins_of_them(
+    predicted: dict[str, float],
+) -> None:
     slow = predicted | {"expert_parallel": 3.0 * predicted["expert_parallel"]}
     answer = explain([recorded(slow)], query=schema.parse_query(QUERY), tool="megatron-lm")
     first = answer.differences[0]
-    assert first.part == "expert_parallel" and first.seconds == pytest.approx(2.0 * predicted["expert_parallel"])
-    assert sum(row.seconds for row in answer.differences) == pytest.approx(answer.step_s - answer.estimate.time.step_s)
-    assert "expert all-to-all" in answer.findings[0].words and "33% of the bandwidth" in answer.findings[0].words
+    assert first.part == "expert_parallel" and first.seconds == pytest.approx(
+        2.0 * predicted["expert_parallel"]
+    )
+    assert sum(row.seconds for row in answer.differences) == pytest.approx(
+        answer.step_s - answer.estimate.time.step_s
+    )
+    assert (
+        "expert all-to-all" in answer.findings[0].words
+        and "33% of the bandwidth" in answer.findings[0].words
+    )
     change = next(each for each in answer.suggestions if each.part == "expert_parallel")
     low, high = change.seconds_interval
     assert low < change.seconds < high <= answer.step_s
@@ -96,26 +119,41 @@ def test_slow_exchanges_are_named_first_with_a_change_that_wins_of_them(predicte
     assert change.change in answer.findings[0].words
 
 
-def test_what_a_change_wins_is_what_the_tool_predicts_of_it_times_what_was_measured(predicted: dict[str, float]) -> None:
+def test_what_a_change_wins_is_what_the_tool_predicts_of_it_times_what_was_measured(
+    predicted: dict[str, float],
+) -> None:
     plain = explain([recorded(predicted)], query=schema.parse_query(QUERY))
-    slow = explain([recorded({part: 2.0 * seconds for part, seconds in predicted.items()})], query=schema.parse_query(QUERY))
+    slow = explain(
+        [recorded({part: 2.0 * seconds for part, seconds in predicted.items()})],
+        query=schema.parse_query(QUERY),
+    )
     parts = {each.part: each for each in plain.suggestions}
     assert parts and {each.part for each in slow.suggestions} >= set(parts)
-    assert all(each.seconds >= parts[each.part].seconds for each in slow.suggestions if each.part in parts)
+    assert all(
+        each.seconds >= parts[each.part].seconds for each in slow.suggestions if each.part in parts
+    )
     changed = next(iter(parts.values()))
     mapping = QUERY | {"parallel": schema.to_dict(changed.parallel)}
-    after = hp_tool.estimate(mapping | changed.set if "training" in changed.set else mapping).estimate.time.step_s
+    after = hp_tool.estimate(
+        mapping | changed.set if "training" in changed.set else mapping
+    ).estimate.time.step_s
     assert plain.estimate.time.step_s - after == pytest.approx(changed.seconds, rel=0.2)
 
 
 def test_an_overlap_that_the_step_looks_to_be_without_is_suggested() -> None:
-    alone = {"model": "llama-3-8b", "parallel": {"tensor_parallel_size": 4}, "training": QUERY["training"]}
+    alone = {
+        "model": "llama-3-8b",
+        "parallel": {"tensor_parallel_size": 4},
+        "training": QUERY["training"],
+    }
     alone["training"] = alone["training"] | {"overlap": {"data_parallel": False}}
     query = schema.parse_query(QUERY | alone)
     without = hp_tool.estimate(query).estimate.time.parts_s
     answer = explain([recorded(dict(without))], query=query)
     change = next(each for each in answer.suggestions if each.set)
-    assert change.set["training.overlap"]["data_parallel"] is True and change.part == "data_parallel"
+    assert (
+        change.set["training.overlap"]["data_parallel"] is True and change.part == "data_parallel"
+    )
     assert {"flag": "training.overlap.data_parallel", "from": "False", "to": "True"} in change.flags
 
 
@@ -125,7 +163,11 @@ def test_what_cannot_be_explained_is_refused(predicted: dict[str, float]) -> Non
     impossible = QUERY | {"parallel": {"tensor_parallel_size": 3}}
     with pytest.raises(InputError, match="cannot have run"):
         explain([recorded(predicted)], query=schema.parse_query(impossible))
-    serving = {"kind": "inference", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1}}
+    serving = {
+        "kind": "inference",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
+    }
     serving |= {"inference": {"input_length": 128, "output_length": 128, "concurrency": 4}}
     with pytest.raises(InputError, match="serving"):
         explain([recorded(predicted)], query=schema.parse_query(serving))
@@ -145,10 +187,14 @@ def test_the_command_prints_ranks_links_and_sentences(traces: list[str]) -> None
 
 def test_the_command_answers_in_json_what_python_does(traces: list[str], tmp_path: Path) -> None:
     (tmp_path / "query.json").write_text(json.dumps(QUERY))
-    result = CliRunner().invoke(build(), ["explain", *traces, "--query", str(tmp_path / "query.json"), "--json"])
+    result = CliRunner().invoke(
+        build(), ["explain", *traces, "--query", str(tmp_path / "query.json"), "--json"]
+    )
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer == json.loads(schema.to_json(hp_tool.explain(*traces, query=QUERY)))
-    assert answer["faults"][0]["kind"] == "slow_link" and answer["trace_query"] == {"parallel.tensor_parallel_size": 2}
+    assert answer["faults"][0]["kind"] == "slow_link" and answer["trace_query"] == {
+        "parallel.tensor_parallel_size": 2
+    }
     both = CliRunner().invoke(build(), ["explain", *traces, "--query", "a", "--import", "b"])
     assert isinstance(both.exception, InputError)

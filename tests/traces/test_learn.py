@@ -1,4 +1,6 @@
-"""`explain --learn`: a trace corrects predictions only for the training that its query describes."""
+"""`explain --learn`: a trace corrects predictions only for the training that its query
+describes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from tests.timeline.made import training
 
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": {"num_hidden_layers": 6, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32_000},
+    "model": {
+        "num_hidden_layers": 6,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "vocab_size": 32_000,
+    },
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
     "training": {"sequence_length": 1024, "global_batch_size": 2},
     "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1},
@@ -24,8 +31,12 @@ LARGER_BATCH = {"sequence_length": 1024, "global_batch_size": 4}
 Event = dict[str, Any]
 
 
-def traces(folder: Path, *, keep: Callable[[Event], bool] = lambda _: True, **header: Any) -> list[str]:
-    """Write the made training without the events that `keep` leaves out, with these entries of its header changed."""
+def traces(
+    folder: Path, *, keep: Callable[[Event], bool] = lambda _: True, **header: Any
+) -> list[str]:
+    """Write the made training without the events that `keep` leaves out, with these entries of its
+    header changed.
+    """
     paths = []
     for rank in training():
         document = rank.document() | header
@@ -39,7 +50,14 @@ def traces(folder: Path, *, keep: Callable[[Event], bool] = lambda _: True, **he
 def learn(folder: Path, paths: list[str], query: dict[str, Any] = QUERY) -> Ended:
     file = folder / "query.json"
     file.write_text(json.dumps(query))
-    return hp_tool("explain", *paths, "--query", str(file), "--learn", HP_DATABASE_URL=f"sqlite:///{folder / 'hp.db'}")
+    return hp_tool(
+        "explain",
+        *paths,
+        "--query",
+        str(file),
+        "--learn",
+        HP_DATABASE_URL=f"sqlite:///{folder / 'hp.db'}",
+    )
 
 
 def estimate_s(folder: Path) -> float:
@@ -65,12 +83,23 @@ def test_the_trace_of_the_query_s_training_is_learned(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"keep": trains_only_forward}, "no backward pass was recorded (inference)"),
-        ({"keep": lambda event: "multi_tensor" not in event["name"]}, "no optimizer step was recorded"),
-        ({"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB"}]}, "the trace is of NVIDIA A100-SXM4-80GB, the query of h100"),
-        ({"deviceProperties": [{"name": "AMD Instinct MI300X"}]}, "the trace is of AMD Instinct MI300X"),
+        (
+            {"keep": lambda event: "multi_tensor" not in event["name"]},
+            "no optimizer step was recorded",
+        ),
+        (
+            {"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB"}]},
+            "the trace is of NVIDIA A100-SXM4-80GB, the query of h100",
+        ),
+        (
+            {"deviceProperties": [{"name": "AMD Instinct MI300X"}]},
+            "the trace is of AMD Instinct MI300X",
+        ),
     ],
 )
-def test_a_trace_of_another_kind_of_run_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_a_trace_of_another_kind_of_run_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     ended = learn(tmp_path, traces(tmp_path, **changes))
     assert ended.returncode == 2 and reason in ended.stderr
     assert not (tmp_path / "hp.db").exists()
@@ -83,12 +112,20 @@ def test_a_trace_of_another_kind_of_run_is_refused(tmp_path: Path, changes: dict
             {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": LARGER_BATCH},
             "the trace is of 4 ranks, the query of 8",
         ),
-        ({"parallel": {"tensor_parallel_size": 4}}, "the trace has parallel.tensor_parallel_size 2, the query 4"),
-        ({"model": QUERY["model"] | {"num_hidden_layers": 2}}, "a rank's recorded matmuls are 3.33e+11 FLOPs a step"),
+        (
+            {"parallel": {"tensor_parallel_size": 4}},
+            "the trace has parallel.tensor_parallel_size 2, the query 4",
+        ),
+        (
+            {"model": QUERY["model"] | {"num_hidden_layers": 2}},
+            "a rank's recorded matmuls are 3.33e+11 FLOPs a step",
+        ),
         ({"cluster": {"gpu": "cpu", "num_gpus": 4}}, "the trace is of a GPU, the query of cpu"),
     ],
 )
-def test_a_trace_of_another_query_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_a_trace_of_another_query_is_refused(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
     ended = learn(tmp_path, traces(tmp_path), QUERY | change)
     assert ended.returncode == 2 and reason in ended.stderr
     assert not (tmp_path / "hp.db").exists()
@@ -102,7 +139,9 @@ def test_a_trace_of_another_query_is_refused(tmp_path: Path, change: dict[str, A
         ({"deviceProperties": [{"name": "NVIDIA H100-XYZ"}]}, "the trace is of NVIDIA H100-XYZ"),
     ],
 )
-def test_what_cannot_be_checked_is_stored_and_not_applied(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_checked_is_stored_and_not_applied(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     before = estimate_s(tmp_path)
     ended = learn(tmp_path, traces(tmp_path, **changes))
     assert ended.returncode == 0 and "(held)" in ended.stderr and reason in ended.stderr
@@ -114,13 +153,24 @@ def test_a_smaller_model_s_matmuls_are_held(tmp_path: Path) -> None:
     """Fewer FLOPs than the query's may be matmuls in kernels whose shapes torch does not record."""
     query = QUERY | {"model": QUERY["model"] | {"num_hidden_layers": 24}}
     ended = learn(tmp_path, traces(tmp_path), query)
-    assert ended.returncode == 0 and "(held)" in ended.stderr and "another model or batch" in ended.stderr
+    assert (
+        ended.returncode == 0
+        and "(held)" in ended.stderr
+        and "another model or batch" in ended.stderr
+    )
 
 
 def test_the_answer_tells_each_check(tmp_path: Path) -> None:
     file = tmp_path / "query.json"
     file.write_text(json.dumps(QUERY))
-    answer = json.loads(hp_tool("explain", *traces(tmp_path), "--query", str(file), "--json").stdout)
+    answer = json.loads(
+        hp_tool("explain", *traces(tmp_path), "--query", str(file), "--json").stdout
+    )
     states = {each["name"]: each["state"] for each in answer["checks"]}
-    assert states == dict.fromkeys(("device", "ranks", "matmul_flops", "backward", "optimizer"), "matches")
-    assert answer["teaches"] == "applied" and answer["report"]["measurement"]["parts_s"]["compute"] > 0.0
+    assert states == dict.fromkeys(
+        ("device", "ranks", "matmul_flops", "backward", "optimizer"), "matches"
+    )
+    assert (
+        answer["teaches"] == "applied"
+        and answer["report"]["measurement"]["parts_s"]["compute"] > 0.0
+    )

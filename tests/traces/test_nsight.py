@@ -18,7 +18,9 @@ GEMM, REDUCE, ADAM, STEP = 1, 2, 3, 4
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """Two devices of two processes; the second one's matmul takes twice as long. Two steps of 100 us."""
+    """Two devices of two processes; the second one's matmul takes twice as long. Two steps of 100
+    us.
+    """
     path = tmp_path / "report.sqlite"
     with sqlite3.connect(path) as base:
         base.executescript(
@@ -37,7 +39,7 @@ def report(tmp_path: Path) -> Path:
             INSERT INTO StringIds VALUES (1, 'ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_nn'),
                 (2, 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)'),
                 (3, 'void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor>'), (4, 'iteration 8');
-            """
+            """  # noqa: E501
         )
         number = 0
         for place in range(2):
@@ -49,28 +51,55 @@ def report(tmp_path: Path) -> Path:
                     number += 1
                     start = at + 1_000 * begin
                     row = (start, start + 1_000 * length, place, 7, number, process, kernel, kernel)
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?)", row)
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?)", row
+                    )
                     row = (at + 1_000, at + 2_000, thread, number, 9)
                     base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?)", row)
                 base.execute(
-                    "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?)", (at, at + 5_000, place, -1, process, 64, 1)
+                    "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?)",
+                    (at, at + 5_000, place, -1, process, 64, 1),
                 )
                 text, identity = (f"step {step}", None) if step == 0 else (None, STEP)
-                base.execute("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", (at, at + 98_000, 59, text, identity, thread))
+                base.execute(
+                    "INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)",
+                    (at, at + 98_000, 59, text, identity, thread),
+                )
     return path
 
 
 def test_a_report_of_two_processes_is_two_ranks(report: Path) -> None:
     ranks = read_traces([report])
     assert [rank.rank for rank in ranks] == [0, 1] and ranks[0].device == "NVIDIA A100-SXM4-80GB"
-    assert sorted({KINDS[kind] for kind in ranks[0].kind}) == ["collective", "copy_host", "matmul", "optimizer"]
+    assert sorted({KINDS[kind] for kind in ranks[0].kind}) == [
+        "collective",
+        "copy_host",
+        "matmul",
+        "optimizer",
+    ]
     line = timeline(ranks)
-    steps = [{name: round(1e6 * s, 3) for name, s in own[1].parts_s.items() if s} for own in line.splits]
-    assert steps[0] == {"compute": 30, "data_parallel": 10, "optimizer": 14, "offload": 5, "overhead": 41}
-    assert steps[1] == {"compute": 60, "data_parallel": 10, "optimizer": 14, "offload": 5, "overhead": 11}
+    steps = [
+        {name: round(1e6 * s, 3) for name, s in own[1].parts_s.items() if s} for own in line.splits
+    ]
+    assert steps[0] == {
+        "compute": 30,
+        "data_parallel": 10,
+        "optimizer": 14,
+        "offload": 5,
+        "overhead": 41,
+    }
+    assert steps[1] == {
+        "compute": 60,
+        "data_parallel": 10,
+        "optimizer": 14,
+        "offload": 5,
+        "overhead": 11,
+    }
 
 
-def test_what_is_no_report_is_refused(tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_report_is_refused(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(report.read_bytes()[:3000])
     with pytest.raises(InputError, match="SQLite"):

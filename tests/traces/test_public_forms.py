@@ -1,9 +1,10 @@
-"""The forms in which public traces are written, by what their makers document; small files of each, with what must be read of
-them worked out by hand. Times are microseconds.
+"""The forms in which public traces are written, by what their makers document; small files of each,
+with what must be read of them worked out by hand. Times are microseconds.
 
-torch 1.8 to 1.11 as its tutorials show it (categories with capitals, threads as text, no distributedInfo); torch 1.13 and 2 as
-HolisticTraceAnalysis reads them (flows `ac2g`, copies of annotations on the device); Megatron-LM's (groups, sizes); DeepSeek's
-profile data (no steps, DeepEP beside DeepGEMM); ROCm's (Tensile, composable kernels, RCCL); and Chrome's bare list.
+torch 1.8 to 1.11 as its tutorials show it (categories with capitals, threads as text, no
+distributedInfo); torch 1.13 and 2 as HolisticTraceAnalysis reads them (flows `ac2g`, copies of
+annotations on the device); Megatron-LM's (groups, sizes); DeepSeek's profile data (no steps, DeepEP
+beside DeepGEMM); ROCm's (Tensile, composable kernels, RCCL); and Chrome's bare list.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from hp_tool.exchange.explanation import Explanation
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
 ELEMENTWISE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
+    "void at::native::vectorized_elementwise_kernel<4, "
+    "at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
 )
 Event = dict[str, Any]
 
@@ -44,10 +46,27 @@ class Modern:
     """Events as torch 1.13 and later write them."""
 
     def __init__(self, **names: str) -> None:
-        self.runtime, self.launch = names.get("runtime", "cuda_runtime"), names.get("launch", "cudaLaunchKernel")
+        self.runtime, self.launch = (
+            names.get("runtime", "cuda_runtime"),
+            names.get("launch", "cudaLaunchKernel"),
+        )
         self.events: list[Event] = [
-            {"name": "process_name", "ph": "M", "ts": 1000.0, "pid": 4711, "tid": 0, "args": {"name": "python"}},
-            {"name": "thread_name", "ph": "M", "ts": 1000.0, "pid": 0, "tid": 7, "args": {"name": "stream 7 "}},
+            {
+                "name": "process_name",
+                "ph": "M",
+                "ts": 1000.0,
+                "pid": 4711,
+                "tid": 0,
+                "args": {"name": "python"},
+            },
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "ts": 1000.0,
+                "pid": 0,
+                "tid": 7,
+                "args": {"name": "stream 7 "},
+            },
             {
                 "ph": "X",
                 "cat": "Trace",
@@ -72,10 +91,29 @@ class Modern:
     def step(self, number: int, start: float, length: float) -> None:
         name = f"ProfilerStep#{number}"
         at = {"ph": "X", "name": name, "ts": start, "dur": length}
-        self.events.append({**at, "cat": "user_annotation", "pid": 4711, "tid": 4711, "args": {"External id": 1, "Ev Idx": 0}})
-        self.events.append({**at, "cat": "gpu_user_annotation", "pid": 0, "tid": 7, "args": {"External id": 1}})
+        self.events.append(
+            {
+                **at,
+                "cat": "user_annotation",
+                "pid": 4711,
+                "tid": 4711,
+                "args": {"External id": 1, "Ev Idx": 0},
+            }
+        )
+        self.events.append(
+            {**at, "cat": "gpu_user_annotation", "pid": 0, "tid": 7, "args": {"External id": 1}}
+        )
 
-    def kernel(self, name: str, launched: float, start: float, length: float, *, stream: int = 7, **args: Any) -> None:
+    def kernel(
+        self,
+        name: str,
+        launched: float,
+        start: float,
+        length: float,
+        *,
+        stream: int = 7,
+        **args: Any,
+    ) -> None:
         self.correlation += 1
         common = {"correlation": self.correlation, "External id": self.correlation}
         self.events += [
@@ -89,7 +127,15 @@ class Modern:
                 "dur": 5.0,
                 "args": {"cbid": 211, **common},
             },
-            {"ph": "s", "id": self.correlation, "pid": 4711, "tid": 4711, "ts": launched, "cat": "ac2g", "name": "ac2g"},
+            {
+                "ph": "s",
+                "id": self.correlation,
+                "pid": 4711,
+                "tid": 4711,
+                "ts": launched,
+                "cat": "ac2g",
+                "name": "ac2g",
+            },
             {
                 "ph": "X",
                 "cat": "kernel",
@@ -111,12 +157,23 @@ class Modern:
                     **args,
                 },
             },
-            {"ph": "f", "id": self.correlation, "pid": 0, "tid": stream, "ts": start, "cat": "ac2g", "name": "ac2g", "bp": "e"},
+            {
+                "ph": "f",
+                "id": self.correlation,
+                "pid": 0,
+                "tid": stream,
+                "ts": start,
+                "cat": "ac2g",
+                "name": "ac2g",
+                "bp": "e",
+            },
         ]
 
 
 def test_a_trace_of_torch_1_8_to_1_11(tmp_path: Path) -> None:
-    """Two steps of 1,000 us; in each a kernel of 600 and, after a pause of 100, one of 200: 200 us nothing runs."""
+    """Two steps of 1,000 us; in each a kernel of 600 and, after a pause of 100, one of 200: 200 us
+    nothing runs.
+    """
     events: list[Event] = []
     for number in (1, 2):
         at = 1_000_000 + 1000 * (number - 1)
@@ -129,7 +186,12 @@ def test_a_trace_of_torch_1_8_to_1_11(tmp_path: Path) -> None:
                 "tid": "3254",
                 "ts": at,
                 "dur": 1000,
-                "args": {"Device": 3254, "External id": number, "Trace name": "PyTorch Profiler", "Trace iteration": 0},
+                "args": {
+                    "Device": 3254,
+                    "External id": number,
+                    "Trace name": "PyTorch Profiler",
+                    "Trace iteration": 0,
+                },
             }
         )
         for n, (name, start, length) in enumerate(((GEMM, 100, 600), (ELEMENTWISE, 800, 200))):
@@ -153,12 +215,29 @@ def test_a_trace_of_torch_1_8_to_1_11(tmp_path: Path) -> None:
                     "tid": "stream 7",
                     "ts": at + start,
                     "dur": length,
-                    "args": {"queued": 0, "device": 0, "context": 1, "stream": 7, "shared memory": 0, **link},
+                    "args": {
+                        "queued": 0,
+                        "device": 0,
+                        "context": 1,
+                        "stream": 7,
+                        "shared memory": 0,
+                        **link,
+                    },
                 },
             ]
     document = {
         "schemaVersion": 1,
-        "traceEvents": [*events, {"name": "Record Window End", "ph": "i", "s": "g", "ts": 1_002_000, "pid": "", "tid": ""}],
+        "traceEvents": [
+            *events,
+            {
+                "name": "Record Window End",
+                "ph": "i",
+                "s": "g",
+                "ts": 1_002_000,
+                "pid": "",
+                "tid": "",
+            },
+        ],
     }
     answer = explained(tmp_path / "resnet50.pt.trace.json", document)
     assert (answer.steps, answer.marked, answer.critical_rank) == (2, True, 0)
@@ -167,8 +246,10 @@ def test_a_trace_of_torch_1_8_to_1_11(tmp_path: Path) -> None:
 
 
 def test_a_trace_as_holistic_trace_analysis_reads_them(tmp_path: Path) -> None:
-    """Steps of 1,000 us on rank 3: computing from 100 to 500, an all-reduce of no recorded group from 400 to 800 on a stream of
-    its own, 100 us of a copy from the host after it: 100 us are hidden, 300 us exposed, 200 us nothing runs."""
+    """Steps of 1,000 us on rank 3: computing from 100 to 500, an all-reduce of no recorded group
+    from 400 to 800 on a stream of its own, 100 us of a copy from the host after it: 100 us are
+    hidden, 300 us exposed, 200 us nothing runs.
+    """
     trace = Modern()
     for number in (550, 551, 552):
         at = 1000.0 * (number - 549)
@@ -196,7 +277,14 @@ def test_a_trace_as_holistic_trace_analysis_reads_them(tmp_path: Path) -> None:
         )
     document = {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB", "totalGlobalMem": 42505273344, "computeMajor": 8}],
+        "deviceProperties": [
+            {
+                "id": 0,
+                "name": "NVIDIA A100-SXM4-40GB",
+                "totalGlobalMem": 42505273344,
+                "computeMajor": 8,
+            }
+        ],
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
         "record_shapes": 1,
         "trace_id": "00112233",
@@ -204,7 +292,12 @@ def test_a_trace_as_holistic_trace_analysis_reads_them(tmp_path: Path) -> None:
         "traceName": "/tmp/rank-3.json.tmp",
     }
     answer = explained(tmp_path / "benchmark_result_1.json.gz", document, packed=True)
-    assert (answer.steps, answer.marked, answer.critical_rank, answer.device) == (3, True, 3, "NVIDIA A100-SXM4-40GB")
+    assert (answer.steps, answer.marked, answer.critical_rank, answer.device) == (
+        3,
+        True,
+        3,
+        "NVIDIA A100-SXM4-40GB",
+    )
     assert us(answer, "compute", "offload", "overhead") == (400.0, 100.0, 200.0)
     exposed = {part: seconds for part in LINKS if (seconds := us(answer, part)[0])}
     assert list(exposed.values()) == [300.0]
@@ -213,8 +306,9 @@ def test_a_trace_as_holistic_trace_analysis_reads_them(tmp_path: Path) -> None:
 
 
 def test_groups_and_sizes_of_megatron_s_collectives(tmp_path: Path) -> None:
-    """Computing for 500, a tensor parallel all-reduce of 2 MiB in 100, an all-gather of 4 MiB in all over four data parallel
-    ranks in 200, a reduce-scatter of 8 MiB over the same in 300."""
+    """Computing for 500, a tensor parallel all-reduce of 2 MiB in 100, an all-gather of 4 MiB in
+    all over four data parallel ranks in 200, a reduce-scatter of 8 MiB over the same in 300.
+    """
     trace = Modern()
     trace.step(10, 1000.0, 2000.0)
     trace.kernel(GEMM, 1010, 1100.0, 500.0)
@@ -276,7 +370,13 @@ def test_groups_and_sizes_of_megatron_s_collectives(tmp_path: Path) -> None:
         },
     )
     groups = [
-        {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": 8, "ranks": []},
+        {
+            "pg_name": "0",
+            "pg_desc": "default_pg",
+            "backend_config": "cuda:nccl",
+            "pg_size": 8,
+            "ranks": [],
+        },
         {
             "pg_name": "5",
             "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP",
@@ -292,7 +392,14 @@ def test_groups_and_sizes_of_megatron_s_collectives(tmp_path: Path) -> None:
             "ranks": [0, 2, 4, 6],
         },
     ]
-    distributed = {"backend": "nccl", "rank": 0, "world_size": 8, "pg_count": 3, "pg_config": groups, "nccl_version": "2.21.5"}
+    distributed = {
+        "backend": "nccl",
+        "rank": 0,
+        "world_size": 8,
+        "pg_count": 3,
+        "pg_config": groups,
+        "nccl_version": "2.21.5",
+    }
     document = {
         "schemaVersion": 1,
         "distributedInfo": distributed,
@@ -309,34 +416,46 @@ def test_groups_and_sizes_of_megatron_s_collectives(tmp_path: Path) -> None:
         links[("data_parallel", "reduce_scatter")],
     )
     assert (reduced.ranks, gathered.ranks) == ((0, 1), (0, 2, 4, 6))
-    # NCCL's bus bandwidth: 2 (n - 1) / n of an all-reduce's bytes, (n - 1) / n of all that is gathered or scattered.
+    # NCCL's bus bandwidth: 2 (n - 1) / n of an all-reduce's bytes, (n - 1) / n of all that is
+    # gathered or scattered.
     assert reduced.bytes_per_second == pytest.approx(2 * 1 / 2 * (2 << 20) / 100e-6)
     assert gathered.bytes_per_second == pytest.approx(3 / 4 * (4 << 20) / 200e-6)
     assert scattered.bytes_per_second == pytest.approx(3 / 4 * (8 << 20) / 300e-6)
 
 
 def test_a_forward_and_backward_chunk_of_deepseek_s_profiles(tmp_path: Path) -> None:
-    """No steps, no groups: a combine (200 to 500) and a dispatch (700 to 1,000) run on a few SMs beside computing and attention
-    (0 to 900): 500 of them are hidden, 100 exposed."""
+    """No steps, no groups: a combine (200 to 500) and a dispatch (700 to 1,000) run on a few SMs
+    beside computing and attention (0 to 900): 500 of them are hidden, 100 exposed.
+    """
     trace = Modern()
     trace.kernel(
-        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 128u, 128u, 1u, 8u, 1u>(__nv_bfloat16*, float*)",
+        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 128u, 128u, 1u, 8u, "
+        "1u>(__nv_bfloat16*, float*)",
         0.0,
         2000.0,
         300.0,
     )
     trace.kernel(
-        "void deep_ep::internode::combine<4, __nv_bfloat16, 2, cudaFuncAttributes>(int4*, float*, bool const*)",
+        "void deep_ep::internode::combine<4, __nv_bfloat16, 2, cudaFuncAttributes>(int4*, float*, "
+        "bool const*)",
         1.0,
         2200.0,
         300.0,
         stream=16,
     )
     trace.kernel(
-        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 64, 64, 4> >(flash::Flash_fwd_params)", 2.0, 2300.0, 300.0
+        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 64, 64, 4> "
+        ">(flash::Flash_fwd_params)",
+        2.0,
+        2300.0,
+        300.0,
     )
     trace.kernel(
-        "void deep_ep::internode::dispatch<false, 4, false, 131072, 32>(int4*, float*, long*)", 3.0, 2700.0, 300.0, stream=16
+        "void deep_ep::internode::dispatch<false, 4, false, 131072, 32>(int4*, float*, long*)",
+        3.0,
+        2700.0,
+        300.0,
+        stream=16,
     )
     trace.kernel(GEMM, 4.0, 2600.0, 300.0)
     answer = explained(tmp_path / "train.json", {"schemaVersion": 1, "traceEvents": trace.events})
@@ -346,12 +465,23 @@ def test_a_forward_and_backward_chunk_of_deepseek_s_profiles(tmp_path: Path) -> 
 
 
 def test_a_trace_of_rocm(tmp_path: Path) -> None:
-    """A pause (100), Tensile's matmul (300), composable kernels' attention (200), RCCL's kernel for all collectives (100)."""
+    """A pause (100), Tensile's matmul (300), composable kernels' attention (200), RCCL's kernel for
+    all collectives (100).
+    """
     trace = Modern(launch="hipExtModuleLaunchKernel")
     trace.step(3, 1000.0, 1000.0)
-    trace.kernel("Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1_AFC1", 1001, 1100.0, 300.0)
     trace.kernel(
-        "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::BlockFmhaPipelineQRKSVS<...> > >", 1002, 1400.0, 200.0
+        "Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1_AFC1",
+        1001,
+        1100.0,
+        300.0,
+    )
+    trace.kernel(
+        "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::BlockFmhaPipelineQRKSVS<...> "
+        "> >",
+        1002,
+        1400.0,
+        200.0,
     )
     trace.kernel(
         "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
@@ -367,11 +497,18 @@ def test_a_trace_of_rocm(tmp_path: Path) -> None:
             "Group size": 8,
         },
     )
-    document = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}], "traceEvents": trace.events}
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}],
+        "traceEvents": trace.events,
+    }
     answer = explained(tmp_path / "rocm.json", document)
     assert us(answer, "compute", "attention", "overhead") == (300.0, 200.0, 100.0)
     (link,) = answer.links
-    assert (link.operation, link.bytes_per_second) == ("all_reduce", pytest.approx(2 * 7 / 8 * (2 << 20) / 100e-6))
+    assert (link.operation, link.bytes_per_second) == (
+        "all_reduce",
+        pytest.approx(2 * 7 / 8 * (2 << 20) / 100e-6),
+    )
 
 
 @pytest.mark.parametrize("form", ["list", "header last", "header with lists", "text numbers"])
@@ -383,8 +520,17 @@ def test_where_the_events_stand_makes_no_difference(tmp_path: Path, form: str) -
     if form == "list":  # Chrome's array form
         document = trace.events
     elif form == "header with lists":
-        lists = {"trace": [{"ph": "X", "cat": "kernel", "name": GEMM, "ts": 1, "dur": 5}], "with": {"traceEvents": [[], [{}]]}}
-        document = {"schemaVersion": 1, "metadata": lists, "stackFrames": {}, "samples": [], "traceEvents": trace.events}
+        lists = {
+            "trace": [{"ph": "X", "cat": "kernel", "name": GEMM, "ts": 1, "dur": 5}],
+            "with": {"traceEvents": [[], [{}]]},
+        }
+        document = {
+            "schemaVersion": 1,
+            "metadata": lists,
+            "stackFrames": {},
+            "samples": [],
+            "traceEvents": trace.events,
+        }
     elif form == "text numbers":  # a process and a thread may be a number or text
         document["traceEvents"] = [
             {

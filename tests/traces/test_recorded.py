@@ -1,4 +1,6 @@
-"""Traces made here: gloo trainings of the built-in profiler under torch.profiler, with planted faults and without."""
+"""Traces made here: gloo trainings of the built-in profiler under torch.profiler, with planted
+faults and without.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,17 @@ CLEAN = {
 def record(folder: Path, *, processes: int, cases: list[str]) -> dict[str, Timeline]:
     """Run the cases in one job and read what they recorded."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
-        skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        skip_or_fail(
+            component="MEGATRON",
+            reason="torch and megatron-core (the profiler extra) are not installed",
+        )
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*torchrun, "tests/traces/recorded.py", str(folder), *cases]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=900)
@@ -41,15 +52,21 @@ def record(folder: Path, *, processes: int, cases: list[str]) -> dict[str, Timel
         line = timeline(read_traces(sorted(folder.glob(f"{case.replace(':', '_')}.rank*.json"))))
         assert len(line.ranks) == processes and line.marked
         for steps, spans in zip(line.splits, line.windows_s, strict=True):
-            assert [step.step_s for step in steps] == pytest.approx(list(np.diff(spans)[:, 0]), rel=0.01)
+            assert [step.step_s for step in steps] == pytest.approx(
+                list(np.diff(spans)[:, 0]), rel=0.01
+            )
         lines[case] = line
     return lines
 
 
 @pytest.mark.long
 @pytest.mark.distributed
-@pytest.mark.parametrize(("processes", "cases"), [(count, cases) for count, jobs in JOBS.items() for cases in jobs])
-def test_a_fault_planted_in_a_training_is_named_first(tmp_path: Path, processes: int, cases: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("processes", "cases"), [(count, cases) for count, jobs in JOBS.items() for cases in jobs]
+)
+def test_a_fault_planted_in_a_training_is_named_first(
+    tmp_path: Path, processes: int, cases: list[str]
+) -> None:
     for case, line in record(tmp_path, processes=processes, cases=cases).items():
         first = faults(line)[0]
         assert (first.kind, first.rank) == (case.partition(":")[2], CULPRITS.get(case)), case

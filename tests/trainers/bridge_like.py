@@ -1,5 +1,7 @@
-"""A script with the arguments and log lines of Megatron-Bridge's run_script.py, whose one recipe is a tiny GPT; it trains by
-Megatron Core, through the profiler's model and steps. Started by torchrun on CPUs."""
+"""A script with the arguments and log lines of Megatron-Bridge's run_script.py, whose one recipe is
+a tiny GPT; it trains by Megatron Core, through the profiler's model and steps. Started by torchrun
+on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ RECIPE = {
     "train.micro_batch_size": "1",
     "train.global_batch_size": "16",
 }
-TAKEN_FROM_THE_RECIPE = ("ddp.", "comm_overlap.", "dataset.", "logger.", "mixed_precision", "model.")
+TAKEN_FROM_THE_RECIPE = (
+    "ddp.",
+    "comm_overlap.",
+    "dataset.",
+    "logger.",
+    "mixed_precision",
+    "model.",
+)
 
 
 def main() -> None:
@@ -43,14 +52,24 @@ def main() -> None:
         config[key] = value
     assert arguments.num_gpus == int(os.environ["WORLD_SIZE"])
     iterations, batch = int(config["train.train_iters"]), int(config["train.global_batch_size"])
-    t, p = int(config["model.tensor_model_parallel_size"]), int(config["model.pipeline_model_parallel_size"])
+    t, p = (
+        int(config["model.tensor_model_parallel_size"]),
+        int(config["model.pipeline_model_parallel_size"]),
+    )
     granularity = config["model.recompute_granularity"]
     request = ProfileRequest(
         run_id="bridge",
         model=ModelSpec(
-            num_hidden_layers=int(config["model.num_layers"]), hidden_size=128, num_attention_heads=4, vocab_size=512
+            num_hidden_layers=int(config["model.num_layers"]),
+            hidden_size=128,
+            num_attention_heads=4,
+            vocab_size=512,
         ),
-        training=TrainingWorkload(sequence_length=int(config["model.seq_length"]), global_batch_size=batch, precision="fp32"),
+        training=TrainingWorkload(
+            sequence_length=int(config["model.seq_length"]),
+            global_batch_size=batch,
+            precision="fp32",
+        ),
         parallel=ParallelConfig(
             tensor_parallel_size=t,
             pipeline_parallel_size=p,
@@ -70,9 +89,12 @@ def main() -> None:
         trained = profile(request)
     if os.environ["RANK"] != "0":
         return
-    for number, (time_s, loss) in enumerate(zip(trained.step_times_s, trained.losses, strict=True), start=1):
+    for number, (time_s, loss) in enumerate(
+        zip(trained.step_times_s, trained.losses, strict=True), start=1
+    ):
         print(
-            f" [2026-03-01 10:00:00] iteration {number:8d}/{iterations:8d} | consumed samples: {number * batch:12d} | "
+            f" [2026-03-01 10:00:00] iteration {number:8d}/{iterations:8d} | consumed samples: "
+            f"{number * batch:12d} | "
             f"elapsed time per iteration (ms): {1e3 * time_s:.1f} | learning rate: 3.000000E-07 | "
             f"global batch size: {batch:5d} | lm loss: {loss:.6E} | loss scale: 1.0 |",
             flush=True,

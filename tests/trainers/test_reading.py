@@ -18,18 +18,32 @@ from hp_tool.units import MIB
 HARDWARE = Hardware(gpu="h100-sxm-80gb", num_gpus=8)
 WORK = TrainingWorkload(sequence_length=1024, global_batch_size=64)
 SETTINGS = SearchSettings(steps=3, warmup_steps=2)
-ENDED = Measurement(status="crashed", cause="exit code 0 without a result", exit_code=0, hardware=HARDWARE, wall_s=40.0)
+ENDED = Measurement(
+    status="crashed",
+    cause="exit code 0 without a result",
+    exit_code=0,
+    hardware=HARDWARE,
+    wall_s=40.0,
+)
 CRASHED = replace(ENDED, cause="exit code 1 without a result: Segmentation fault", exit_code=1)
 TIMEOUT = replace(ENDED, status="timeout", cause="not done after 30 s", exit_code=None)
-MEGATRON = " [2026-01-01] iteration {:8d}/ 100 | elapsed time per iteration (ms): {:.1f} | lm loss: 2.5E+00 |"
+MEGATRON = (
+    " [2026-01-01] iteration {:8d}/ 100 | elapsed time per iteration (ms): {:.1f} | lm "
+    "loss: 2.5E+00 |"
+)
 MEMORY = (
-    "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 1000.0 | reserved: 3.0 | max reserved: 2000.0"
+    "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 1000.0 | "
+    "reserved: 3.0 | max reserved: 2000.0"
 )
 
 
-def read(lines: list[str], *, reader: str = "megatron-lm", ended: Measurement = ENDED, **changes: Any) -> Measurement:
+def read(
+    lines: list[str], *, reader: str = "megatron-lm", ended: Measurement = ENDED, **changes: Any
+) -> Measurement:
     facts, settings = read_log(lines, reader=reader), replace(SETTINGS, **changes)
-    return measurement(facts, ended=ended, workload=WORK, num_gpus=HARDWARE.num_gpus, settings=settings)
+    return measurement(
+        facts, ended=ended, workload=WORK, num_gpus=HARDWARE.num_gpus, settings=settings
+    )
 
 
 def megatron(*milliseconds: float, first: int = 1, interval: int = 1) -> list[str]:
@@ -55,8 +69,15 @@ def test_a_run_that_goes_on_from_a_checkpoint_counts_from_its_own_start() -> Non
 
 
 def test_torchtitan_prints_on_every_rank_and_devices_tokens() -> None:
-    line = "[titan] step: {:2d}  loss:  7.85  memory: 40.00GiB(42.45%)  tps: {:,}  tflops: 405.63  mfu: 41.02%"
-    lines = [line.format(step, tps) for step, tps in ((1, 10), (2, 8000), (3, 16384), (4, 8192), (5, 16384)) for _ in range(8)]
+    line = (
+        "[titan] step: {:2d}  loss:  7.85  memory: 40.00GiB(42.45%)  tps: {:,}  tflops: 405.63  "
+        "mfu: 41.02%"
+    )
+    lines = [
+        line.format(step, tps)
+        for step, tps in ((1, 10), (2, 8000), (3, 16384), (4, 8192), (5, 16384))
+        for _ in range(8)
+    ]
     found = read(lines, reader="torchtitan")
     assert found.step_times_s == pytest.approx((0.5, 1.0, 0.5))
     assert found.tokens_per_second_per_gpu == pytest.approx(16384)
@@ -64,18 +85,32 @@ def test_torchtitan_prints_on_every_rank_and_devices_tokens() -> None:
 
 
 def test_deepspeed_prints_samples_of_all_devices() -> None:
-    line = "epoch=0/micro_step={}/global_step={}, RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={}, MaxMemAllocated=20.5GB"
+    line = (
+        "epoch=0/micro_step={}/global_step={}, RunningAvgSamplesPerSec=1.0, "
+        "CurrSamplesPerSec={}, MaxMemAllocated=20.5GB"
+    )
     found = read([line.format(8 * n, n, 16.0 * n) for n in range(1, 6)], reader="deepspeed")
     assert found.step_times_s == pytest.approx((64 / 48, 1.0, 0.8))
 
 
 def test_json_lines_with_other_things_between_them() -> None:
     lines = ["starting", "{not json", "[1, 2]"] + [
-        json.dumps({"step": n, "step_s": 0.1 * n, "loss": 3.0 - n, "peak_allocated_bytes": 5e9, "mood": "good"})
+        json.dumps(
+            {
+                "step": n,
+                "step_s": 0.1 * n,
+                "loss": 3.0 - n,
+                "peak_allocated_bytes": 5e9,
+                "mood": "good",
+            }
+        )
         for n in range(1, 6)
     ]
     found = read(lines, reader="json")
-    assert found.step_times_s == pytest.approx((0.3, 0.4, 0.5)) and found.peak_memory_bytes == 5_000_000_000
+    assert (
+        found.step_times_s == pytest.approx((0.3, 0.4, 0.5))
+        and found.peak_memory_bytes == 5_000_000_000
+    )
 
 
 def test_a_job_that_printed_all_its_steps_is_measured_however_it_ended() -> None:
@@ -99,7 +134,9 @@ def test_out_of_memory_is_told_by_its_line() -> None:
     line = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     found = read([*megatron(9, 8), line, "[rank0]: Connection closed by peer"], ended=CRASHED)
     assert (found.status, found.cause) == ("oom", line)
-    survived = read([line, *megatron(9, 8, 5, 4, 6)])  # the trainer caught it, and went on to a good end
+    survived = read(
+        [line, *megatron(9, 8, 5, 4, 6)]
+    )  # the trainer caught it, and went on to a good end
     assert survived.status == "ok"
 
 

@@ -1,7 +1,8 @@
-"""A small server with OpenAI's completions API, as a process of its own: `python completions_server.py PORT`.
+"""A small server with OpenAI's completions API, as a process of its own: `python
+completions_server.py PORT`.
 
-It generates greedily with a tiny recurrent network, all running requests in one step. It wants a key, which it repeats if it is
-the wrong one; `x-fault` in a request's body lets it miscount.
+It generates greedily with a tiny recurrent network, all running requests in one step. It wants a
+key, which it repeats if it is the wrong one; `x-fault` in a request's body lets it miscount.
 """
 
 import asyncio
@@ -28,7 +29,9 @@ class Engine:
     """Continuous batching of at most SLOTS requests; the others wait."""
 
     def __init__(self) -> None:
-        self.waiting: asyncio.Queue[tuple[np.ndarray, int, asyncio.Queue[int | None]]] = asyncio.Queue()
+        self.waiting: asyncio.Queue[tuple[np.ndarray, int, asyncio.Queue[int | None]]] = (
+            asyncio.Queue()
+        )
         self.most_at_once = self.unfinished = 0
         self.seen: list[tuple[int, int, list[int]]] = []
         """(prompt tokens, answer tokens, the prompt's first four) of every request."""
@@ -56,9 +59,15 @@ ENGINE = Engine()
 async def completions(request: Request) -> Response:
     body = await request.json()
     if request.headers.get("authorization") != f"Bearer {KEY}":
-        return JSONResponse({"error": f"unknown key {request.headers.get('authorization')}"}, status_code=401)
+        return JSONResponse(
+            {"error": f"unknown key {request.headers.get('authorization')}"}, status_code=401
+        )
     prompt, length = body["prompt"], body["max_tokens"]
-    prompt = [hash(word) % VOCABULARY for word in prompt.split() for _ in "12"] if isinstance(prompt, str) else prompt
+    prompt = (
+        [hash(word) % VOCABULARY for word in prompt.split() for _ in "12"]
+        if isinstance(prompt, str)
+        else prompt
+    )
     ENGINE.seen.append((len(prompt), length, prompt[:4]))
     ENGINE.unfinished += 1
     ENGINE.most_at_once = max(ENGINE.most_at_once, ENGINE.unfinished)
@@ -71,7 +80,10 @@ async def completions(request: Request) -> Response:
             while (token := await answer.get()) is not None:
                 told += 1
                 yield f"data: {json.dumps({'choices': [{'text': f'w{token}'}]})}\n\n"
-            usage = {"prompt_tokens": len(prompt), "completion_tokens": told - (body.get("x-fault") == "short")}
+            usage = {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": told - (body.get("x-fault") == "short"),
+            }
             yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
         finally:
             ENGINE.unfinished -= 1
@@ -83,7 +95,9 @@ async def models(request: Request) -> Response:
     if "reset" in request.query_params:
         ENGINE.most_at_once = 0
         ENGINE.seen.clear()
-    return JSONResponse({"data": [{"id": "tiny", "most_at_once": ENGINE.most_at_once, "seen": ENGINE.seen}]})
+    return JSONResponse(
+        {"data": [{"id": "tiny", "most_at_once": ENGINE.most_at_once, "seen": ENGINE.seen}]}
+    )
 
 
 async def version(request: Request) -> Response:

@@ -1,4 +1,6 @@
-"""A cluster engine in memory whose jobs end at once: a host whose steps take what the cost model says, times a factor."""
+"""A cluster engine in memory whose jobs end at once: a host whose steps take what the cost model
+says, times a factor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ class CpuEngine:
     def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
         self.planned[job_name] = request
         return LaunchPlan(
-            job_name=job_name, command=("run",), environment={}, files={}, num_gpus=request.num_gpus, timeout_s=60.0
+            job_name=job_name,
+            command=("run",),
+            environment={},
+            files={},
+            num_gpus=request.num_gpus,
+            timeout_s=60.0,
         )
 
     def submit(self, plan: LaunchPlan) -> str:
@@ -40,7 +47,10 @@ class CpuEngine:
         return job_name if job_name in self.requests else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
-        return {handle: JobState.FINISHED if handle in self.requests else JobState.LOST for handle in handles}
+        return {
+            handle: JobState.FINISHED if handle in self.requests else JobState.LOST
+            for handle in handles
+        }
 
     def cancel(self, job_name: str) -> None:
         pass
@@ -56,7 +66,9 @@ class CpuEngine:
         query = Query(
             kind="training",
             model=request.model,
-            cluster=ClusterQuery(gpu=request.gpu, num_gpus=request.num_gpus, gpus_per_node=request.num_gpus),
+            cluster=ClusterQuery(
+                gpu=request.gpu, num_gpus=request.num_gpus, gpus_per_node=request.num_gpus
+            ),
             training=request.training,
             parallel=config_query(request.parallel),
         )

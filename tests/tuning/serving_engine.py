@@ -1,4 +1,6 @@
-"""A cluster engine in memory that serves: replicas whose latencies are the cost model's times a factor."""
+"""A cluster engine in memory that serves: replicas whose latencies are the cost model's times a
+factor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class ServingEngine(CpuEngine):
         query = Query(
             kind="inference",
             model=request.model,
-            cluster=ClusterQuery(gpu=request.gpu, num_gpus=request.num_gpus, gpus_per_node=request.num_gpus),
+            cluster=ClusterQuery(
+                gpu=request.gpu, num_gpus=request.num_gpus, gpus_per_node=request.num_gpus
+            ),
             inference=request.inference,
             parallel=ParallelQuery(
                 tensor_parallel_size=config.tensor_parallel_size,
@@ -38,7 +42,11 @@ class ServingEngine(CpuEngine):
             ),
         )
         found = serving.estimate(query=query)
-        assert found.ttft_s is not None and found.tpot_s is not None and found.request_latency_s is not None
+        assert (
+            found.ttft_s is not None
+            and found.tpot_s is not None
+            and found.request_latency_s is not None
+        )
         batch, output = request.inference.concurrency or 1, request.inference.output_length
         times = ServingTimes(
             ttft_s=self.ttft_factor * found.ttft_s,
@@ -50,4 +58,9 @@ class ServingEngine(CpuEngine):
             output_tokens_per_second=batch * output / (self.tpot_factor * found.request_latency_s),
             runner="megatron-core",
         )
-        return Measurement(status="ok", serving=times, wall_s=5.0, hardware=replace(self.hardware(), num_gpus=request.num_gpus))
+        return Measurement(
+            status="ok",
+            serving=times,
+            wall_s=5.0,
+            hardware=replace(self.hardware(), num_gpus=request.num_gpus),
+        )

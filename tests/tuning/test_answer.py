@@ -8,34 +8,68 @@ import numpy as np
 import pytest
 
 from hp_tool.calibration import StepPrediction
-from hp_tool.domain.answer import Answer, Baseline, Foreseen, Gain, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import (
+    Answer,
+    Baseline,
+    Foreseen,
+    Gain,
+    Repeats,
+    ServingAnswer,
+    ServingBaseline,
+)
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.render.answer import foreseen_words, gains_words, headline, kept, sentences, warning, why
+from hp_tool.render.answer import (
+    foreseen_words,
+    gains_words,
+    headline,
+    kept,
+    sentences,
+    warning,
+    why,
+)
 from hp_tool.tuning.answer import effect_of_axes
 from hp_tool.tuning.known import as_good
 
 RUNS = Repeats(run_id="r", step_s=5.18, num_runs=2, low_s=4.18, high_s=5.18, reduced=False)
 BASELINE = Baseline(
-    parallel=ParallelConfig(tensor_parallel_size=4), source="search.baseline", step_s=4.85, speedup=1.31, saved_days=3.0,
-    saved_cost=12_345.0, saved_parts_s={"tensor_parallel": 1.4, "pipeline_bubble": -0.25, "optimizer": 0.001},
-)  # fmt: skip
+    parallel=ParallelConfig(tensor_parallel_size=4),
+    source="search.baseline",
+    step_s=4.85,
+    speedup=1.31,
+    saved_days=3.0,
+    saved_cost=12_345.0,
+    saved_parts_s={"tensor_parallel": 1.4, "pipeline_bubble": -0.25, "optimizer": 0.001},
+)
 MEASURED = {"source": "measured", "noise_from": "assumed", "noise_fraction": 0.03}
 ANSWER = Answer(
-    parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2), step_s=3.7, step_s_interval=(3.6, 3.9),
-    source="calibrated", known_from_runs=4, measured=RUNS, outside=True, as_good=5, free_memory_bytes=6 * 2**30,
-    out_of_memory_probability=0.02, baseline=BASELINE, clearly_better=True, advice="use",
+    parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2),
+    step_s=3.7,
+    step_s_interval=(3.6, 3.9),
+    source="calibrated",
+    known_from_runs=4,
+    measured=RUNS,
+    outside=True,
+    as_good=5,
+    free_memory_bytes=6 * 2**30,
+    out_of_memory_probability=0.02,
+    baseline=BASELINE,
+    clearly_better=True,
+    advice="use",
     gain=Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43), **MEASURED),
-)  # fmt: skip
+)
 
 
 def test_all_that_is_known_is_said_and_nothing_else():
     assert headline(ANSWER) == (
-        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's speed (1.20 to 1.43, measured), "
-        "saves $12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of memory"
+        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's "
+        "speed (1.20 to 1.43, measured), "
+        "saves $12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of "
+        "memory"
     )
     assert why(ANSWER) == (
-        "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor parallel communication, 250.0 ms more pipeline bubble."
+        "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor parallel communication, "
+        "250.0 ms more pipeline bubble."
     )
     alone = replace(
         ANSWER,
@@ -62,7 +96,8 @@ def test_all_that_is_known_is_said_and_nothing_else():
     assert kept(unclear) == BASELINE.parallel and kept(ANSWER) is None
     doubt, figures, *_ = sentences(unclear)
     assert doubt == (
-        "Keep your baseline: no other layout is clearly better. This one has 1.03 times your baseline's speed "
+        "Keep your baseline: no other layout is clearly better. This one has 1.03 times your "
+        "baseline's speed "
         "(0.95 to 1.12, predicted)."
     )
     assert "speed" not in figures and "saves" not in figures
@@ -73,12 +108,15 @@ def test_all_that_is_known_is_said_and_nothing_else():
 def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
     slowest = Gain(against="slowest run", factor=2.6, interval=(2.4, 2.8), **MEASURED)
     assert gains_words(replace(ANSWER, gains=(ANSWER.gain, slowest))) == (
-        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured steps, of several "
-        "runs their mean; they allow for 3% between runs of one layout (assumed, as none was repeated)."
+        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured "
+        "steps, of several "
+        "runs their mean; they allow for 3% between runs of one layout (assumed, as none was "
+        "repeated)."
     )
     repeated = replace(ANSWER.gain, noise_from="repeats", noise_fraction=0.12)
     assert gains_words(replace(ANSWER, gain=repeated, gains=(repeated,))) == (
-        "Speeds are ratios of measured steps, of several runs their mean; they allow for 12% between runs of one layout (what "
+        "Speeds are ratios of measured steps, of several runs their mean; they allow for 12% "
+        "between runs of one layout (what "
         "is usual, and the repeats here)."
     )
 
@@ -86,47 +124,81 @@ def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
 def test_a_baseline_that_was_the_slowest_is_named_once():
     same = replace(ANSWER.gain, against="slowest run")
     words = gains_words(replace(ANSWER, gains=(ANSWER.gain, same)))
-    assert words is not None and words.startswith("The slowest that ran was your baseline. Speeds are")
+    assert words is not None and words.startswith(
+        "The slowest that ran was your baseline. Speeds are"
+    )
 
 
 def test_a_prediction_is_held_against_what_was_measured():
     before = Foreseen(step_s=4.0, step_s_interval=(3.0, 5.0), known_from_runs=2, off_fraction=0.295)
     assert foreseen_words(replace(ANSWER, foreseen=before)) == (
-        "Predicted 4.00 s before it ran (3.00 s to 5.00 s), measured 5.18 s: 30% slower, outside the interval."
+        "Predicted 4.00 s before it ran (3.00 s to 5.00 s), measured 5.18 s: 30% slower, outside "
+        "the interval."
     )
     assert foreseen_words(ANSWER) is None
 
 
 def test_a_measurement_outside_the_interval_warns():
-    assert warning(ANSWER) is not None and "would put it at 3.60 s to 3.90 s, and it was measured at 5.18 s" in warning(ANSWER)
+    assert warning(
+        ANSWER
+    ) is not None and "would put it at 3.60 s to 3.90 s, and it was measured at 5.18 s" in warning(
+        ANSWER
+    )
     assert warning(replace(ANSWER, outside=False)) is None
 
 
 def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
     baseline = ServingBaseline(
-        parallel=ServingConfig(tensor_parallel_size=2, max_num_seqs=8), source="search.baseline", speedup=1.5,
-        output_tokens_per_second_per_gpu=200.0, saved_cost_per_million_output_tokens=0.25,
+        parallel=ServingConfig(tensor_parallel_size=2, max_num_seqs=8),
+        source="search.baseline",
+        speedup=1.5,
+        output_tokens_per_second_per_gpu=200.0,
+        saved_cost_per_million_output_tokens=0.25,
         saved_parts_s={"queue": 0.4, "prefill": -0.1, "decode": 0.001},
-    )  # fmt: skip
+    )
     group = Repeats(run_id="r", step_s=0.85, num_runs=1, low_s=0.85, high_s=0.85, reduced=False)
     answer = ServingAnswer(
-        parallel=ServingConfig(max_num_seqs=16), ttft_s=0.323, ttft_s_interval=None, tpot_s=0.0168, tpot_s_interval=None,
-        request_latency_s=0.85, output_tokens_per_second_per_gpu=300.0, users=16, cost_per_million_output_tokens=0.5,
-        source="measured", known_from_runs=4, measured=group, as_good=1, baseline=baseline,
-        gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED), clearly_better=True, advice="use",
-    )  # fmt: skip
+        parallel=ServingConfig(max_num_seqs=16),
+        ttft_s=0.323,
+        ttft_s_interval=None,
+        tpot_s=0.0168,
+        tpot_s_interval=None,
+        request_latency_s=0.85,
+        output_tokens_per_second_per_gpu=300.0,
+        users=16,
+        cost_per_million_output_tokens=0.5,
+        source="measured",
+        known_from_runs=4,
+        measured=group,
+        as_good=1,
+        baseline=baseline,
+        gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED),
+        clearly_better=True,
+        advice="use",
+    )
     assert sentences(answer) == [
-        "323.0 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 output tokens/s per GPU, "
-        "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60, measured), "
+        "323.0 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 "
+        "output tokens/s per GPU, "
+        "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request "
+        "(1.40 to 1.60, measured), "
         "saves $0.25 per million output tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
-        "Against the baseline, TP 2 → 1, engine limit (max_num_seqs) 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
+        "Against the baseline, TP 2 → 1, engine limit (max_num_seqs) 8 → 16: 400.0 ms less queue, "
+        "100.0 ms more prefill.",
     ]
     unseen = replace(
-        answer, source="calibrated", measured=None, ttft_s_interval=(0.3, 0.35), as_good=0, baseline=None, users=None, gain=None
+        answer,
+        source="calibrated",
+        measured=None,
+        ttft_s_interval=(0.3, 0.35),
+        as_good=0,
+        baseline=None,
+        users=None,
+        gain=None,
     )
     assert sentences(replace(unseen, cost_per_million_output_tokens=None, baseline=None)) == [
-        "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 output "
+        "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, "
+        "calibrated by 4 runs, 300 output "
         "tokens/s per GPU.",
         "It was not run itself.",
     ]

@@ -1,5 +1,6 @@
-"""A search tries what a ranking would choose beside the layout: offload where nothing fits without, how ranks exchange a split
-sequence, the fewest devices. Runs, rows and measurements carry it."""
+"""A search tries what a ranking would choose beside the layout: offload where nothing fits without,
+how ranks exchange a split sequence, the fewest devices. Runs, rows and measurements carry it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ COMMAND = ["pretrain_gpt.py", "{flags:megatron-lm}", "--train-iters", "{train_it
 def outcome(request: ProfileRequest) -> Measurement:
     step_s = 10.0 + request.parallel.micro_batch_size + request.parallel.tensor_parallel_size
     times = tuple(step_s * share for share in (0.999, 1.0, 1.001))
-    return Measurement(status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=60 << 30)
+    return Measurement(
+        status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=60 << 30
+    )
 
 
 class Cluster(CpuEngine):
@@ -61,7 +64,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def asked(model: str, num_gpus: int, *, length: int, batch: int, command: list[str] | None = None) -> dict[str, Any]:
+def asked(
+    model: str, num_gpus: int, *, length: int, batch: int, command: list[str] | None = None
+) -> dict[str, Any]:
     query = {
         "kind": "training",
         "model": model,
@@ -69,7 +74,11 @@ def asked(model: str, num_gpus: int, *, length: int, batch: int, command: list[s
         "training": {"sequence_length": length, "global_batch_size": batch},
         "search": {"budget_runs": 2, "fidelity": "full", "min_gain_fraction": 0.0},
     }
-    return query if command is None else query | {"trainer": {"command": command, "reader": "megatron-lm"}}
+    return (
+        query
+        if command is None
+        else query | {"trainer": {"command": command, "reader": "megatron-lm"}}
+    )
 
 
 def searched(query: dict[str, Any], store: Store) -> tuple[TuneResult, Cluster]:
@@ -84,16 +93,24 @@ def check(query: dict[str, Any], result: TuneResult, store: Store) -> None:
     for row in result.recommendations:
         this = Configuration.of(row, query=typed)
         again = estimate(query=schema.parse_query(this.text()))
-        assert again.time is not None and again.time.step_s == pytest.approx(row.estimate.time.step_s, rel=1e-9)
+        assert again.time is not None and again.time.step_s == pytest.approx(
+            row.estimate.time.step_s, rel=1e-9
+        )
         assert again.memory.total_bytes == pytest.approx(row.estimate.memory.total_bytes, rel=1e-9)
     (best,) = (row for row in result.recommendations if row.rank == 1)
     for run in store.runs(search_id=result.search.id):
         assert run.set == best.set
         ran = Configuration.of(run, query=typed)
-        assert estimate(query=ran.query).time.step_s == pytest.approx(run.predicted["step_s"], rel=1e-9)
+        assert estimate(query=ran.query).time.step_s == pytest.approx(
+            run.predicted["step_s"], rel=1e-9
+        )
     for record in store.measurements(search_id=result.search.id).items:
-        again = estimate(query=Configuration.of(record, query=schema.parse_query(record.query)).query)
-        assert again.time.step_s == pytest.approx(record.predicted["step_s"], rel=1e-9), "later calibrations predict what ran"
+        again = estimate(
+            query=Configuration.of(record, query=schema.parse_query(record.query)).query
+        )
+        assert again.time.step_s == pytest.approx(record.predicted["step_s"], rel=1e-9), (
+            "later calibrations predict what ran"
+        )
 
 
 def test_where_nothing_fits_without_offload_a_search_runs_with_it(store: Store) -> None:
@@ -103,10 +120,14 @@ def test_where_nothing_fits_without_offload_a_search_runs_with_it(store: Store) 
     assert ranked.set == {"training.offload": "optimizer"}
     check(query, result, store)
     assert {str(row.set) for row in result.recommendations} == {str(ranked.set)}
-    assert engine.commands and all("--optimizer-cpu-offload" in command for command in engine.commands)
+    assert engine.commands and all(
+        "--optimizer-cpu-offload" in command for command in engine.commands
+    )
     assert all(request.training.offload == "optimizer" for request in engine.requests.values())
     assert result.answer.set == bill(schema.parse_query(query)).plan.set == ranked.set
-    text = write(Configuration.of(result.recommendations[0], query=schema.parse_query(query)), "megatron-lm")
+    text = write(
+        Configuration.of(result.recommendations[0], query=schema.parse_query(query)), "megatron-lm"
+    )
     assert "--optimizer-cpu-offload" in text
 
 
@@ -133,7 +154,9 @@ def test_the_fewest_devices_stand_in_rows_and_runs(store: Store) -> None:
     query = asked("llama-3-8b", 64, length=8192, batch=512) | {"objective": "min_gpus"}
     result, engine = searched(query, store)
     (devices,) = {request.num_gpus for request in engine.requests.values()}
-    assert devices < 64 and all(row.set == {"cluster.num_gpus": devices} for row in result.recommendations)
+    assert devices < 64 and all(
+        row.set == {"cluster.num_gpus": devices} for row in result.recommendations
+    )
     check(query, result, store)
 
 
@@ -141,9 +164,16 @@ def test_a_run_of_another_exchange_does_not_stand_for_one(store: Store) -> None:
     """The configuration's digest leaves to the query how ranks exchange a sequence."""
     query = asked("llama-3-8b", 64, length=131072, batch=64, command=COMMAND)
     query["search"] |= {"reuse": True}
-    query["parallel"] = {"context_parallel_size": 8, "tensor_parallel_size": 4, "context_parallel_communication": "p2p"}
+    query["parallel"] = {
+        "context_parallel_size": 8,
+        "tensor_parallel_size": 4,
+        "context_parallel_communication": "p2p",
+    }
     searched(query, store)
     query["parallel"]["context_parallel_communication"] = "all_gather"
     for taken_over in (False, True):
         result, _ = searched(query, store)
-        assert any(REUSED in run.predicted for run in store.runs(search_id=result.search.id)) is taken_over
+        assert (
+            any(REUSED in run.predicted for run in store.runs(search_id=result.search.id))
+            is taken_over
+        )

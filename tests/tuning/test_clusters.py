@@ -1,4 +1,6 @@
-"""Registered clusters: where runs go, with which options, and how much of the cluster they may take."""
+"""Registered clusters: where runs go, with which options, and how much of the cluster they may
+take.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,21 @@ CLUSTERS: dict[str, dict[str, Any]] = {
         "num_gpus": 16,
         "runs": {"launcher": "slurm", "options": {"partition": "gpu"}, "max_concurrent_runs": 2},
     },
-    "by-ray": {"gpu": "cpu", **NODE, "num_gpus": 4, "runs": {"launcher": "ray", "options": {"address": "http://head:8265"}}},
+    "by-ray": {
+        "gpu": "cpu",
+        **NODE,
+        "num_gpus": 4,
+        "runs": {"launcher": "ray", "options": {"address": "http://head:8265"}},
+    },
     "bounded": {
         "gpu": "cpu",
         **NODE,
         "num_gpus": 2,
-        "runs": {"launcher": "local", "max_gpu_seconds_per_search": 300.0, "max_gpu_seconds_per_day": 400.0},
+        "runs": {
+            "launcher": "local",
+            "max_gpu_seconds_per_search": 300.0,
+            "max_gpu_seconds_per_day": 400.0,
+        },
     },
     "busy": {"gpu": "cpu", **NODE, "num_gpus": 2, "runs": {"launcher": "local"}},
     "by-kubernetes": {
@@ -82,7 +93,12 @@ def query(cluster: Any, **search: Any):
     return schema.parse_query(
         {
             "kind": "training",
-            "model": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1024},
+            "model": {
+                "num_hidden_layers": 4,
+                "hidden_size": 256,
+                "num_attention_heads": 4,
+                "vocab_size": 1024,
+            },
             "cluster": cluster,
             "training": {"sequence_length": 64, "global_batch_size": 16},
             "search": {"budget_runs": 2, **search},
@@ -100,15 +116,23 @@ def test_a_query_that_names_a_cluster_runs_on_its_launcher_with_its_options() ->
     assert isinstance(create_launcher(query("by-ray")), RayLauncher)
 
 
-def test_a_plan_is_shown_and_nothing_submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_is_shown_and_nothing_submitted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
     big = {"sequence_length": 1024, "global_batch_size": 16}
     script = plan_search(replace(query("two-nodes"), training=TrainingWorkload(**big))).job
     assert script is not None
-    assert script.startswith("#!/bin/bash") and "#SBATCH --partition=gpu" in script and "torch.distributed.run" in script
+    assert (
+        script.startswith("#!/bin/bash")
+        and "#SBATCH --partition=gpu" in script
+        and "torch.distributed.run" in script
+    )
     trainer = TrainerCommand(command=("train.py", "{flags:megatron-lm}"), reader="json")
     local = plan_search(replace(query("silent"), trainer=trainer)).job or ""
-    assert "train.py" in local and "--micro-batch-size" in local and len(local) < 5_000, "its command, without its files"
+    assert "train.py" in local and "--micro-batch-size" in local and len(local) < 5_000, (
+        "its command, without its files"
+    )
     pods = json.loads(plan_search(query("by-kubernetes")).job or "")
     assert pods["items"][-1]["spec"]["completions"] == 2
     assert not (tmp_path / "runs").exists()
@@ -130,31 +154,56 @@ def test_a_plan_is_the_bill_of_the_whole_search(store) -> None:
     assert 0.5 < first.hold_probability <= 1.0
     assert proof is not None and not first.fidelity.is_whole and proof.fidelity.is_whole
     assert (first.num_gpus, first.num_nodes, proof.num_gpus, proof.num_nodes) == (64, 8, 256, 32)
-    assert first.wall_s == pytest.approx(180.0 + 7 * first.step_s) and proof.wall_s < proof.time_limit_s
+    assert (
+        first.wall_s == pytest.approx(180.0 + 7 * first.step_s)
+        and proof.wall_s < proof.time_limit_s
+    )
     assert (plan.runs, plan.stopped_by) == (8, "budget_runs")
     assert plan.gpu_seconds == pytest.approx(7 * first.num_gpus * first.wall_s + 256 * proof.wall_s)
     assert plan.cost == pytest.approx(plan.gpu_seconds / 1000.0) and plan.wall_s == pytest.approx(
         7 * first.wall_s + proof.wall_s
     )
-    assert plan.most_gpu_seconds == pytest.approx(7 * first.num_gpus * first.time_limit_s + 256 * proof.time_limit_s)
-    # A budget in GPU-seconds pays for fewer runs, and for no proof that it cannot afford; whole runs need none.
+    assert plan.most_gpu_seconds == pytest.approx(
+        7 * first.num_gpus * first.time_limit_s + 256 * proof.time_limit_s
+    )
+    # A budget in GPU-seconds pays for fewer runs, and for no proof that it cannot afford; whole
+    # runs need none.
     tight = bill(replace(asked, search=replace(asked.search, budget_gpu_seconds=20_000.0))).plan
-    assert (tight.runs, tight.stopped_by, tight.confirmation) == (int(20_000 // first.gpu_seconds), "budget_gpu_seconds", None)
-    whole = bill(replace(asked, search=replace(asked.search, fidelity="full", parallel_runs=2))).plan
+    assert (tight.runs, tight.stopped_by, tight.confirmation) == (
+        int(20_000 // first.gpu_seconds),
+        "budget_gpu_seconds",
+        None,
+    )
+    whole = bill(
+        replace(asked, search=replace(asked.search, fidelity="full", parallel_runs=2))
+    ).plan
     assert whole.confirmation is None and whole.wall_s == pytest.approx(4 * whole.first.wall_s)
     assert whole.first.step_s == pytest.approx(proof.step_s)
-    # Jobs of three configurations: one start-up and two thirds, three times the steps, and a limit for all of it.
-    together = bill(replace(asked, search=replace(asked.search, fidelity="full", configurations_per_job=3))).plan
+    # Jobs of three configurations: one start-up and two thirds, three times the steps, and a limit
+    # for all of it.
+    together = bill(
+        replace(asked, search=replace(asked.search, fidelity="full", configurations_per_job=3))
+    ).plan
     one, job = whole.first, together.first
     assert (one.configurations, job.configurations, together.runs) == (1, 3, 8)
     assert job.wall_s - 3 * 7 * job.step_s == pytest.approx(5 / 3 * 180.0, rel=0.2)
-    assert together.gpu_seconds == pytest.approx(8 * job.gpu_seconds / 3) and together.gpu_seconds < whole.gpu_seconds
-    assert together.wall_s == pytest.approx(3 * job.wall_s) and together.most_gpu_seconds == 3 * 256 * job.time_limit_s
+    assert (
+        together.gpu_seconds == pytest.approx(8 * job.gpu_seconds / 3)
+        and together.gpu_seconds < whole.gpu_seconds
+    )
+    assert (
+        together.wall_s == pytest.approx(3 * job.wall_s)
+        and together.most_gpu_seconds == 3 * 256 * job.time_limit_s
+    )
 
 
 def test_what_a_query_says_goes_first_and_this_host_last() -> None:
     assert launcher_name(query("two-nodes", launcher="ray")) == "ray"
-    assert launcher_name(query("silent")) == launcher_name(query({"gpu": "cpu", "num_gpus": 2})) == "local"
+    assert (
+        launcher_name(query("silent"))
+        == launcher_name(query({"gpu": "cpu", "num_gpus": 2}))
+        == "local"
+    )
     assert isinstance(create_launcher(replace(query("by-ray", launcher="local"))), LocalLauncher)
 
 
@@ -167,7 +216,11 @@ def test_how_runs_reach_a_cluster_is_no_part_of_its_description() -> None:
 
 def test_the_entry_of_the_documentation_is_one(own_catalogue: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
-    (entry,) = re.findall(r"^```yaml\n# my-catalogue/clusters/training-cluster.yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (entry,) = re.findall(
+        r"^```yaml\n# my-catalogue/clusters/training-cluster.yaml\n(.*?)^```",
+        page,
+        re.DOTALL | re.MULTILINE,
+    )
     (own_catalogue / "training-cluster.yaml").write_text(entry)
     library.clear_cache()
     assert create_launcher(query("training-cluster", parallel_runs=4)).hardware().num_gpus == 128
@@ -202,9 +255,13 @@ def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None
         tune(query=query("bounded", budget_gpu_seconds=301.0), store=store, launcher=CpuEngine())
     assert refused.value.code == "gpu_seconds_ceiling"
     first = tune(query=query({"node_type": "bounded"}), store=store, launcher=CpuEngine())
-    assert store.get_search(search_id=first.search.id).query["search"]["budget_gpu_seconds"] == 300.0
+    assert (
+        store.get_search(search_id=first.search.id).query["search"]["budget_gpu_seconds"] == 300.0
+    )
     assert 0 < first.search.gpu_seconds <= 100
-    tune(query=query("silent", budget_gpu_seconds=1e6), store=store, launcher=CpuEngine())  # elsewhere
+    tune(
+        query=query("silent", budget_gpu_seconds=1e6), store=store, launcher=CpuEngine()
+    )  # elsewhere
     tune(query=query("bounded"), store=store, launcher=CpuEngine())
     with pytest.raises(LimitError, match="cluster bounded's 400 GPU-seconds") as exhausted:
         for _ in range(4):
@@ -212,11 +269,20 @@ def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None
     assert exhausted.value.code == "quota_exhausted"
 
 
-def test_a_search_waits_while_others_have_all_that_the_cluster_gives(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_waits_while_others_have_all_that_the_cluster_gives(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = store.create_search(query=schema.to_dict(query("busy")), paused=True)
     _, lease = store.claim_search(holder="other", lease_s=60.0, search_id=other.id)
-    run = store.intend_run(lease=lease, parallel=ParallelConfig(data_parallel_size=2), fidelity=Fidelity(), predicted={})
-    assert store.count_open_runs(cluster="busy") == 1 and store.count_open_runs(cluster="silent") == 0
+    run = store.intend_run(
+        lease=lease,
+        parallel=ParallelConfig(data_parallel_size=2),
+        fidelity=Fidelity(),
+        predicted={},
+    )
+    assert (
+        store.count_open_runs(cluster="busy") == 1 and store.count_open_runs(cluster="silent") == 0
+    )
     engine, results, asked, count = CpuEngine(), [], threading.Semaphore(0), store.count_open_runs
 
     def counting(**cluster: Any) -> int:
@@ -226,10 +292,13 @@ def test_a_search_waits_while_others_have_all_that_the_cluster_gives(store: Any,
 
     monkeypatch.setattr(store, "count_open_runs", counting)
     searching = threading.Thread(
-        target=lambda: results.append(tune(query=query("busy"), store=store, launcher=engine)), daemon=True
+        target=lambda: results.append(tune(query=query("busy"), store=store, launcher=engine)),
+        daemon=True,
     )
     searching.start()
-    assert asked.acquire(timeout=60) and asked.acquire(timeout=60), "it asks again, having started nothing"
+    assert asked.acquire(timeout=60) and asked.acquire(timeout=60), (
+        "it asks again, having started nothing"
+    )
     assert searching.is_alive() and not engine.requests
     store.abandon_run(lease=lease, run_id=run.id, cause="done")
     searching.join(timeout=60)

@@ -1,4 +1,6 @@
-"""Searches that measure cheaply first, on an engine whose steps take what the cost model says, times a factor."""
+"""Searches that measure cheaply first, on an engine whose steps take what the cost model says,
+times a factor.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ QUERY = schema.parse_query(
     {
         "kind": "training",
         "model": {
-            "name": "gpt-wide", "num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 4096
+            "name": "gpt-wide",
+            "num_hidden_layers": 8,
+            "hidden_size": 512,
+            "num_attention_heads": 8,
+            "vocab_size": 4096,
         },
         "cluster": {"gpu": "cpu", "num_gpus": 16, "gpus_per_node": 16},
         "training": {"sequence_length": 512, "global_batch_size": 512},
         "parallel": {"recompute": ["none", "full"], "zero_stage": 1},
         "search": {"budget_runs": 8, "steps": 5},
     }
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -58,12 +64,17 @@ def test_reduced_runs_cost_less_and_the_best_is_run_whole(store):
     assert len(runs) <= QUERY.search.budget_runs
     whole = tune(query=full(QUERY), store=store, launcher=CpuEngine(num_gpus=16))
     assert whole.search.reduced_runs == 0
-    assert result.search.gpu_seconds / result.search.profile_runs < whole.search.gpu_seconds / whole.search.profile_runs
+    assert (
+        result.search.gpu_seconds / result.search.profile_runs
+        < whole.search.gpu_seconds / whole.search.profile_runs
+    )
     assert result.search.expected_gain_fraction is not None
 
 
 def test_the_best_is_not_run_whole_where_that_would_overdraw_the_gpu_seconds(store):
-    """A reduced run on 1 or 2 devices takes 10 or 20 device seconds, a whole one on 16 takes 160."""
+    """A reduced run on 1 or 2 devices takes 10 or 20 device seconds, a whole one on 16 takes
+    160.
+    """
     query = replace(QUERY, search=replace(QUERY.search, budget_gpu_seconds=100.0))
     result = tune(query=query, store=store, launcher=CpuEngine(num_gpus=16))
     assert result.search.reduced_runs == result.search.profile_runs > 1
@@ -76,7 +87,9 @@ def test_a_launcher_with_fewer_devices_measures_what_it_can_and_extrapolates(sto
     assert runs and all(not run.fidelity.is_whole for run in runs)
     assert max(num_gpus(run.parallel, run.fidelity) for run in runs) <= 4
     best = result.recommendations[0]
-    assert best.measurement.extrapolated_step_s == pytest.approx(FACTOR * best.estimate.time.step_s, rel=0.15)
+    assert best.measurement.extrapolated_step_s == pytest.approx(
+        FACTOR * best.estimate.time.step_s, rel=0.15
+    )
     assert result.rejections["not_profiled"] > 0
 
 
@@ -88,7 +101,10 @@ def test_what_not_even_the_smallest_run_fits_on_is_refused(store):
 
 
 def test_several_runs_at_a_time_are_all_different_and_stay_in_the_budget(store):
-    query = replace(full(QUERY), search=replace(QUERY.search, fidelity="full", parallel_runs=3, min_gain_fraction=0.0))
+    query = replace(
+        full(QUERY),
+        search=replace(QUERY.search, fidelity="full", parallel_runs=3, min_gain_fraction=0.0),
+    )
     open_at_once = []
 
     class Counting(CpuEngine):
@@ -110,10 +126,16 @@ def test_a_later_search_learns_from_reduced_runs_what_they_were(store):
 
 
 def test_a_leader_whose_whole_run_fails_is_not_recommended(store):
-    """Every whole run is out of memory: what reduced runs implied of those configurations is worth nothing."""
+    """Every whole run is out of memory: what reduced runs implied of those configurations is worth
+    nothing.
+    """
 
     def outcome(request):
-        return Measurement(status="oom", cause="out of memory", wall_s=1.0) if request.num_gpus == 16 else None
+        return (
+            Measurement(status="oom", cause="out of memory", wall_s=1.0)
+            if request.num_gpus == 16
+            else None
+        )
 
     result = tune(query=QUERY, store=store, launcher=CpuEngine(num_gpus=16, outcome=outcome))
     runs = store.runs(search_id=result.search.id)
@@ -123,7 +145,9 @@ def test_a_leader_whose_whole_run_fails_is_not_recommended(store):
 
 
 def test_more_processes_than_cores_slow_the_whole_run_down_by_what_they_share():
-    """16 processes on 4 cores take four times as long as the 2 of a reduced run, which have a core each."""
+    """16 processes on 4 cores take four times as long as the 2 of a reduced run, which have a core
+    each.
+    """
     problem = resolve_training(QUERY)
     config = ParallelConfig(data_parallel_size=16)
     assert Reducer(problem=problem, available_gpus=16)(config).crowding == 1.0

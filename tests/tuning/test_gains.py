@@ -1,4 +1,6 @@
-"""What a search wins is measured where both ran, with the noise of repeats; the best is confirmed, or yours is kept."""
+"""What a search wins is measured where both ran, with the noise of repeats; the best is confirmed,
+or yours is kept.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from tests.tuning.cpu_engine import CpuEngine
 
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": {"name": "tiny", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "model": {
+        "name": "tiny",
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 2},
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
 }
@@ -32,7 +40,9 @@ PLAIN = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_si
 
 def ran(step_s: float) -> Measurement:
     times = tuple(step_s * share for share in (0.999, 1.0, 1.001))
-    return Measurement(status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=1 << 30)
+    return Measurement(
+        status="ok", step_s=step_s, step_times_s=times, wall_s=10.0, peak_memory_bytes=1 << 30
+    )
 
 
 def erratic(request: ProfileRequest) -> Measurement:
@@ -49,7 +59,11 @@ def searched(
     }
     tmp_path.mkdir(exist_ok=True)
     with_store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
-    result = tune(query=schema.parse_query(query), store=with_store, launcher=CpuEngine(num_gpus=2, outcome=outcome))
+    result = tune(
+        query=schema.parse_query(query),
+        store=with_store,
+        launcher=CpuEngine(num_gpus=2, outcome=outcome),
+    )
     runs = with_store.runs(search_id=result.search.id)
     with_store.close()
     return result, runs
@@ -64,7 +78,9 @@ def search(
 
 
 def last_step_s(runs: list[RunRecord], parallel: Any) -> float:
-    (*_, last) = (run.measurement.step_s for run in runs if run.parallel == parallel and run.measurement)
+    (*_, last) = (
+        run.measurement.step_s for run in runs if run.parallel == parallel and run.measurement
+    )
     assert last is not None
     return last
 
@@ -73,7 +89,9 @@ def test_a_gain_is_the_ratio_of_measured_steps_where_both_ran(tmp_path: Path) ->
     answer, runs = search(tmp_path, erratic, min_gain_fraction=0.0)
     gain = answer.gain
     assert answer.measured is not None and gain is not None and gain.source == "measured"
-    assert gain.factor == pytest.approx(last_step_s(runs, runs[0].parallel) / last_step_s(runs, answer.parallel), rel=1e-9)
+    assert gain.factor == pytest.approx(
+        last_step_s(runs, runs[0].parallel) / last_step_s(runs, answer.parallel), rel=1e-9
+    )
     assert answer.baseline is not None and answer.baseline.speedup == gain.factor
     assert gain.interval[0] < gain.factor < gain.interval[1]
     slowest = next(each for each in answer.gains if each.against == "slowest run")
@@ -104,35 +122,64 @@ def test_the_noise_is_that_of_the_search_s_own_repeats_else_an_assumed_one(tmp_p
 def test_a_gain_over_what_did_not_run_is_predicted_and_says_so(tmp_path: Path) -> None:
     def without_one(request: ProfileRequest) -> Measurement:
         parallel = request.parallel
-        if (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.micro_batch_size) == (1, 1, 1):
+        if (
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.micro_batch_size,
+        ) == (1, 1, 1):
             return Measurement(status="crashed", cause="no such layout", wall_s=1.0)
         return erratic(request)
 
     answer, _ = search(tmp_path, without_one, baseline=PLAIN)
     assert answer.gain is not None and answer.gain.against == "search.baseline"
-    assert (answer.gain.source, answer.gain.noise_from, answer.gain.noise_fraction) == ("predicted", None, None)
-    assert any("predicted" in sentence and "your baseline" in sentence for sentence in sentences(answer))
+    assert (answer.gain.source, answer.gain.noise_from, answer.gain.noise_fraction) == (
+        "predicted",
+        None,
+        None,
+    )
+    assert any(
+        "predicted" in sentence and "your baseline" in sentence for sentence in sentences(answer)
+    )
 
 
 def test_the_baseline_of_the_file_runs_once_after_the_first_run(tmp_path: Path) -> None:
     answer, runs = search(tmp_path, erratic, baseline=PLAIN)
-    of_baseline = [run.number for run in runs if answer.baseline and run.parallel == answer.baseline.parallel]
-    assert of_baseline[0] <= 1 and runs[of_baseline[0]].predicted["chosen_by"] in ("baseline", "analytic_best")
-    assert answer.gain is not None and (answer.gain.against, answer.gain.source) == ("search.baseline", "measured")
-    assert [each.against for each in answer.gains] == ["search.baseline", "first run", "slowest run"]
+    of_baseline = [
+        run.number for run in runs if answer.baseline and run.parallel == answer.baseline.parallel
+    ]
+    assert of_baseline[0] <= 1 and runs[of_baseline[0]].predicted["chosen_by"] in (
+        "baseline",
+        "analytic_best",
+    )
+    assert answer.gain is not None and (answer.gain.against, answer.gain.source) == (
+        "search.baseline",
+        "measured",
+    )
+    assert [each.against for each in answer.gains] == [
+        "search.baseline",
+        "first run",
+        "slowest run",
+    ]
     _, alone = search(tmp_path / "..", erratic, baseline=PLAIN, budget_runs=1, seed=1)
     assert len(alone) == 1, "the budget holds"
 
 
 @pytest.mark.parametrize("budget_runs", [5, 10])
-def test_a_leader_within_the_noise_runs_again_before_the_end_and_the_budget_holds(tmp_path: Path, budget_runs: int) -> None:
+def test_a_leader_within_the_noise_runs_again_before_the_end_and_the_budget_holds(
+    tmp_path: Path, budget_runs: int
+) -> None:
     def close(request: ProfileRequest) -> Measurement:
         return ran(4.0 * (1.0 + 0.004 * (sum(map(ord, schema.to_json(request.parallel))) % 7)))
 
     answer, runs = search(tmp_path, close, budget_runs=budget_runs)
     assert len(runs) <= budget_runs
     again = [run for run in runs if run.predicted["chosen_by"] == "repeat"]
-    fastest = min(runs, key=lambda run: run.measurement.step_s if run.measurement and run.measurement.step_s else math.inf)
+    fastest = min(
+        runs,
+        key=lambda run: (
+            run.measurement.step_s if run.measurement and run.measurement.step_s else math.inf
+        ),
+    )
     assert again and sum(run.parallel == fastest.parallel for run in runs) == 2
     assert not answer.clearly_better
 
@@ -164,7 +211,10 @@ def test_what_was_predicted_before_is_held_against_what_was_measured(tmp_path: P
     assert before.step_s == first.predicted["calibrated_step_s"]
     assert before.step_s_interval == tuple(first.predicted["calibrated_step_s_interval"])
     assert before.off_fraction == pytest.approx(answer.measured.step_s / before.step_s - 1.0)
-    assert any(sentence.startswith("Predicted ") and " before it ran " in sentence for sentence in sentences(answer))
+    assert any(
+        sentence.startswith("Predicted ") and " before it ran " in sentence
+        for sentence in sentences(answer)
+    )
 
 
 def test_the_baseline_runs_in_the_first_job_beside_what_the_search_chose(tmp_path: Path) -> None:
@@ -181,9 +231,15 @@ def test_a_job_of_several_leaves_a_run_for_the_leader_again(tmp_path: Path) -> N
 
 
 def test_a_baseline_that_its_job_did_not_reach_runs_alone(tmp_path: Path) -> None:
-    answer, runs = search(tmp_path, erratic, baseline=PLAIN, configurations_per_job=3)  # this engine runs no rivals
+    answer, runs = search(
+        tmp_path, erratic, baseline=PLAIN, configurations_per_job=3
+    )  # this engine runs no rivals
     assert "baseline" in [rival["chosen_by"] for rival in runs[0].predicted["rivals"]]
-    assert runs[1].predicted["chosen_by"] == "baseline" and answer.gain is not None and answer.gain.source == "measured"
+    assert (
+        runs[1].predicted["chosen_by"] == "baseline"
+        and answer.gain is not None
+        and answer.gain.source == "measured"
+    )
 
 
 def test_the_interval_of_what_ran_is_that_of_another_run(tmp_path: Path) -> None:
@@ -193,16 +249,26 @@ def test_the_interval_of_what_ran_is_that_of_another_run(tmp_path: Path) -> None
     def unsteady(request: ProfileRequest) -> Measurement:
         name = schema.to_json(request.parallel)
         seen[name] += 1
-        return ran(4.0 * (1.5 if seen[name] > 1 else 1.0) * (1.0 + 0.01 * (sum(map(ord, name)) % 5)))
+        return ran(
+            4.0 * (1.5 if seen[name] > 1 else 1.0) * (1.0 + 0.01 * (sum(map(ord, name)) % 5))
+        )
 
     three = PLAIN | {"micro_batch_size": [1, 2, 4], "recompute": "none", "zero_stage": 1}
     result, runs = searched(tmp_path, unsteady, parallel=three)
     answer = result.answer
     assert isinstance(answer, Answer)
-    repeated = [row for row in result.recommendations if isinstance(row, Recommendation) and row.measured_range_s is not None]
+    repeated = [
+        row
+        for row in result.recommendations
+        if isinstance(row, Recommendation) and row.measured_range_s is not None
+    ]
     assert repeated
     for row in repeated:
-        times = [run.measurement.step_s for run in runs if run.parallel == row.parallel and run.measurement]
+        times = [
+            run.measurement.step_s
+            for run in runs
+            if run.parallel == row.parallel and run.measurement
+        ]
         assert row.measured_range_s == (min(times), max(times)) and len(times) > 1
     assert len(runs) > 3, "one ran again"
     assert answer.measured is not None and answer.step_s_interval is not None

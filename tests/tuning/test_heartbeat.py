@@ -19,7 +19,9 @@ from hp_tool.tuning.lease import PATIENCE_LEASES, Heartbeat
 from hp_tool.tuning.run import run_search
 from tests.service.processes import wait_for
 
-LEASE = Lease(search_id="s", holder="h", token=1, expires_at=datetime.now(UTC), heartbeat_at=datetime.now(UTC))
+LEASE = Lease(
+    search_id="s", holder="h", token=1, expires_at=datetime.now(UTC), heartbeat_at=datetime.now(UTC)
+)
 LEASE_S = 0.03
 
 
@@ -35,8 +37,12 @@ class Renewals:
             raise self.error
 
 
-def beats(store: Renewals, *, clock: Callable[[], float] = time.monotonic, most: int | None = None) -> int:
-    """How often the lease is renewed in ten leases, or until it was `most` times, however long the machine takes for it."""
+def beats(
+    store: Renewals, *, clock: Callable[[], float] = time.monotonic, most: int | None = None
+) -> int:
+    """How often the lease is renewed in ten leases, or until it was `most` times, however long the
+    machine takes for it.
+    """
     with Heartbeat(store=cast(Store, store), lease=LEASE, lease_s=LEASE_S, clock=clock):
         if most is None:
             time.sleep(10 * LEASE_S)
@@ -79,7 +85,9 @@ def of_the_next_statement_on_it() -> Exception:
 
 
 @pytest.mark.parametrize("cause", [of_a_closed_connection, of_the_next_statement_on_it])
-def test_trouble_with_the_studys_tables_leaves_the_search_to_the_next_worker(cause: Callable[[], Exception]) -> None:
+def test_trouble_with_the_studys_tables_leaves_the_search_to_the_next_worker(
+    cause: Callable[[], Exception],
+) -> None:
     class Away(Renewals):
         def get_search(self, **_: Any) -> None:
             raise StorageInternalError("...") from cause()

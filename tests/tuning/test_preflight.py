@@ -17,7 +17,13 @@ from tests.tuning.cpu_engine import CpuEngine
 HOSTS = ("n1", "n2", "n3", "n4")
 QUERY = {
     "kind": "training",
-    "model": {"name": "gpt", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1024},
+    "model": {
+        "name": "gpt",
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 1},
     "training": {"sequence_length": 64, "global_batch_size": 16, "precision": "fp32"},
     "search": {"budget_runs": 2, "fidelity": "full", "preflight": True},
@@ -38,7 +44,10 @@ class FourNodes(CpuEngine):
         request = self.requests[handle]
         if not isinstance(request, BenchmarkRequest):
             return super().fetch(handle)
-        times = tuple(OperationTimes(operation=each, seconds_per_rank=(1.0, 1.0, 2.0, 1.0)) for each in request.operations)
+        times = tuple(
+            OperationTimes(operation=each, seconds_per_rank=(1.0, 1.0, 2.0, 1.0))
+            for each in request.operations
+        )
         hardware = Hardware(gpu="cpu", num_gpus=4, hosts=HOSTS)
         return Measurement(status="ok", operations=times, hardware=hardware, wall_s=30.0)
 
@@ -74,5 +83,9 @@ def test_a_node_that_lags_is_avoided_and_the_check_is_charged_once(tmp_path: Pat
     assert (payload["avoided"], payload["gpu_seconds"]) == (["n3"], 120.0)
     assert {(each["kind"], each["name"]) for each in payload["slow"]} == {("node", "n3")}
     first, second = runs
-    assert first.measurement is not None and second.measurement is not None and record.state is SearchState.SUCCEEDED
+    assert (
+        first.measurement is not None
+        and second.measurement is not None
+        and record.state is SearchState.SUCCEEDED
+    )
     assert first.gpu_seconds is not None and first.gpu_seconds > 120.0 > (second.gpu_seconds or 0.0)

@@ -34,7 +34,12 @@ def build():
 
 
 def kinds(candidates):
-    columns = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute_method")
+    columns = (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "sequence_parallel",
+        "recompute_method",
+    )
     return set(zip(*(getattr(candidates, name).tolist() for name in columns), strict=True))
 
 
@@ -57,7 +62,9 @@ def test_the_fewest_devices_are_searched_as_far_as_is_known():
     query = schema.parse_query(LARGE | {"objective": "min_gpus"})
     found = build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
     fewest = recommend(query=query, top=1).recommendations[0].parallel
-    devices = fewest.tensor_parallel_size * fewest.pipeline_parallel_size * fewest.data_parallel_size
+    devices = (
+        fewest.tensor_parallel_size * fewest.pipeline_parallel_size * fewest.data_parallel_size
+    )
     assert found.search.cluster.num_gpus == devices < query.cluster.num_gpus
 
 
@@ -70,7 +77,10 @@ def test_the_fewest_devices_are_searched_as_far_as_is_known():
             {"trainer": {"command": ["train"], "reader": "json"}, "search": {"breakdown": True}},
             "search.breakdown",
         ),
-        ({"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}}, "training.optimizer"),
+        (
+            {"training": {"sequence_length": 2048, "global_batch_size": 1536, "optimizer": "muon"}},
+            "training.optimizer",
+        ),
     ],
 )
 def test_what_no_run_can_measure_is_refused_before_the_first(change, field):
@@ -81,7 +91,9 @@ def test_what_no_run_can_measure_is_refused_before_the_first(change, field):
 
 
 def test_candidates_that_no_run_can_measure_are_turned_away_and_counted():
-    query = schema.parse_query(LARGE | {"parallel": {"context_parallel_size": [1, 2], "zero_stage": [1, 3]}})
+    query = schema.parse_query(
+        LARGE | {"parallel": {"context_parallel_size": [1, 2], "zero_stage": [1, 3]}}
+    )
     found = build_problem(query=query, query_json=LARGE, hardware=HARDWARE)
     assert set(found.search.candidates.context_parallel_size.tolist()) == {1, 2}
     assert set(found.search.candidates.zero_stage.tolist()) == {1}
@@ -99,12 +111,19 @@ def test_rows_are_found_by_configuration_and_named_by_their_axes():
 
 def test_cpu_measurements_belong_to_their_host_and_gpu_ones_to_their_kind():
     cluster = build().training.cluster
-    assert cluster_key(cluster, HARDWARE) == cluster_key(cluster, Hardware(gpu="a100-sxm-80gb", num_gpus=8, hosts=("b",)))
+    assert cluster_key(cluster, HARDWARE) == cluster_key(
+        cluster, Hardware(gpu="a100-sxm-80gb", num_gpus=8, hosts=("b",))
+    )
     cpu = build_problem(
         query=schema.parse_query(
             {
                 "kind": "training",
-                "model": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128},
+                "model": {
+                    "num_hidden_layers": 2,
+                    "hidden_size": 64,
+                    "num_attention_heads": 4,
+                    "vocab_size": 128,
+                },
                 "cluster": {"gpu": "cpu", "num_gpus": 2},
                 "training": {"sequence_length": 64, "global_batch_size": 4},
             }
@@ -142,7 +161,9 @@ def add(store, problem, *, row=0, query=LARGE, **changes):
 def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
     tuning = build()
     problem = tuning.search
-    reduced = Measurement(status="ok", step_s=1.0, fidelity=Fidelity(data_parallel_size=2, num_micro_batches=4))
+    reduced = Measurement(
+        status="ok", step_s=1.0, fidelity=Fidelity(data_parallel_size=2, num_micro_batches=4)
+    )
     wanted = [
         add(store, problem),
         add(store, problem, row=3, measurement=Measurement(status="oom")),
@@ -159,7 +180,9 @@ def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
     assert np.isfinite(evidence.measured_step_s).sum() == 3
     row = evidence.measurement_ids.index(wanted[0])
     predicted = {name: seconds[row] for name, seconds in evidence.parts_s.items()}
-    assert sum(predicted.values()) == pytest.approx(sum(part[0] for part in problem.table.parts_s.values()))
+    assert sum(predicted.values()) == pytest.approx(
+        sum(part[0] for part in problem.table.parts_s.values())
+    )
 
 
 def test_only_whole_profile_runs_of_the_same_problem_are_reused(store):
@@ -173,13 +196,21 @@ def test_only_whole_profile_runs_of_the_same_problem_are_reused(store):
 
 def test_the_first_row_is_the_simplest_of_those_nearly_as_fast():
     """TP 8 alone before TP 8 x PP 2; a prediction does not displace what was measured."""
-    small = LARGE | {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16}, "parallel": {}}
+    small = LARGE | {
+        "model": "gpt-22b",
+        "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
+        "parallel": {},
+    }
     problem = build_problem(
-        query=schema.parse_query(small), query_json=small, hardware=Hardware(gpu="a100-sxm-80gb", num_gpus=16)
+        query=schema.parse_query(small),
+        query_json=small,
+        hardware=Hardware(gpu="a100-sxm-80gb", num_gpus=16),
     )
     candidates = problem.search.candidates
     plain = (candidates.tensor_parallel_size == 8) & (candidates.context_parallel_size == 1)
-    (one, *_), (two, *_) = (np.flatnonzero(plain & (candidates.pipeline_parallel_size == p)).tolist() for p in (1, 2))
+    (one, *_), (two, *_) = (
+        np.flatnonzero(plain & (candidates.pipeline_parallel_size == p)).tolist() for p in (1, 2)
+    )
     known_s = np.full(len(candidates), 2.0)
     nothing = np.zeros(len(candidates))
 
@@ -187,9 +218,13 @@ def test_the_first_row_is_the_simplest_of_those_nearly_as_fast():
         known_s[[two, one]] = seconds
         rows = [two, one]
         return simplest_first(
-            rows, problem=problem, known_s=known_s, known_bytes=nothing, fails=nothing,
+            rows,
+            problem=problem,
+            known_s=known_s,
+            known_bytes=nothing,
+            fails=nothing,
             measured=measured,
-        )  # fmt: skip
+        )
 
     assert first((1.0, 1.005)) == [one, two]
     assert first((1.0, 1.02)) == [two, one]

@@ -25,7 +25,7 @@ training: {sequence_length: 64, global_batch_size: 4, precision: fp32}
 parallel: {tensor_parallel_size: 1, pipeline_parallel_size: 1, expert_parallel_size: 2, expert_tensor_parallel_size: 1,
   micro_batch_size: 2, recompute: none, zero_stage: 1, moe_token_dispatcher_type: [alltoall, allgather]}
 search: {launcher: local, budget_runs: 2, run_timeout_s: 120, steps: 2, warmup_steps: 1}
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.distributed
@@ -42,7 +42,9 @@ def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, mo
     store.close()
     losses = {run.parallel.moe_token_dispatcher_type: run.measurement.losses for run in runs}
     assert {run.parallel.expert_parallel_size for run in runs} == {2}
-    for one, other in zip(losses["alltoall"], losses["allgather"], strict=False):  # a run may warm up longer
+    for one, other in zip(
+        losses["alltoall"], losses["allgather"], strict=False
+    ):  # a run may warm up longer
         assert one == pytest.approx(other, rel=1e-5)
     assert {row.parallel.moe_token_dispatcher_type for row in result.recommendations} == set(losses)
 
@@ -57,7 +59,9 @@ def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path
     query = schema.parse_query(QUICKSTART.read_text())
     query = replace(  # fewer and shorter runs than a user's first search
         query,
-        search=replace(query.search, budget_runs=4, budget_gpu_seconds=3600, steps=2, baseline=None),
+        search=replace(
+            query.search, budget_runs=4, budget_gpu_seconds=3600, steps=2, baseline=None
+        ),
     )
     store = open_store(url)
     result = tune(query=query, store=store, storage=study_storage(url))
@@ -69,7 +73,12 @@ def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path
         assert run.measurement.hardware.gpu == "cpu"
         assert run.measurement.losses[-1] < run.measurement.losses[0]
         assert run.measurement.versions["megatron-core"]
-    for axis in ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute"):
+    for axis in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "sequence_parallel",
+        "recompute",
+    ):
         assert len({getattr(run.parallel, axis) for run in measured}) > 1, axis
     best = result.recommendations[0]
     assert best.measurement is not None

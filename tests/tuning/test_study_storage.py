@@ -22,7 +22,9 @@ def open_with_others(url: str, together: Barrier) -> None:
 
 def open_together(url: str, *, processes: int = 4) -> list[int | None]:
     together = FORKED.Barrier(processes)
-    workers = [FORKED.Process(target=open_with_others, args=(url, together)) for _ in range(processes)]
+    workers = [
+        FORKED.Process(target=open_with_others, args=(url, together)) for _ in range(processes)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -41,11 +43,17 @@ def test_many_processes_may_open_a_new_postgresql_database(postgres_url):
     assert open_together(postgres_url) == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+)
 def test_one_at_a_time_makes_the_tables(
     database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = request.getfixturevalue("postgres_url") if database == "postgresql" else f"sqlite:///{tmp_path / 'new.sqlite3'}"
+    url = (
+        request.getfixturevalue("postgres_url")
+        if database == "postgresql"
+        else f"sqlite:///{tmp_path / 'new.sqlite3'}"
+    )
     beside, begun, inside = [], threading.Barrier(2), threading.Semaphore(1)
 
     class Storage:

@@ -66,7 +66,10 @@ def test_the_table_sets_before_after_and_measured_side_by_side(engine):
     for word in ("model", "known", "measured", ": TP", "the maximum of runs was reached"):
         assert word in done.stdout
     search_id = re.search(r"search (\w{16}) ", done.stdout).group(1)
-    assert f"next: hp-tool report {search_id} (a page), hp-tool export {search_id} --format megatron-lm" in done.stdout
+    assert (
+        f"next: hp-tool report {search_id} (a page), hp-tool export {search_id} --format "
+        "megatron-lm" in done.stdout
+    )
     flags = CliRunner().invoke(build(), ["export", search_id, "--format", "megatron-lm"])
     assert flags.exit_code == 0 and "--tensor-model-parallel-size" in flags.stdout
     front = run("--resume", search_id, "--pareto")
@@ -102,7 +105,9 @@ def test_interrupted_it_pauses_and_resume_finishes(engine, monkeypatch):
 
 
 class FakeClient:
-    """What `--server` needs of a client; the search runs in this process, through the same functions as a worker."""
+    """What `--server` needs of a client; the search runs in this process, through the same
+    functions as a worker.
+    """
 
     def __init__(self, *, server):
         self.store = open_store()
@@ -156,7 +161,14 @@ def test_exit_codes(engine):
 def test_a_mismatch_of_hardware_exits_2_as_a_process(tmp_path):
     too_many = ("--set", "cluster.num_gpus=4096", "--set", "training.global_batch_size=4096")
     done = subprocess.run(
-        [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", QUICKSTART, *too_many],
+        [
+            sys.executable,
+            "-c",
+            "from hp_tool.cli.main import main; main()",
+            "tune",
+            QUICKSTART,
+            *too_many,
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -1,4 +1,6 @@
-"""From a query to a ranked, measured answer, with the real store and cost model and an engine in memory."""
+"""From a query to a ranked, measured answer, with the real store and cost model and an engine in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,27 @@ def store(tmp_path):
 
 def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_after(store, query):
     events = []
-    result = tune(query=query, store=store, launcher=CpuEngine(), on_event=lambda kind, payload: events.append(kind))
+    result = tune(
+        query=query,
+        store=store,
+        launcher=CpuEngine(),
+        on_event=lambda kind, payload: events.append(kind),
+    )
     assert result.search.state is SearchState.SUCCEEDED
     assert 4 <= result.search.profile_runs <= query.search.budget_runs
     measured = [row for row in result.recommendations if row.measurement is not None]
     assert len(measured) >= result.search.profile_runs - 2  # a leader within the noise ran again
-    assert result.answer.gain.against == "search.baseline" and result.answer.gain.source == "measured"
+    assert (
+        result.answer.gain.against == "search.baseline" and result.answer.gain.source == "measured"
+    )
     assert result.answer.advice == ("use" if result.answer.clearly_better else "keep")
     assert result.answer.foreseen is not None
-    for axis in ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute"):
+    for axis in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "sequence_parallel",
+        "recompute",
+    ):
         assert len({getattr(row.parallel, axis) for row in measured}) > 1, axis
     best = result.recommendations[0]
     assert best.measurement is not None
@@ -59,7 +73,10 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
         assert low <= row.measurement.step_s <= high
     front = [(row.measurement or row.calibrated_estimate.time).step_s for row in result.pareto]
     assert front == sorted(front)
-    assert result.pareto[0].parallel == min(result.recommendations, key=lambda row: _known_s(row)).parallel
+    assert (
+        result.pareto[0].parallel
+        == min(result.recommendations, key=lambda row: _known_s(row)).parallel
+    )
     assert events[0] == "started"
     assert events.count("run_finished") == result.search.profile_runs
     assert result.search.gpu_seconds == pytest.approx(result.search.profile_runs * 10.0 * 2)
@@ -67,7 +84,11 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
 
 
 def _known_s(row):
-    return row.measurement.step_s if row.measurement is not None else row.calibrated_estimate.time.step_s
+    return (
+        row.measurement.step_s
+        if row.measurement is not None
+        else row.calibrated_estimate.time.step_s
+    )
 
 
 def test_a_calibrated_estimate_is_as_consistent_as_the_plain_one(store, query):
@@ -76,9 +97,21 @@ def test_a_calibrated_estimate_is_as_consistent_as_the_plain_one(store, query):
         for each in (row.estimate, row.calibrated_estimate):
             assert sum(each.time.parts_s.values()) == pytest.approx(each.time.step_s)
             memory = each.memory
-            parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-            assert sum(getattr(memory, f"{name}_bytes") for name in parts) == pytest.approx(memory.total_bytes)
-            rate = query.training.global_batch_size * query.training.sequence_length / each.time.step_s
+            parts = (
+                "weights",
+                "gradients",
+                "optimizer",
+                "activations",
+                "logits",
+                "buffers",
+                "overhead",
+            )
+            assert sum(getattr(memory, f"{name}_bytes") for name in parts) == pytest.approx(
+                memory.total_bytes
+            )
+            rate = (
+                query.training.global_batch_size * query.training.sequence_length / each.time.step_s
+            )
             assert each.tokens_per_second == pytest.approx(rate)
 
 
@@ -88,14 +121,17 @@ def test_what_misses_the_deadline_is_not_recommended(store, query):
     def within(step_s):
         steps = 1e9 / (query.training.global_batch_size * query.training.sequence_length)
         limits = replace(query.constraints, max_days=steps * step_s / 86_400)
-        return replace(query, training=replace(query.training, total_tokens=1e9), constraints=limits)
+        return replace(
+            query, training=replace(query.training, total_tokens=1e9), constraints=limits
+        )
 
     free = tune(query=query, store=store, launcher=CpuEngine())
     times = [row.measurement.step_s for row in free.recommendations if row.measurement is not None]
     limit_s = float(np.median(times))
     result = tune(query=within(limit_s), store=store, launcher=CpuEngine())
     known = [
-        row.measurement.step_s if row.measurement else row.calibrated_estimate.time.step_s for row in result.recommendations
+        row.measurement.step_s if row.measurement else row.calibrated_estimate.time.step_s
+        for row in result.recommendations
     ]
     assert known and max(known) <= limit_s * (1 + 1e-9)
     missed = tune(query=within(min(times) / 2), store=store, launcher=CpuEngine())
@@ -109,19 +145,37 @@ def test_what_misses_the_deadline_is_not_recommended(store, query):
 
 
 def test_the_fewest_devices_are_found_by_running(store, query):
-    """On a host much slower than the cost model says, what was enough on paper is not; the next search knows."""
-    wide = {"hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}  # compute decides, not the passes' overhead
+    """On a host much slower than the cost model says, what was enough on paper is not; the next
+    search knows.
+    """
+    wide = {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 8192,
+    }  # compute decides, not the passes' overhead
     plan = replace(
         query,
-        model=replace(query.model, **wide) if isinstance(query.model, ModelSpec) else query.model | wide,
+        model=replace(query.model, **wide)
+        if isinstance(query.model, ModelSpec)
+        else query.model | wide,
         cluster=replace(query.cluster, num_gpus=8, gpus_per_node=8),
         training=replace(query.training, sequence_length=256, global_batch_size=8),
         parallel=ParallelQuery(),
-        search=replace(query.search, budget_runs=6, budget_gpu_seconds=None, configurations_per_job=1, baseline=None),
+        search=replace(
+            query.search,
+            budget_runs=6,
+            budget_gpu_seconds=None,
+            configurations_per_job=1,
+            baseline=None,
+        ),
     )
     within = {"training": replace(plan.training, total_tokens=1e9), "objective": "min_gpus"}
     two = recommend(
-        query=replace(plan, cluster=replace(plan.cluster, num_gpus=2, gpus_per_node=2), **within | {"objective": None})
+        query=replace(
+            plan,
+            cluster=replace(plan.cluster, num_gpus=2, gpus_per_node=2),
+            **within | {"objective": None},
+        )
     )
     limit = replace(query.constraints, max_days=1.1 * two.recommendations[0].estimate.days)
     asked = replace(plan, constraints=limit, **within)
@@ -143,14 +197,18 @@ def test_the_result_is_stored_as_json_and_answered_again_on_resume(store, query)
     result = tune(query=query, store=store, launcher=engine)
     record = store.get_search(search_id=result.search.id)
     assert record.state is SearchState.SUCCEEDED
-    assert schema.parse(TuneResult, record.result) == schema.parse(TuneResult, schema.to_json(result))
+    assert schema.parse(TuneResult, record.result) == schema.parse(
+        TuneResult, schema.to_json(result)
+    )
     runs = len(engine.requests)
     again = tune(store=store, launcher=engine, search_id=result.search.id)
     assert again.recommendations[0].parallel == result.recommendations[0].parallel
     assert len(engine.requests) == runs
     calibration = store.list_calibrations().items[0]
     assert calibration.num_measurements == result.search.profile_runs
-    assert set(calibration.payload["measurement_ids"]) == {r.measurement_id for r in store.runs(search_id=result.search.id)}
+    assert set(calibration.payload["measurement_ids"]) == {
+        r.measurement_id for r in store.runs(search_id=result.search.id)
+    }
 
 
 def test_a_second_search_runs_again_and_starts_wiser(store, query):
@@ -177,7 +235,9 @@ def test_reuse_lets_earlier_measurements_stand_for_runs(store, query):
     reused = [run for run in runs if run.gpu_seconds == 0.0]
     assert reused
     assert len(engine.requests) == second.search.profile_runs == len(runs) - len(reused)
-    assert second.recommendations[0].measurement.step_s <= first.recommendations[0].measurement.step_s
+    assert (
+        second.recommendations[0].measurement.step_s <= first.recommendations[0].measurement.step_s
+    )
 
 
 @pytest.mark.parametrize(("gpu", "num_gpus"), [("h200-sxm-141gb", 8), ("cpu", 1)])
@@ -199,7 +259,13 @@ def test_nothing_that_works_is_a_failed_search_that_says_why(store, query):
 
 def test_nothing_feasible_is_an_answer(store, query):
     large = replace(
-        query, model={"num_hidden_layers": 96, "hidden_size": 12288, "num_attention_heads": 96, "vocab_size": 51200}
+        query,
+        model={
+            "num_hidden_layers": 96,
+            "hidden_size": 12288,
+            "num_attention_heads": 96,
+            "vocab_size": 51200,
+        },
     )
     engine = CpuEngine()
     result = tune(query=large, store=store, launcher=engine)
@@ -209,7 +275,9 @@ def test_nothing_feasible_is_an_answer(store, query):
     assert not engine.requests
     sizes = [row.estimate.memory.total_bytes for row in result.nearest_misses]
     assert len(sizes) == 3 and sizes == sorted(sizes)
-    assert {reason.code for row in result.nearest_misses for reason in row.estimate.reasons} == {"memory"}
+    assert {reason.code for row in result.nearest_misses for reason in row.estimate.reasons} == {
+        "memory"
+    }
 
 
 def test_a_failed_search_is_resumed_where_it_was(store, query):
@@ -227,8 +295,12 @@ def test_a_failed_search_is_resumed_where_it_was(store, query):
     sound = CpuEngine(requests=engine.requests, planned=engine.planned)
     result = tune(store=store, launcher=sound, search_id=search_id)
     assert result.search.state is SearchState.SUCCEEDED
-    finished = [run.digest for run in store.runs(search_id=search_id) if run.state is RunState.FINISHED]
-    abandoned = [run.digest for run in store.runs(search_id=search_id) if run.state is RunState.ABANDONED]
+    finished = [
+        run.digest for run in store.runs(search_id=search_id) if run.state is RunState.FINISHED
+    ]
+    abandoned = [
+        run.digest for run in store.runs(search_id=search_id) if run.state is RunState.ABANDONED
+    ]
     assert len(set(finished)) == len(finished) == result.search.profile_runs
     assert abandoned == [finished[2]]  # under way when the search failed, and tried again
 
@@ -250,8 +322,13 @@ def test_a_search_that_fails_ends_its_runs_unless_their_engine_is_away(store, qu
         with pytest.raises(HpToolError, match="a bug"):
             tune(query=query, store=store, launcher=engine)
         search = store.list_searches().items[0]
-        assert (search.state, [run.state for run in store.runs(search_id=search.id)]) == (SearchState.FAILED, [state])
-    assert store.request_cancel(search_id=search.id).state is SearchState.QUEUED  # its job has yet to be ended
+        assert (search.state, [run.state for run in store.runs(search_id=search.id)]) == (
+            SearchState.FAILED,
+            [state],
+        )
+    assert (
+        store.request_cancel(search_id=search.id).state is SearchState.QUEUED
+    )  # its job has yet to be ended
     lease = store.claim_search(holder="w", lease_s=60.0)[1]
     with pytest.raises(HpToolError, match="no devices"):
         run_search(store=store, lease=lease, launcher=NoDevices())
@@ -294,7 +371,15 @@ def test_a_worker_runs_the_same_function_and_may_let_go(store, query):
     search_id = store.create_search(query=schema.to_dict(query)).id
     engine = CpuEngine()
     _, lease = store.claim_search(holder="worker", lease_s=60.0)
-    assert run_search(store=store, lease=lease, launcher=engine, should_release=lambda: len(engine.requests) >= 2) is None
+    assert (
+        run_search(
+            store=store,
+            lease=lease,
+            launcher=engine,
+            should_release=lambda: len(engine.requests) >= 2,
+        )
+        is None
+    )
     assert store.get_search(search_id=search_id).state is SearchState.QUEUED
     _, lease = store.claim_search(holder="worker-2", lease_s=60.0)
     result = run_search(store=store, lease=lease, launcher=engine)
@@ -309,7 +394,9 @@ def test_studies_stand_beside_our_tables_in_one_database(store, query, tmp_path)
     small = replace(query, search=SearchSettings(budget_runs=2))
     result = tune(query=small, store=store, launcher=CpuEngine(), storage=storage)
     study = optuna.load_study(study_name=result.search.id, storage=storage)
-    assert {trial.user_attrs["run_id"] for trial in study.trials} == {r.id for r in store.runs(search_id=result.search.id)}
+    assert {trial.user_attrs["run_id"] for trial in study.trials} == {
+        r.id for r in store.runs(search_id=result.search.id)
+    }
     assert study.best_value == result.recommendations[0].measurement.step_s
 
 
@@ -324,7 +411,9 @@ def test_studies_stand_beside_our_tables_in_one_database(store, query, tmp_path)
         ([1.0, 0.95, 2.0], {}, 1),
     ],
 )
-def test_a_measured_row_leads_unless_a_prediction_beats_it_beyond_its_noise(medians, measured, first):
+def test_a_measured_row_leads_unless_a_prediction_beats_it_beyond_its_noise(
+    medians, measured, first
+):
     order = rank(median_s=medians, log_sd=[0.1, 0.1, 0.1], eligible=[0, 1, 2], measured_s=measured)
     assert order[0] == first
     assert sorted(order) == [0, 1, 2]

@@ -1,4 +1,6 @@
-"""The detector of changes: soon enough, never too early, in bounded memory, and the same after a restart."""
+"""The detector of changes: soon enough, never too early, in bounded memory, and the same after a
+restart.
+"""
 
 import json
 import math
@@ -34,7 +36,9 @@ def test_a_hundred_clean_jobs_raise_at_most_one_alarm() -> None:
 
 
 def test_slow_steps_that_come_in_rows_are_the_job_s_own_way() -> None:
-    """A CPU that others use: half of the time every step takes 8 % longer, for five steps on average."""
+    """A CPU that others use: half of the time every step takes 8 % longer, for five steps on
+    average.
+    """
     rng = np.random.default_rng(0)
     slow, times = False, []
     for noise in rng.normal(0.0, 0.01, 5000):
@@ -51,14 +55,18 @@ def test_weights_are_those_of_the_definition() -> None:
     level = Level(log_shift=math.log(1.1))
     level.learn(baseline, ordered=sorted(baseline.residuals))
     z, n, share = 2.33, 100, 0.04
-    bound = (share + z * z / (2 * n) + z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))) / (1 + z * z / n)
+    bound = (
+        share + z * z / (2 * n) + z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    ) / (1 + z * z / n)
     assert level.gain == pytest.approx(math.log((101 / 102) / bound))
     assert level.loss == pytest.approx(math.log((1 / 102) / (1 - bound)))
     assert level.limit == pytest.approx(math.log(1.1) / 2)
 
 
 def test_slow_steps_in_rows_tell_less() -> None:
-    """Ten of a hundred steps are slow, in a row: the correlation of consecutive bits is (9 / 99 - 0.01) / 0.09."""
+    """Ten of a hundred steps are slow, in a row: the correlation of consecutive bits is (9 / 99 -
+    0.01) / 0.09.
+    """
     baseline = Baseline()
     for number in range(100):
         baseline.add(0.5 if 50 <= number < 60 else 0.001 * (number % 7 - 3))
@@ -77,12 +85,16 @@ def test_the_median_of_independent_steps_has_its_known_deviation() -> None:
     for step in range(1, 160):
         logs[:, step] = 0.9 * logs[:, step - 1] + shocks[:, step]
     simulated = np.median(logs[:, 60:], axis=1).std()
-    assert drift_sd(100, sd=1.0, correlation=0.9, reference_steps=10**9) == pytest.approx(simulated, rel=0.05)
+    assert drift_sd(100, sd=1.0, correlation=0.9, reference_steps=10**9) == pytest.approx(
+        simulated, rel=0.05
+    )
 
 
 def test_the_threshold_is_the_run_length_of_all_tests_together() -> None:
     tests = 2 * len(assumed().watch.slowdowns)
-    assert detector().threshold == pytest.approx(math.log(assumed().watch.false_alarm_steps * tests))
+    assert detector().threshold == pytest.approx(
+        math.log(assumed().watch.false_alarm_steps * tests)
+    )
 
 
 def test_since_when_and_by_how_much() -> None:

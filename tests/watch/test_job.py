@@ -13,7 +13,11 @@ RANKS = 4
 
 
 def run(
-    own: np.ndarray, communication: np.ndarray, *, expected: Expected | None = None, restart_every: int = 10_000
+    own: np.ndarray,
+    communication: np.ndarray,
+    *,
+    expected: Expected | None = None,
+    restart_every: int = 10_000,
 ) -> Verdict:
     """The verdict on a synchronous job. `own`, `communication`: [steps, ranks] seconds."""
     job, sources = Job(), [Source() for _ in range(own.shape[1])]
@@ -22,7 +26,9 @@ def run(
         for rank, source in enumerate(sources):
             parts = {"compute": float(each[rank]), "communication": step_s - float(each[rank])}
             report = StepReport(seq=number + 1, step=100 + number, step_s=step_s, parts_s=parts)
-            fresh = source.take(StepBatch(source=f"s{rank}", rank=rank, host=f"node{rank // 2}", reports=(report,)))
+            fresh = source.take(
+                StepBatch(source=f"s{rank}", rank=rank, host=f"node{rank // 2}", reports=(report,))
+            )
             if rank == 0:
                 job.add(fresh)
         if number % restart_every == restart_every - 1:
@@ -32,12 +38,19 @@ def run(
 
 def steady(steps: int = 400) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return 0.8 * np.exp(rng.normal(0, 0.02, (steps, RANKS))), 0.2 * np.exp(rng.normal(0, 0.02, (steps, RANKS)))
+    return 0.8 * np.exp(rng.normal(0, 0.02, (steps, RANKS))), 0.2 * np.exp(
+        rng.normal(0, 0.02, (steps, RANKS))
+    )
 
 
 def test_nothing_is_said_of_a_job_that_runs_as_it_did() -> None:
     verdict = run(*steady())
-    assert (verdict.status, verdict.text, verdict.slowdown, verdict.steps) == ("as_expected", (), None, 400)
+    assert (verdict.status, verdict.text, verdict.slowdown, verdict.steps) == (
+        "as_expected",
+        (),
+        None,
+        400,
+    )
 
 
 def test_one_slow_rank_is_named_with_its_host() -> None:
@@ -100,7 +113,9 @@ def test_slower_than_it_should_be_counts_the_doubt_of_the_expectation() -> None:
 
 
 def test_a_rank_that_began_anew_is_held_against_its_first_life() -> None:
-    """After a restart from a checkpoint every rank reports under another name, and one comes back on a slow device."""
+    """After a restart from a checkpoint every rank reports under another name, and one comes back
+    on a slow device.
+    """
     own, exchange = steady()
     own[300:, 1] *= 1.5
     step_s = (own + exchange).max(axis=1)
@@ -112,7 +127,9 @@ def test_a_rank_that_began_anew_is_held_against_its_first_life() -> None:
             for rank, source in enumerate(lives):
                 source.seen = job.changes.steps
                 parts = {"compute": float(own[number, rank])}
-                report = StepReport(seq=number - life[0] + 1, step_s=float(step_s[number]), parts_s=parts)
+                report = StepReport(
+                    seq=number - life[0] + 1, step_s=float(step_s[number]), parts_s=parts
+                )
                 fresh = source.take(StepBatch(source="s", rank=rank, reports=(report,)))
                 if rank == 0:
                     job.add(fresh)

@@ -1,4 +1,6 @@
-"""What is told of jobs whose noise remembers, follows a day, or stops for evaluation, through the command and the detector."""
+"""What is told of jobs whose noise remembers, follows a day, or stops for evaluation, through the
+command and the detector.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_pauses_for_evaluation_are_no_slowdown(length: int) -> None:
 
 
 def test_a_daily_wave_s_fall_and_rise_is_no_slowdown() -> None:
-    times = np.exp(0.03 * np.sin(2 * np.pi * np.arange(6000) / 1440)) * np.exp(np.random.default_rng(1).normal(0, 0.005, 6000))
+    times = np.exp(0.03 * np.sin(2 * np.pi * np.arange(6000) / 1440)) * np.exp(
+        np.random.default_rng(1).normal(0, 0.005, 6000)
+    )
     job = Job()
     job.add([StepReport(seq=n + 1, step_s=float(each)) for n, each in enumerate(times)])
     assert job.verdict(expected=None, sources=[]).status == "as_expected"
@@ -61,7 +65,9 @@ def test_every_tenth_slow_step_is_told_with_its_period_and_throughput(tmp_path: 
     assert ended.returncode == 4 and "every 10th step is slow" in ended.stdout
     slowdown = json.loads(hp_tool("watch", str(log), "--json").stdout)["slowdown"]
     assert (slowdown["shape"], slowdown["period"]) == ("recurring", 10)
-    assert slowdown["factor"] == pytest.approx(1.3, rel=0.05)  # nine of 1 and one of 4 against ten of 1
+    assert slowdown["factor"] == pytest.approx(
+        1.3, rel=0.05
+    )  # nine of 1 and one of 4 against ten of 1
     assert abs(slowdown["since_step"] - 301) <= 10 and slowdown["told_step"] <= 401
 
 
@@ -90,19 +96,27 @@ def test_bursts_are_told_even_while_the_job_is_at_its_pace(tmp_path: Path) -> No
     ended = hp_tool("watch", str(log))
     assert ended.returncode == 4 and "in bursts" in ended.stdout
     slowdown = json.loads(hp_tool("watch", str(log), "--json").stdout)["slowdown"]
-    assert slowdown["shape"] == "recurring" and 1.02 < slowdown["factor"] < 1.1  # 30 of 200 steps 30 % slower
+    assert (
+        slowdown["shape"] == "recurring" and 1.02 < slowdown["factor"] < 1.1
+    )  # 30 of 200 steps 30 % slower
 
 
 def ramp(steps: int = 300) -> list[tuple[float, int]]:
-    """(seconds, sequences) of steps whose batch doubles twice; 2 s of each step do not grow with it."""
+    """(seconds, sequences) of steps whose batch doubles twice; 2 s of each step do not grow with
+    it.
+    """
     noise = np.exp(np.random.default_rng(6).normal(0.0, 0.01, steps))
     batches = [64 if n < 100 else 128 if n < 200 else 256 for n in range(steps)]
-    return [(float(each * (2.0 + 0.05 * batch)), batch) for each, batch in zip(noise, batches, strict=True)]
+    return [
+        (float(each * (2.0 + 0.05 * batch)), batch)
+        for each, batch in zip(noise, batches, strict=True)
+    ]
 
 
 def test_a_batch_that_megatron_prints_as_it_grows_is_no_slowdown(tmp_path: Path) -> None:
     lines = [
-        f" iteration {n + 1:8d}/   90000 | consumed samples: {n} | elapsed time per iteration (ms): {1e3 * seconds:.1f} | "
+        f" iteration {n + 1:8d}/   90000 | consumed samples: {n} | elapsed time per iteration "
+        f"(ms): {1e3 * seconds:.1f} | "
         f"learning rate: 1.0E-04 | global batch size: {batch:5d} | lm loss: 2.0E+00 |\n"
         for n, (seconds, batch) in enumerate(ramp())
     ]
@@ -111,8 +125,12 @@ def test_a_batch_that_megatron_prints_as_it_grows_is_no_slowdown(tmp_path: Path)
     ended = hp_tool("watch", str(log))
     assert (ended.returncode, ended.stdout) == (0, "")
     now = json.loads(hp_tool("watch", str(log), "--json").stdout)["now"]
-    assert now["step_s"] == pytest.approx(2.0 + 0.05 * 256, rel=0.02)  # of a step of the newest batch
-    slower = [line.replace("(ms): ", "(ms): 1") if n >= 240 else line for n, line in enumerate(lines)]
+    assert now["step_s"] == pytest.approx(
+        2.0 + 0.05 * 256, rel=0.02
+    )  # of a step of the newest batch
+    slower = [
+        line.replace("(ms): ", "(ms): 1") if n >= 240 else line for n, line in enumerate(lines)
+    ]
     log.write_text("".join(slower))
     assert hp_tool("watch", str(log)).returncode == 4
 
@@ -121,14 +139,23 @@ def test_a_batch_that_megatron_prints_as_it_grows_is_no_slowdown(tmp_path: Path)
 def test_reported_work_is_judged_by_its_unit(tmp_path: Path, unit: str) -> None:
     log = tmp_path / "job.jsonl"
     factor = 4096 if unit == "tokens" else 1
-    lines = [json.dumps({"step": n, "step_s": seconds, unit: batch * factor}) for n, (seconds, batch) in enumerate(ramp())]
+    lines = [
+        json.dumps({"step": n, "step_s": seconds, unit: batch * factor})
+        for n, (seconds, batch) in enumerate(ramp())
+    ]
     log.write_text("\n".join(lines))
     assert hp_tool("watch", str(log)).returncode == 0
-    log.write_text("\n".join(json.dumps({"step": n, "step_s": seconds}) for n, (seconds, _) in enumerate(ramp())))
+    log.write_text(
+        "\n".join(
+            json.dumps({"step": n, "step_s": seconds}) for n, (seconds, _) in enumerate(ramp())
+        )
+    )
     assert hp_tool("watch", str(log)).returncode == 4  # nothing says that the batch grew
 
 
-def test_a_job_on_its_way_to_the_query_s_batch_is_not_compared_with_its_prediction(tmp_path: Path) -> None:
+def test_a_job_on_its_way_to_the_query_s_batch_is_not_compared_with_its_prediction(
+    tmp_path: Path,
+) -> None:
     expected = Expected(step_s=1.0, interval=(0.9, 1.1), num_gpus=8, samples=256.0)
     job = Job()
     job.add([StepReport(seq=n + 1, step_s=10.0, samples=128.0) for n in range(100)])
@@ -140,12 +167,20 @@ def test_a_job_on_its_way_to_the_query_s_batch_is_not_compared_with_its_predicti
 
 
 def test_the_detector_of_an_earlier_edition_goes_on() -> None:
-    """Its state: the baseline, a score and a first step for each level, steps that wait, and regimes without a mean."""
+    """Its state: the baseline, a score and a first step for each level, steps that wait, and
+    regimes without a mean.
+    """
     logs = np.random.default_rng(7).normal(0.0, 0.02, 300).tolist()
     state = {
-        "steps": 303, "first": 3, "alarm": 34, "baseline": logs, "scores": [[0.0, 303]] * 8, "waiting": [], "learnt": 288,
+        "steps": 303,
+        "first": 3,
+        "alarm": 34,
+        "baseline": logs,
+        "scores": [[0.0, 303]] * 8,
+        "waiting": [],
+        "learnt": 288,
         "past": [[0, 30, 0.1, 0.09, 0.11]],
-    }  # fmt: skip
+    }
     changes = Changes.of(state)
     assert changes.past[0].mean_log_s == 0.1 and changes.settled
     assert changes.add([1.0] * 30) == [] and len(changes.add([1.2] * 20)) == 1

@@ -1,4 +1,6 @@
-"""The reporter inside a training: it never blocks, counts what it cannot keep, and needs nothing but Python."""
+"""The reporter inside a training: it never blocks, counts what it cannot keep, and needs nothing
+but Python.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.torch_or_skip import torch_or_skip
 
 
 class Service(ThreadingHTTPServer):
-    """Takes steps as the service does; answers with the statuses it is given first, and loses some answers."""
+    """Takes steps as the service does; answers with the statuses it is given first, and loses some
+    answers.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -64,7 +68,9 @@ def service() -> Iterator[Service]:
     server.server_close()
 
 
-def test_every_step_arrives_whatever_the_service_answers(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_step_arrives_whatever_the_service_answers(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
     service.statuses = [503, 504, 413, 401]
     reporter = Reporter(service.url, api_key="secret", rank=3, every_s=0.005)
     for step in range(1200):
@@ -76,7 +82,9 @@ def test_every_step_arrives_whatever_the_service_answers(service: Service, capsy
     assert {each["path"] for each in service.came} == {"/v1/watches/w/steps"}
     assert {(each["key"], each["rank"]) for each in service.came} == {("Bearer secret", 3)}
     assert len({each["source"] for each in service.came}) == 1
-    assert max(len(each["reports"]) for each in service.came[3:]) <= module.AT_ONCE // 2  # after 413
+    assert (
+        max(len(each["reports"]) for each in service.came[3:]) <= module.AT_ONCE // 2
+    )  # after 413
     assert "secret" not in capsys.readouterr().err
 
 
@@ -113,7 +121,10 @@ def test_steps_and_parts_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     lines = [json.loads(line) for line in (tmp_path / "rank2.jsonl").read_text().splitlines()]
     assert [each["seq"] for each in lines] == [1, 2, 3]
     assert all(
-        each["rank"] == 2 and each["step_s"] >= 0.03 and 0.02 <= each["parts_s"]["forward"] < each["step_s"] for each in lines
+        each["rank"] == 2
+        and each["step_s"] >= 0.03
+        and 0.02 <= each["parts_s"]["forward"] < each["step_s"]
+        for each in lines
     )
 
 
@@ -130,8 +141,14 @@ def test_watch_reads_what_the_reporter_writes(tmp_path: Path) -> None:
 def test_the_file_stands_alone(tmp_path: Path) -> None:
     copy = tmp_path / "reporter.py"
     copy.write_text(Path(module.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    program = "import sys, reporter; sys.exit(any(name.startswith(('hp_tool', 'torch', 'numpy')) for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=False).returncode == 0
+    program = (
+        "import sys, reporter; sys.exit(any(name.startswith(('hp_tool', 'torch', 'numpy')) "
+        "for name in sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=False).returncode
+        == 0
+    )
 
 
 def test_lightning_s_hooks_report_optimizer_steps(tmp_path: Path) -> None:
@@ -164,8 +181,15 @@ def test_the_hugging_face_trainer_reports(tmp_path: Path) -> None:
 
     rows = [{"x": torch.ones(4), "labels": torch.ones(1)} for _ in range(64)]
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=8, report_to=[], save_strategy="no", use_cpu=True, gradient_accumulation_steps=2
+        output_dir=str(tmp_path),
+        max_steps=8,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        gradient_accumulation_steps=2,
     )
     callback = HuggingFaceCallback(Reporter(file=str(file)))
-    transformers.Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
+    transformers.Trainer(
+        model=Model(), args=arguments, train_dataset=rows, callbacks=[callback]
+    ).train()
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == list(range(1, 9))

@@ -1,4 +1,6 @@
-"""A real training of three processes under gloo, of which one becomes slow: told as that rank, by what each reports."""
+"""A real training of three processes under gloo, of which one becomes slow: told as that rank, by
+what each reports.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,21 @@ def test_one_slow_rank_of_a_real_training_is_named(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+    ]
     ended = subprocess.run(
-        [*launch, str(script), "160", "100", "1"], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [*launch, str(script), "160", "100", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     watched = hp_tool("watch", str(logs))

@@ -1,19 +1,30 @@
-"""Encoders with the head of masked language models (BERT's also with its pooler), and encoder-decoder models."""
+"""Encoders with the head of masked language models (BERT's also with its pooler), and
+encoder-decoder models.
+"""
 
 from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import LLAMA, NARROW, NO_BIAS, TIED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 
-_ENCODER = {"architecture": "encoder", "gated_mlp": False, "normalization": "layernorm", "position_embedding": "learned"}
+_ENCODER = {
+    "architecture": "encoder",
+    "gated_mlp": False,
+    "normalization": "layernorm",
+    "position_embedding": "learned",
+}
 _MASKED = Family(
     keys=same("type_vocab_size"),
     fixed={
-        **_ENCODER, "attention_bias": True, "mlp_bias": True, "embedding_norm": True, "final_norm": False,
+        **_ENCODER,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_norm": True,
+        "final_norm": False,
         "sentence_head": False,
     },
     defaults=TIED,
-)  # fmt: skip
+)
 """Post-norm layers (RoBERTa)."""
 
 
@@ -32,9 +43,13 @@ def _modernbert(config: Config) -> dict[str, Any]:
     layers, every = config.get("num_hidden_layers", 0), config.get("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types")
     windowed = kinds.count("sliding_attention") if kinds else layers - (layers + every - 1) // every
-    window = {"sliding_window": config.get("local_attention", 128) + 1, "sliding_window_layers": windowed}
+    window = {
+        "sliding_window": config.get("local_attention", 128) + 1,
+        "sliding_window_layers": windowed,
+    }
     return {
-        # The norm behind the embedding is the first layer's: that layer has none before its attention.
+        # The norm behind the embedding is the first layer's: that layer has none before its
+        # attention.
         "embedding_norm": False,
         "head_dense": "weight_bias" if config.get("classifier_bias") else "weight",
         "output_bias": config.get("decoder_bias", True),
@@ -59,9 +74,16 @@ _T5 = Family(
         "intermediate_size": "d_ff",
         **same("relative_attention_num_buckets"),
     },
-    fixed={"architecture": "encoder_decoder", "normalization": "rmsnorm", "position_embedding": "relative", **NO_BIAS},
+    fixed={
+        "architecture": "encoder_decoder",
+        "normalization": "rmsnorm",
+        "position_embedding": "relative",
+        **NO_BIAS,
+    },
     defaults=TIED,
-    derive=lambda config: {"gated_mlp": str(config.get("feed_forward_proj", "relu")).startswith("gated")},
+    derive=lambda config: {
+        "gated_mlp": str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    },
 )
 _MARIAN = Family(
     keys={
@@ -72,8 +94,14 @@ _MARIAN = Family(
         "intermediate_size": "encoder_ffn_dim",
     },
     fixed={
-        "architecture": "encoder_decoder", "gated_mlp": False, "normalization": "layernorm", "attention_bias": True,
-        "mlp_bias": True, "position_embedding": "learned", "position_tables": 2, "final_norm": False,
+        "architecture": "encoder_decoder",
+        "gated_mlp": False,
+        "normalization": "layernorm",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "position_embedding": "learned",
+        "position_tables": 2,
+        "final_norm": False,
     },
     defaults=TIED,
     required={
@@ -81,8 +109,10 @@ _MARIAN = Family(
         "use_prompt": (False, "trained prompts are not modelled"),
     },
     derive=_bart,
-)  # fmt: skip
-"""Post-norm, no norm behind the embeddings; its sinusoidal positions are kept as a table like learned ones."""
+)
+"""Post-norm, no norm behind the embeddings; its sinusoidal positions are kept as a table like
+learned ones.
+"""
 _BART = _MARIAN.but(fixed={"position_embedding_offset": 2, "embedding_norm": True})
 _PEGASUS = _MARIAN.but(fixed={"final_norm": True})
 
@@ -93,26 +123,51 @@ FAMILIES: dict[str, Family] = {
     "camembert": _MASKED,
     "data2vec-text": _MASKED,
     "electra": _MASKED.but(derive=_electra),
-    "ernie": _MASKED.but(required={"use_task_id": (False, "task-type embeddings are not modelled")}),
+    "ernie": _MASKED.but(
+        required={"use_task_id": (False, "task-type embeddings are not modelled")}
+    ),
     "distilbert": _MASKED.but(
-        keys={"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "dim",
-              "intermediate_size": "hidden_dim"},
+        keys={
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "hidden_size": "dim",
+            "intermediate_size": "hidden_dim",
+        },
         fixed={"type_vocab_size": 0},
     ),
-    "megatron-bert": _MASKED.but(fixed={"embedding_norm": False, "final_norm": True}, derive=_heads),
+    "megatron-bert": _MASKED.but(
+        fixed={"embedding_norm": False, "final_norm": True}, derive=_heads
+    ),
     "roberta-prelayernorm": _MASKED.but(fixed={"final_norm": True}),
     "xlm-roberta-xl": _MASKED.but(fixed={"embedding_norm": False, "final_norm": True}),
     "nomic_bert": _MASKED.but(
-        fixed={"gated_mlp": True, "attention_bias": False, "mlp_bias": False, "position_embedding": "rotary"},
+        fixed={
+            "gated_mlp": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "position_embedding": "rotary",
+        },
     ),
     "eurobert": LLAMA.but(
-        fixed={"architecture": "encoder", "head_dense": "none", "output_bias": False, "sentence_head": False,
-               "type_vocab_size": 0},
+        fixed={
+            "architecture": "encoder",
+            "head_dense": "none",
+            "output_bias": False,
+            "sentence_head": False,
+            "type_vocab_size": 0,
+        },
     ),
     "modernbert": Family(
         fixed={
-            **_ENCODER, "gated_mlp": True, "norm_vectors": "weight", "position_embedding": "rotary", "attention_bias": False,
-            "mlp_bias": False, "final_norm": True, "sentence_head": False, "type_vocab_size": 0,
+            **_ENCODER,
+            "gated_mlp": True,
+            "norm_vectors": "weight",
+            "position_embedding": "rotary",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "final_norm": True,
+            "sentence_head": False,
+            "type_vocab_size": 0,
         },
         defaults=TIED,
         required={
@@ -134,4 +189,4 @@ FAMILIES: dict[str, Family] = {
     "blenderbot": _PEGASUS,
     "blenderbot-small": _MARIAN.but(fixed={"embedding_norm": True}),
     "m2m_100": _PEGASUS.but(fixed={"position_embedding": "none"}),
-}  # fmt: skip
+}

@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED
+from hp_tool.catalog.huggingface.decoders import (
+    D_MODEL,
+    LATENT,
+    LLAMA,
+    LLAMA_BLOCK,
+    PLAIN,
+    QKV_BIAS,
+    QWEN3,
+    TIED,
+    UNTIED,
+)
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 from hp_tool.catalog.huggingface.layers import (
     as_fields,
@@ -17,7 +27,10 @@ from hp_tool.catalog.huggingface.layers import (
 from hp_tool.domain.blocks import Block
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
-LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
+LOCAL = {
+    "num_experts": "num_local_experts num_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+}
 ROUTED = {
     "num_experts": "n_routed_experts num_local_experts",
     "num_experts_per_tok": "num_experts_per_tok",
@@ -36,13 +49,19 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
     fields = as_fields(feeding([Block()] * len(dense), dense))
     if "blocks" in fields:
         refuse(
-            config, "use_sliding_window", unless=False, why="windows beside dense layers between MoE layers are not modelled"
+            config,
+            "use_sliding_window",
+            unless=False,
+            why="windows beside dense layers between MoE layers are not modelled",
         )
     return fields
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_steps(config)}
+    return {
+        "num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0,
+        **_steps(config),
+    }
 
 
 def _granite_shared(config: Config) -> dict[str, Any]:
@@ -54,7 +73,9 @@ def _ernie(config: Config) -> dict[str, Any]:
     layers, step = layer_count(config), max(whole(config, "moe_layer_interval", 1), 1)
     first, last = whole(config, "moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
     last = layers - 1 if last == -1 else whole(config, "moe_layer_end_index")
-    return _dense(config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)])
+    return _dense(
+        config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)]
+    )
 
 
 def _dbrx(config: Config) -> dict[str, Any]:
@@ -70,25 +91,41 @@ def _dbrx(config: Config) -> dict[str, Any]:
 def _llama4(config: Config) -> dict[str, Any]:
     """Maverick: experts in every second layer, and a dense MLP of its own width in the others."""
     layers, step = layer_count(config), max(whole(config, "interleave_moe_layer_step", 1), 1)
-    sparse = numbered(config, "moe_layers") if "moe_layers" in config else set(range(step - 1, layers, step))
+    sparse = (
+        numbered(config, "moe_layers")
+        if "moe_layers" in config
+        else set(range(step - 1, layers, step))
+    )
     if len(sparse) >= layers:
         return {}
     windows = {"full_attention": False, "chunked_attention": True}
     usual = [(layer + 1) % 4 != 0 for layer in range(layers)]
     chunked = each_layer(config, "layer_types", windows, layers=layers) or usual
-    blocks = [Block(windowed=each, feed_forward=None if layer in sparse else "dense") for layer, each in enumerate(chunked)]
+    blocks = [
+        Block(windowed=each, feed_forward=None if layer in sparse else "dense")
+        for layer, each in enumerate(chunked)
+    ]
     width = config.get("intermediate_size_mlp", 16384)
-    return {"intermediate_size": width, "sliding_window": config.get("attention_chunk_size", 8192), **as_fields(blocks)}
+    return {
+        "intermediate_size": width,
+        "sliding_window": config.get("attention_chunk_size", 8192),
+        **as_fields(blocks),
+    }
 
 
-DEEPSEEK = LATENT.but(keys={**ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
+DEEPSEEK = LATENT.but(
+    keys={**ROUTED, **same("num_nextn_predict_layers")},
+    required={"moe_layer_freq": (1, _DENSE_BETWEEN)},
+)
 _GLM = LLAMA.but(
     keys={**ROUTED, **same("num_nextn_predict_layers")},
     fixed=QKV_BIAS,
     defaults=UNTIED,
     derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
 )
-_QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps)
+_QWEN3 = QWEN3.but(
+    keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps
+)
 _GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
@@ -96,7 +133,11 @@ FAMILIES: dict[str, Family] = {
     "mixtral": PLAIN.but(keys=LOCAL),
     "minimax_m2": PLAIN.but(keys=LOCAL, fixed={"query_key_norm": "all_heads"}),
     "qwen2_moe": LLAMA.but(
-        keys={**LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
+        keys={
+            **LOCAL,
+            **same("moe_intermediate_size shared_expert_intermediate_size"),
+            "attention_bias": "qkv_bias",
+        },
         defaults={"attention_bias": True},
         fixed={**QKV_BIAS, "shared_expert_gate": True},
         derive=_qwen2,
@@ -112,14 +153,22 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_oss": Family(
         keys={**LOCAL, **same("attention_bias")},
-        fixed={**LLAMA_BLOCK, "mlp_bias": True, "expert_bias": True, "router_bias": True, "attention_sinks": True},
+        fixed={
+            **LLAMA_BLOCK,
+            "mlp_bias": True,
+            "expert_bias": True,
+            "router_bias": True,
+            "attention_sinks": True,
+        },
         defaults={**UNTIED, "attention_bias": True},
         full_attention_every=2,
     ),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
-    "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))),
+    "glm4_moe_lite": DEEPSEEK.but(
+        derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))
+    ),
     "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
     "mistral4": DEEPSEEK,
     "glm4_moe": _GLM,
@@ -139,15 +188,21 @@ FAMILIES: dict[str, Family] = {
     "olmoe": _OLMOE,
     "flex_olmo": _OLMOE,
     "phimoe": LLAMA.but(
-        keys={**LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
+        keys={**LOCAL, "output_bias": "lm_head_bias"},
+        fixed={"normalization": "layernorm", "mlp_bias": False},
     ),
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE.but(derive=_granite_shared),
     "dbrx": Family(
         keys=D_MODEL,
-        fixed={**LLAMA_BLOCK, "normalization": "layernorm", "norm_vectors": "weight", "attention_bias": False,
-               "mlp_bias": False},
+        fixed={
+            **LLAMA_BLOCK,
+            "normalization": "layernorm",
+            "norm_vectors": "weight",
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
         defaults=UNTIED,
         derive=_dbrx,
     ),
-}  # fmt: skip
+}

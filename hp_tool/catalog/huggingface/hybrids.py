@@ -1,4 +1,6 @@
-"""Decoders whose layers differ: recurrent mixers, state spaces, sizes of their own in windowed layers, sparse attention."""
+"""Decoders whose layers differ: recurrent mixers, state spaces, sizes of their own in windowed
+layers, sparse attention.
+"""
 
 import math
 from dataclasses import replace
@@ -22,16 +24,22 @@ from hp_tool.errors import InputError, UnsupportedError
 
 _ATTENTION, _WINDOW = Block(), Block(windowed=True)
 _WINDOWS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
-_NO_BIAS = dict.fromkeys(("attention_bias", "mlp_bias"), (False, "biases of this class are not modelled"))
+_NO_BIAS = dict.fromkeys(
+    ("attention_bias", "mlp_bias"), (False, "biases of this class are not modelled")
+)
 _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections are not modelled")}
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
-    """Layers of a recurrent mixer with attention in every fourth, unless the file says other ones."""
+    """Layers of a recurrent mixer with attention in every fourth, unless the file says other
+    ones.
+    """
     layers = layer_count(config)
     every = max(whole(config, "full_attention_interval", 4), 1)
     meanings = {"linear_attention": Block(mixer=mixer), "full_attention": _ATTENTION}
-    usual = [_ATTENTION if (layer + 1) % every == 0 else Block(mixer=mixer) for layer in range(layers)]
+    usual = [
+        _ATTENTION if (layer + 1) % every == 0 else Block(mixer=mixer) for layer in range(layers)
+    ]
     return each_layer(config, "layer_types", meanings, layers=layers) or usual
 
 
@@ -58,25 +66,43 @@ _NEMOTRON_H: dict[str, Block] = {
 
 def _nemotron_h(config: Config) -> dict[str, Any]:
     refuse(config, "use_bias", unless=False, why=_MAMBA_BIAS["mamba_proj_bias"][1])
-    key = next((key for key in ("layers_block_type", "hybrid_override_pattern") if key in config), None)
+    key = next(
+        (key for key in ("layers_block_type", "hybrid_override_pattern") if key in config), None
+    )
     if key is None or not isinstance(config[key], list | str):
-        raise InputError("layers_block_type must say what each layer is", field="model.layers_block_type")
+        raise InputError(
+            "layers_block_type must say what each layer is", field="model.layers_block_type"
+        )
     layers = len(config[key])
     blocks = each_layer(config, key, _NEMOTRON_H, layers=layers) or []
     _check_prediction(config, blocks)
     fields = {"num_hidden_layers": layers, **as_fields(blocks)}
     if _NEMOTRON_H["E"] not in blocks:  # the class names experts that no layer has
-        fields |= {"num_experts": None, "num_experts_per_tok": None, "n_group": None, "topk_group": None}
+        fields |= {
+            "num_experts": None,
+            "num_experts_per_tok": None,
+            "n_group": None,
+            "topk_group": None,
+        }
         return fields | {"num_shared_experts": 0, "moe_latent_size": None}
-    refuse(config, "mlp_bias", unless=False, why="biases of latent and shared experts are not modelled")
+    refuse(
+        config, "mlp_bias", unless=False, why="biases of latent and shared experts are not modelled"
+    )
     return fields
 
 
 def _check_prediction(config: Config, blocks: list[Block]) -> None:
-    """Raise UnsupportedError where a layer of multi-token prediction is not as `ModelSpec.mtp_kinds` takes it: one with
-    attention and the last feed-forward.
+    """Raise UnsupportedError where a layer of multi-token prediction is not as
+    `ModelSpec.mtp_kinds` takes it: one with attention and the last feed-forward.
     """
-    key = next((key for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern") if config.get(key)), None)
+    key = next(
+        (
+            key
+            for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+            if config.get(key)
+        ),
+        None,
+    )
     depths = whole(config, "num_nextn_predict_layers", 0)
     if key is None or not depths or not isinstance(config[key], list | str):
         return
@@ -84,12 +110,17 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
     with_attention = [block for block in blocks if block.mixer == "attention"]
     usual = with_attention[-1:] + [block for block in blocks if block.feed_forward != "none"][-1:]
     if written not in (usual, usual * depths):
-        why = "multi-token prediction is modelled as one layer of attention and one like the last feed-forward"
+        why = (
+            "multi-token prediction is modelled as one layer of attention and one like the last "
+            "feed-forward"
+        )
         raise UnsupportedError(f"{key} {str(config[key])[:80]}: {why}", field=f"model.{key}")
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:
-    """GLM-5 and DeepSeek-V3.2: an indexer in each layer, or in every few, whose choice the layers behind it share."""
+    """GLM-5 and DeepSeek-V3.2: an indexer in each layer, or in every few, whose choice the layers
+    behind it share.
+    """
     layers = layer_count(config)
     own, shared = Block(), Block(shares_index=True)
     meanings = {"full": own, "shared": shared, "F": own, "S": shared}
@@ -97,7 +128,10 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
     for key in ("indexer_types", "index_topk_pattern"):
         blocks = blocks or each_layer(config, key, meanings, layers=layers)
     if blocks is None:
-        every, offset = max(whole(config, "index_topk_freq", 1), 1), whole(config, "index_skip_topk_offset", 2)
+        every, offset = (
+            max(whole(config, "index_topk_freq", 1), 1),
+            whole(config, "index_skip_topk_offset", 2),
+        )
         blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
     return as_fields(feeding(blocks, dense_layers(config, layers=layers)))
 
@@ -109,8 +143,18 @@ def _gemma4(config: Config) -> dict[str, Any]:
     ):
         if whole(config, key, 0):
             raise UnsupportedError(f"{key} {config[key]}: {why}", field=f"model.{key}")
-    refuse(config, "use_double_wide_mlp", unless=False, why="MLPs wider than the others are not modelled")
-    refuse(config, "use_bidirectional_attention", unless="vision", why="attention to later tokens is not modelled")
+    refuse(
+        config,
+        "use_double_wide_mlp",
+        unless=False,
+        why="MLPs wider than the others are not modelled",
+    )
+    refuse(
+        config,
+        "use_bidirectional_attention",
+        unless="vision",
+        why="attention to later tokens is not modelled",
+    )
     layers, own = layer_count(config), _own_sizes(config)
     keys = bool(config.get("attention_k_eq_v"))
     head = {"head_dim": config.get("global_head_dim", 512)}
@@ -122,14 +166,26 @@ def _gemma4(config: Config) -> dict[str, Any]:
         _WINDOW if narrow else Block(values_are_keys=keys or None, **own.get(layer, head))
         for layer, narrow in enumerate(windowed)
     ]
-    fields: dict[str, Any] = {"norms_per_layer": 4, **_windows(config, blocks, 512), **as_fields(blocks)}
+    fields: dict[str, Any] = {
+        "norms_per_layer": 4,
+        **_windows(config, blocks, 512),
+        **as_fields(blocks),
+    }
     if not config.get("enable_moe_block"):
-        return fields | {"num_experts": None, "num_experts_per_tok": None, "moe_intermediate_size": None}
-    # A dense MLP beside the experts, with norms of its own; the router's norm is the eighth, and each expert has a scale.
+        return fields | {
+            "num_experts": None,
+            "num_experts_per_tok": None,
+            "moe_intermediate_size": None,
+        }
+    # A dense MLP beside the experts, with norms of its own; the router's norm is the eighth, and
+    # each expert has a scale.
     width = config.get("intermediate_size")
     return fields | {
-        "norms_per_layer": 8, "router_bias": True, "num_shared_experts": 1, "shared_expert_intermediate_size": width,
-    }  # fmt: skip
+        "norms_per_layer": 8,
+        "router_bias": True,
+        "num_shared_experts": 1,
+        "shared_expert_intermediate_size": width,
+    }
 
 
 def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
@@ -137,9 +193,14 @@ def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
     written = config.get("per_layer_config") or {}
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
     try:
-        return {int(layer): {name: sizes[name] for name in names if name in sizes} for layer, sizes in written.items()}
+        return {
+            int(layer): {name: sizes[name] for name in names if name in sizes}
+            for layer, sizes in written.items()
+        }
     except (AttributeError, OverflowError, TypeError, ValueError):
-        raise InputError("per_layer_config must be sizes by layer", field="model.per_layer_config") from None
+        raise InputError(
+            "per_layer_config must be sizes by layer", field="model.per_layer_config"
+        ) from None
 
 
 def _kimi_linear(config: Config) -> dict[str, Any]:
@@ -147,14 +208,21 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     if not isinstance(linear, dict):
         raise InputError("linear_attn_config must be a mapping", field="model.linear_attn_config")
     delta = Block(mixer="kimi_delta")
-    blocks = each_layer(config, "layer_types", {"linear_attention": delta, "full_attention": _ATTENTION}, layers=layers)
+    blocks = each_layer(
+        config,
+        "layer_types",
+        {"linear_attention": delta, "full_attention": _ATTENTION},
+        layers=layers,
+    )
     if blocks is None:
         full = numbered(linear, "full_attn_layers")  # the first layer is 1
         blocks = [_ATTENTION if layer + 1 in full else delta for layer in range(layers)]
     heads = {
         "linear_num_key_heads": linear.get("num_heads", config.get("linear_num_heads", 32)),
         "linear_key_head_dim": linear.get("head_dim", config.get("linear_head_dim", 128)),
-        "linear_conv_kernel_dim": linear.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        "linear_conv_kernel_dim": linear.get(
+            "short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)
+        ),
         "linear_full_rank_gate": linear.get("use_full_rank_gate", False),
     }
     # Residuals over blocks of layers (Kimi K3): a norm and a vector before attention and MLP each.
@@ -167,20 +235,32 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
     """Attention over blocks of keys that an indexer chooses."""
     layers, sparse = layer_count(config), config.get("sparse_attention_config") or {}
     if not isinstance(sparse, dict):
-        raise InputError("sparse_attention_config must be a mapping", field="model.sparse_attention_config")
+        raise InputError(
+            "sparse_attention_config must be a mapping", field="model.sparse_attention_config"
+        )
     sizes = {ours: config.get(ours, sparse.get(theirs)) for ours, theirs in _M3_INDEXER.items()}
     everywhere = Block(indexed=False)
     kinds = {"full_attention": everywhere, "minimax_m3_sparse": Block()}
     blocks = each_layer(config, "layer_types", kinds, layers=layers)
-    blocks = blocks or each_layer(sparse, "sparse_attention_freq", {0: everywhere, 1: Block()}, layers=layers)
+    blocks = blocks or each_layer(
+        sparse, "sparse_attention_freq", {0: everywhere, 1: Block()}, layers=layers
+    )
     blocks = blocks or [everywhere] * layers
-    valued = each_layer(sparse, "sparse_disable_index_value", {0: True, 1: False}, layers=layers) or [False] * layers
+    valued = (
+        each_layer(sparse, "sparse_disable_index_value", {0: True, 1: False}, layers=layers)
+        or [False] * layers
+    )
     if any(block == Block() and value for block, value in zip(blocks, valued, strict=True)):
         why = "indexers that have values are not modelled"
-        raise UnsupportedError(f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value")
+        raise UnsupportedError(
+            f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value"
+        )
     fields = as_fields(feeding(blocks, dense_layers(config, layers=layers)))
     width = config.get("moe_intermediate_size", config.get("intermediate_size"))
-    fields |= {"moe_intermediate_size": width, "intermediate_size": config.get("dense_intermediate_size", 12288)}
+    fields |= {
+        "moe_intermediate_size": width,
+        "intermediate_size": config.get("dense_intermediate_size", 12288),
+    }
     if Block() in [replace(block, feed_forward=None) for block in blocks]:
         heads, head = sizes["index_n_heads"], sizes["index_head_dim"]
         chosen = whole(sizes, "index_topk_blocks", 16) * whole(sizes, "index_block_size", 128)
@@ -189,9 +269,11 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
 
 
 _M3_INDEXER = {
-    "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
-    "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
-}  # fmt: skip
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+}
 
 
 def _mimo_v2(config: Config) -> dict[str, Any]:
@@ -219,17 +301,29 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
 
 def _windows(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
     """The width of windows, if any layer has one."""
-    return {"sliding_window": config.get("sliding_window", usual)} if any(block.windowed for block in blocks) else {}
+    return (
+        {"sliding_window": config.get("sliding_window", usual)}
+        if any(block.windowed for block in blocks)
+        else {}
+    )
 
 
 def _step(config: Config) -> dict[str, Any]:
     layers = layer_count(config)
     windowed = each_layer(config, "layer_types", _WINDOWS, layers=layers) or [False] * layers
     other = config.get("attention_other_setting") or {}
-    heads = config.get("num_sliding_attention_heads", other.get("num_attention_heads") if isinstance(other, dict) else None)
+    heads = config.get(
+        "num_sliding_attention_heads",
+        other.get("num_attention_heads") if isinstance(other, dict) else None,
+    )
     usual = whole(config, "num_attention_heads", 64)
     narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
-    lists = {"mlp_layer_types", "moe_layer_freq", "moe_layers_enum", "first_k_dense_replace"} & config.keys()
+    lists = {
+        "mlp_layer_types",
+        "moe_layer_freq",
+        "moe_layers_enum",
+        "first_k_dense_replace",
+    } & config.keys()
     dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
     blocks = feeding([narrow if each else _ATTENTION for each in windowed], dense)
     return _windows(config, blocks, 512) | as_fields(blocks)
@@ -238,31 +332,53 @@ def _step(config: Config) -> dict[str, Any]:
 def _nemotron_nas(config: Config) -> dict[str, Any]:
     layers, blocks = layer_count(config), config.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) < layers:
-        raise InputError(f"block_configs must describe each of {layers} layers", field="model.block_configs")
+        raise InputError(
+            f"block_configs must describe each of {layers} layers", field="model.block_configs"
+        )
     try:
-        return as_fields([_searched(block["attention"], block["ffn"], config) for block in blocks[:layers]])
+        return as_fields(
+            [_searched(block["attention"], block["ffn"], config) for block in blocks[:layers]]
+        )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        raise InputError("block_configs must hold attention and ffn of each layer", field="model.block_configs") from None
+        raise InputError(
+            "block_configs must hold attention and ffn of each layer", field="model.block_configs"
+        ) from None
 
 
 _OTHER_BLOCKS = (
-    "replace_with_linear", "sparsify", "window_length", "num_sink_tokens", "unshifted_sink", "moe", "mamba", "llama4",
-)  # fmt: skip
+    "replace_with_linear",
+    "sparsify",
+    "window_length",
+    "num_sink_tokens",
+    "unshifted_sink",
+    "moe",
+    "mamba",
+    "llama4",
+)
 """Keys of layers that are neither attention nor a dense MLP of another size."""
 
 
 def _searched(attention: Config, mlp: Config, config: Config) -> Block:
-    """A layer that a search over architectures left (DeciLM): without attention, or with an MLP of its own width."""
+    """A layer that a search over architectures left (DeciLM): without attention, or with an MLP of
+    its own width.
+    """
     for part in (attention, mlp):
         for key in _OTHER_BLOCKS:
             if part.get(key):
-                raise UnsupportedError(f"block_configs {key}: such layers are not modelled", field="model.block_configs")
+                raise UnsupportedError(
+                    f"block_configs {key}: such layers are not modelled",
+                    field="model.block_configs",
+                )
     none: FeedForward = "none"
     if mlp.get("no_op"):
         ffn: dict[str, Any] = {"feed_forward": none}
     else:
         written = mlp.get("intermediate_size")
-        ffn = {"intermediate_size": _width(mlp["ffn_mult"], config) if written is None else whole(mlp, "intermediate_size")}
+        ffn = {
+            "intermediate_size": _width(mlp["ffn_mult"], config)
+            if written is None
+            else whole(mlp, "intermediate_size")
+        }
     if attention.get("no_op"):
         return Block(mixer="none", **ffn)
     if attention.get("num_key_value_heads") is not None:
@@ -272,15 +388,23 @@ def _searched(attention: Config, mlp: Config, config: Config) -> Block:
 
 
 def _width(multiple: float, config: Config) -> int:
-    """Two thirds of the multiple of hidden_size, as Llama has it, up to the next multiple of 256."""
+    """Two thirds of the multiple of hidden_size, as Llama has it, up to the next multiple of
+    256.
+    """
     return math.ceil(int(2 * multiple * whole(config, "hidden_size") / 3) / 256) * 256
 
 
-_DELTA = "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
+_DELTA = (
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+    "linear_conv_kernel_dim"
+)
 _QWEN3_5 = PLAIN.but(
     keys={**same(_DELTA), "num_nextn_predict_layers": "mtp_num_hidden_layers"},
     defaults={
-        "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
     },
     fixed={"query_key_norm": "head", "attention_output_gate": "channel"},
@@ -290,15 +414,21 @@ _QWEN3_5 = PLAIN.but(
     },
     derive=_qwen3_5,
     says_layers=True,
-)  # fmt: skip
+)
 _QWEN3_NEXT = _QWEN3_5.but(
     keys={**LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size")},
-    defaults={"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-              "shared_expert_intermediate_size": 512},
+    defaults={
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
     fixed={"num_shared_experts": 1, "shared_expert_gate": True},
     derive=_qwen3_next,
-)  # fmt: skip
-_INDEXED = DEEPSEEK.but(keys=same("index_topk index_n_heads index_head_dim"), derive=_sparse_attention, says_layers=True)
+)
+_INDEXED = DEEPSEEK.but(
+    keys=same("index_topk index_n_heads index_head_dim"), derive=_sparse_attention, says_layers=True
+)
 _MIMO_V2 = LLAMA.but(
     keys={**ROUTED, **same("v_head_dim num_nextn_predict_layers"), "first_k_dense_replace": ""},
     defaults={"head_dim": 192, "v_head_dim": 128},
@@ -315,26 +445,39 @@ _STEP = PLAIN.but(
         "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers",
         **same("moe_intermediate_size"),
     },
-    defaults={"num_experts": 288, "num_experts_per_tok": 8, "head_dim": 128, "moe_intermediate_size": 1280,
-              "shared_expert_intermediate_size": 1280},
+    defaults={
+        "num_experts": 288,
+        "num_experts_per_tok": 8,
+        "head_dim": 128,
+        "moe_intermediate_size": 1280,
+        "shared_expert_intermediate_size": 1280,
+    },
     fixed={"query_key_norm": "head", "attention_output_gate": "head", "num_shared_experts": 1},
     required=_NO_BIAS,
     derive=_step,
     says_layers=True,
-)  # fmt: skip
+)
 _MINIMAX_M3 = PLAIN.but(
     keys={
         **LOCAL,
         "shared_expert_intermediate_size": "shared_intermediate_size",
         "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_modules",
     },
-    defaults={"shared_expert_intermediate_size": 3072, "num_experts": 128, "num_experts_per_tok": 4, "head_dim": 128},
+    defaults={
+        "shared_expert_intermediate_size": 3072,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "head_dim": 128,
+    },
     fixed={"query_key_norm": "head", "num_shared_experts": 1},
     derive=_minimax_m3,
     says_layers=True,
 )
 _GEMMA4 = GEMMA.but(
-    keys={**same("num_experts moe_intermediate_size attention_bias"), "num_experts_per_tok": "top_k_experts"},
+    keys={
+        **same("num_experts moe_intermediate_size attention_bias"),
+        "num_experts_per_tok": "top_k_experts",
+    },
     fixed={"query_key_norm": "head"},
     derive=_gemma4,
     says_layers=True,
@@ -352,10 +495,18 @@ FAMILIES: dict[str, Family] = {
             "mamba_n_groups": "n_groups mamba_n_groups",
             "mamba_conv_kernel": "conv_kernel mamba_d_conv",
             "mamba_conv_bias": "use_conv_bias mamba_conv_bias",
-            **same("ssm_state_size mamba_num_heads mamba_head_dim moe_latent_size num_nextn_predict_layers"),
+            **same(
+                "ssm_state_size mamba_num_heads mamba_head_dim moe_latent_size "
+                "num_nextn_predict_layers"
+            ),
             **same("mlp_bias"),
         },
-        fixed={"normalization": "rmsnorm", "gated_mlp": False, "position_embedding": "none", "attention_bias": False},
+        fixed={
+            "normalization": "rmsnorm",
+            "gated_mlp": False,
+            "position_embedding": "none",
+            "attention_bias": False,
+        },
         defaults={**UNTIED, "mlp_bias": False, "head_dim": 128, "mamba_n_groups": 8},
         required=_MAMBA_BIAS,
         derive=_nemotron_h,

@@ -13,20 +13,24 @@ _BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 
 
 def weight_precision(config: Mapping[str, Any]) -> str:
-    """Return the precision of the weights that a config.json describes: bf16 unless it names a quantization.
+    """Return the precision of the weights that a config.json describes: bf16 unless it names a
+    quantization.
 
     Raises UnsupportedError for a quantization that is not known here.
     """
     wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
-    stored = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    stored = next(
+        (part["quantization_config"] for part in parts if part.get("quantization_config")), None
+    )
     if stored is None:
         return "bf16"
     precision = _precision(stored) if isinstance(stored, Mapping) else None
     if precision is None:
         method = str(stored.get("quant_method") if isinstance(stored, Mapping) else stored)[:80]
         raise UnsupportedError(
-            f"the precision of the weights is not known from quantization_config (quant_method {method}); "
+            "the precision of the weights is not known from quantization_config (quant_method "
+            f"{method}); "
             "set inference.precision",
             field="inference.precision",
         )

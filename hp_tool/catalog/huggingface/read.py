@@ -1,4 +1,6 @@
-"""Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and fixes things."""
+"""Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and
+fixes things.
+"""
 
 from collections.abc import Mapping
 
@@ -11,10 +13,15 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
 
 FAMILIES: dict[str, Family] = {
-    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **state_spaces.FAMILIES, **encoders.FAMILIES,
-}  # fmt: skip
+    **decoders.FAMILIES,
+    **experts.FAMILIES,
+    **hybrids.FAMILIES,
+    **state_spaces.FAMILIES,
+    **encoders.FAMILIES,
+}
 _SAME = same(
-    "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size "
+    "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim "
+    "intermediate_size vocab_size "
     "max_position_embeddings tie_word_embeddings"
 )
 
@@ -27,8 +34,8 @@ def is_config(mapping: Config) -> bool:
 def read_config(config: Config) -> ModelSpec:
     """The model that a config.json describes.
 
-    UnsupportedError names a model_type or layout that cannot be read, with the reason or the known types; InputError names a
-    value that is missing or of the wrong type.
+    UnsupportedError names a model_type or layout that cannot be read, with the reason or the known
+    types; InputError names a value that is missing or of the wrong type.
     """
     config, left_out, beside = _language_model(config)
     model_type = _model_type(config)
@@ -37,14 +44,25 @@ def read_config(config: Config) -> ModelSpec:
     for key, (value, why) in family.required.items():
         refuse(written, key, unless=value, why=why)
     names = {**_SAME, **family.keys}
-    fields = {ours: written[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in written}
-    name = written.get("name") or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
+    fields = {
+        ours: written[key]
+        for ours, theirs in names.items()
+        for key in reversed(theirs.split())
+        if key in written
+    }
+    name = (
+        written.get("name")
+        or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1]
+        or model_type
+    )
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
     if "gemma3" not in model_type:  # whose max_position_embeddings are those after scaling
         known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
     if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
-        windows = sliding_window(written, layers=layers, full_attention_every=family.full_attention_every)
+        windows = sliding_window(
+            written, layers=layers, full_attention_every=family.full_attention_every
+        )
         known = windows | known
     if left_out:
         known["left_out"] = left_out
@@ -55,20 +73,29 @@ def read_config(config: Config) -> ModelSpec:
 
 
 _SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
-"""Types of RoPE scaling beside which max_position_embeddings holds the positions after scaling, or that scale nothing."""
+"""Types of RoPE scaling beside which max_position_embeddings holds the positions after scaling, or
+that scale nothing.
+"""
 
 
 def _scaled_positions(config: Config, positions: object) -> dict[str, int]:
-    """Return max_position_embeddings with the file's RoPE scaling, as vLLM derives the longest request (vllm/config/model.py):
-    YaRN scales original_max_position_embeddings, other types the file's own.
+    """Return max_position_embeddings with the file's RoPE scaling, as vLLM derives the longest
+    request (vllm/config/model.py): YaRN scales original_max_position_embeddings, other types the
+    file's own.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     if kind is None or kind in _SCALED_ALREADY:
         return {}
-    original = scaling.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    original = (
+        scaling.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    )
     factor = scaling.get("factor", 1.0)
-    if not isinstance(original, int) or not isinstance(factor, int | float) or not 1.0 <= factor <= 1e6:
+    if (
+        not isinstance(original, int)
+        or not isinstance(factor, int | float)
+        or not 1.0 <= factor <= 1e6
+    ):
         return {}
     return {"max_position_embeddings": int(original * factor)}
 
@@ -77,22 +104,30 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
-    """The language model's part of a file that wraps one, what else the file holds in words, and its towers; of others itself,
-    and what stands beside it.
+    """The language model's part of a file that wraps one, what else the file holds in words, and
+    its towers; of others itself, and what stands beside it.
     """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        beside = towers({name: config[name] for name in ("vision_config", "audio_config") if name in config})
+        beside = towers(
+            {name: config[name] for name in ("vision_config", "audio_config") if name in config}
+        )
         return config, ", ".join(described(*each) for each in beside.items()), beside
     inner = dict(config[key])
-    for shared in ("name", "_name_or_path", "tie_word_embeddings"):  # where the class of the whole reads them
+    for shared in (
+        "name",
+        "_name_or_path",
+        "tie_word_embeddings",
+    ):  # where the class of the whole reads them
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
     if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:
         inner["model_type"] = named
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    beside = towers({name: tower for name, tower in config.items() if name != key and name.endswith("_config")})
+    beside = towers(
+        {name: tower for name, tower in config.items() if name != key and name.endswith("_config")}
+    )
     rest = f"all else of {config.get('model_type') or 'the file'} but its {key}"
     return inner, ", ".join((*(described(*each) for each in beside.items()), rest)), beside
 
@@ -104,9 +139,14 @@ def _model_type(config: Config) -> str:
         first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         stem = first.split("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower()
         types = (*FAMILIES, *REFUSED)
-        model_type = next((known for known in types if known.replace("_", "").replace("-", "") == stem), first)
+        model_type = next(
+            (known for known in types if known.replace("_", "").replace("-", "") == stem), first
+        )
     if model_type in REFUSED:
-        raise UnsupportedError(f"model_type {model_type!r} cannot be read: {REFUSED[model_type]}", field="model.model_type")
+        raise UnsupportedError(
+            f"model_type {model_type!r} cannot be read: {REFUSED[model_type]}",
+            field="model.model_type",
+        )
     if model_type not in FAMILIES:
         raise UnsupportedError(
             f"model_type {model_type!r} cannot be read{nearest(str(model_type), FAMILIES)}; "

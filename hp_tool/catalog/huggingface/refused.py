@@ -3,8 +3,12 @@
 _RECURRENT = "its layers are recurrent or convolutional in a way that is not modelled"
 _LIGHTNING = "its layers are of lightning attention, which is not modelled"
 _SIDE_BY_SIDE = "attention and a state space stand side by side in a layer"
-_COMPRESSED = "its attention sees keys that are compressed, and its layers are joined by hyper-connections"
-_TOWERS = "it joins a language model with vision or audio towers, and the file has no text_config to read"
+_COMPRESSED = (
+    "its attention sees keys that are compressed, and its layers are joined by hyper-connections"
+)
+_TOWERS = (
+    "it joins a language model with vision or audio towers, and the file has no text_config to read"
+)
 _CROSS = "layers of cross-attention to images stand between its own, or inputs by layer"
 _SPARSE = "its attention sees blocks, buckets or random keys"
 _POSITIONS = "its relative positions have matrices of their own in attention"
@@ -23,8 +27,10 @@ REFUSED: dict[str, str] = {
         _SIDE_BY_SIDE: "falcon_h1",
         _COMPRESSED: "deepseek_v4 deepseek_ref glm5_next_text",
         _CROSS: "mllama_text_model gemma3n_text",
-        _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl qwen2_5_vl qwen3_vl "
-        "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip vit git fuyu moshi musicgen",
+        _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl "
+        "qwen2_5_vl qwen3_vl "
+        "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip "
+        "vit git fuyu moshi musicgen",
         _SPARSE: "longformer led big_bird bigbird_pegasus longt5 reformer nystromformer yoso mra",
         _POSITIONS: "deberta deberta-v2 xlnet mpnet funnel roformer esm",
         _EXPERTS: "switch_transformers nllb-moe jetmoe",

@@ -11,17 +11,29 @@ from hp_tool.catalog.huggingface.layers import as_fields, each_layer, layer_coun
 from hp_tool.domain.blocks import Block
 
 _BIAS = "biases of a state space's projections are not modelled"
-_ALONE = {"gated_mlp": False, "normalization": "rmsnorm", "position_embedding": "none", "feed_forward": "none",
-          "num_attention_heads": 1}  # fmt: skip
+_ALONE = {
+    "gated_mlp": False,
+    "normalization": "rmsnorm",
+    "position_embedding": "none",
+    "feed_forward": "none",
+    "num_attention_heads": 1,
+}
 """Layers without attention, whose heads say nothing."""
 _ALONE_KEYS = {
-    "ssm_state_size": "state_size", "mamba_conv_kernel": "conv_kernel", "mamba_conv_bias": "use_conv_bias", "head_dim": "",
-    "intermediate_size": "", "max_position_embeddings": "", "num_key_value_heads": "",
-}  # fmt: skip
+    "ssm_state_size": "state_size",
+    "mamba_conv_kernel": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "head_dim": "",
+    "intermediate_size": "",
+    "max_position_embeddings": "",
+    "num_key_value_heads": "",
+}
 _BESIDE_KEYS = {
-    "mamba_num_heads": "mamba_n_heads", "ssm_state_size": "mamba_d_state", "mamba_conv_kernel": "mamba_d_conv",
+    "mamba_num_heads": "mamba_n_heads",
+    "ssm_state_size": "mamba_d_state",
+    "mamba_conv_kernel": "mamba_d_conv",
     **same("mamba_n_groups mamba_conv_bias"),
-}  # fmt: skip
+}
 _REQUIRED = {"mamba_proj_bias": (False, _BIAS)}
 
 
@@ -31,7 +43,11 @@ def _inner(config: Config, *, expand: str) -> int:
 
 def _steps(config: Config, key: str) -> int:
     """The rank of the time steps; auto: a sixteenth of the width."""
-    return whole(config, key) if config.get(key, "auto") != "auto" else math.ceil(whole(config, "hidden_size") / 16)
+    return (
+        whole(config, key)
+        if config.get(key, "auto") != "auto"
+        else math.ceil(whole(config, "hidden_size") / 16)
+    )
 
 
 def _mamba(config: Config) -> dict[str, Any]:
@@ -40,7 +56,10 @@ def _mamba(config: Config) -> dict[str, Any]:
 
 
 def _mamba2(config: Config) -> dict[str, Any]:
-    return {"mamba_num_heads": config.get("num_heads", 128), "mamba_head_dim": config.get("head_dim", 64)}
+    return {
+        "mamba_num_heads": config.get("num_heads", 128),
+        "mamba_head_dim": config.get("head_dim", 64),
+    }
 
 
 def _head(config: Config) -> dict[str, Any]:
@@ -52,18 +71,28 @@ def _head(config: Config) -> dict[str, Any]:
 
 def _bamba(config: Config) -> dict[str, Any]:
     layers, full = layer_count(config), numbered(config, "attn_layer_indices")
-    return _head(config) | as_fields([Block() if layer in full else Block(mixer="mamba2") for layer in range(layers)])
+    return _head(config) | as_fields(
+        [Block() if layer in full else Block(mixer="mamba2") for layer in range(layers)]
+    )
 
 
 def _granite(config: Config) -> dict[str, Any]:
     layers = layer_count(config)
     state = Block(mixer="mamba2")
-    meanings = {"mamba": state, "linear_attention": state, "attention": Block(), "full_attention": Block()}
+    meanings = {
+        "mamba": state,
+        "linear_attention": state,
+        "attention": Block(),
+        "full_attention": Block(),
+    }
     blocks = each_layer(config, "layer_types", meanings, layers=layers) or [state] * layers
     fields = _head(config) | as_fields(blocks)
     width = config.get("shared_intermediate_size", 1024)
     if whole(config, "num_local_experts", 8):
-        return fields | {"num_shared_experts": 1 if width else 0, "shared_expert_intermediate_size": width or None}
+        return fields | {
+            "num_shared_experts": 1 if width else 0,
+            "shared_expert_intermediate_size": width or None,
+        }
     return fields | {"intermediate_size": width, "num_experts": None, "num_experts_per_tok": None}
 
 
@@ -72,14 +101,24 @@ def _jamba(config: Config) -> dict[str, Any]:
 
     def every(kind: str, period: int, offset: int) -> set[int]:
         period = max(whole(config, f"{kind}_layer_period", period), 1)
-        return {layer for layer in range(layers) if layer % period == whole(config, f"{kind}_layer_offset", offset)}
+        return {
+            layer
+            for layer in range(layers)
+            if layer % period == whole(config, f"{kind}_layer_offset", offset)
+        }
 
     full, sparse = every("attn", 8, 4), every("expert", 2, 1) if experts > 1 else set()
     blocks = [
-        Block(mixer="attention" if layer in full else "mamba", feed_forward=None if layer in sparse or experts < 2 else "dense")
+        Block(
+            mixer="attention" if layer in full else "mamba",
+            feed_forward=None if layer in sparse or experts < 2 else "dense",
+        )
         for layer in range(layers)
     ]
-    sizes = {"mamba_inner_size": _inner(config, expand="mamba_expand"), "mamba_dt_rank": _steps(config, "mamba_dt_rank")}
+    sizes = {
+        "mamba_inner_size": _inner(config, expand="mamba_expand"),
+        "mamba_dt_rank": _steps(config, "mamba_dt_rank"),
+    }
     alone = {"num_experts": None, "num_experts_per_tok": None} if experts < 2 else {}
     return sizes | alone | as_fields(blocks)
 
@@ -90,34 +129,61 @@ def _olmo_hybrid(config: Config) -> dict[str, Any]:
 
 FAMILIES: dict[str, Family] = {
     "mamba": Family(
-        keys=_ALONE_KEYS, fixed={**_ALONE, "mixer": "mamba"}, defaults={**TIED, "ssm_state_size": 16},
-        required={"use_bias": (False, _BIAS)}, derive=_mamba,
+        keys=_ALONE_KEYS,
+        fixed={**_ALONE, "mixer": "mamba"},
+        defaults={**TIED, "ssm_state_size": 16},
+        required={"use_bias": (False, _BIAS)},
+        derive=_mamba,
     ),
     "falcon_mamba": Family(
-        keys=_ALONE_KEYS, fixed={**_ALONE, "mixer": "mamba"}, defaults={**TIED, "ssm_state_size": 16},
-        required={"use_bias": (False, _BIAS)}, derive=_mamba,
+        keys=_ALONE_KEYS,
+        fixed={**_ALONE, "mixer": "mamba"},
+        defaults={**TIED, "ssm_state_size": 16},
+        required={"use_bias": (False, _BIAS)},
+        derive=_mamba,
     ),
     "mamba2": Family(
-        keys={**_ALONE_KEYS, "mamba_n_groups": "n_groups"}, fixed={**_ALONE, "mixer": "mamba2"},
-        defaults={**UNTIED, "ssm_state_size": 128, "mamba_n_groups": 8}, required={"use_bias": (False, _BIAS)}, derive=_mamba2,
+        keys={**_ALONE_KEYS, "mamba_n_groups": "n_groups"},
+        fixed={**_ALONE, "mixer": "mamba2"},
+        defaults={**UNTIED, "ssm_state_size": 128, "mamba_n_groups": 8},
+        required={"use_bias": (False, _BIAS)},
+        derive=_mamba2,
     ),
     "bamba": LLAMA.but(
-        keys=_BESIDE_KEYS, defaults={"mamba_num_heads": 128, "ssm_state_size": 256}, required=_REQUIRED, derive=_bamba,
+        keys=_BESIDE_KEYS,
+        defaults={"mamba_num_heads": 128, "ssm_state_size": 256},
+        required=_REQUIRED,
+        derive=_bamba,
         says_layers=True,
     ),
     "granitemoehybrid": LLAMA.but(
-        keys={**LOCAL, **_BESIDE_KEYS}, fixed={"mlp_bias": False}, defaults={"mamba_num_heads": 128, "ssm_state_size": 256},
-        required=_REQUIRED, derive=_granite, says_layers=True,
+        keys={**LOCAL, **_BESIDE_KEYS},
+        fixed={"mlp_bias": False},
+        defaults={"mamba_num_heads": 128, "ssm_state_size": 256},
+        required=_REQUIRED,
+        derive=_granite,
+        says_layers=True,
     ),
     "jamba": PLAIN.but(
-        keys={**LOCAL, "ssm_state_size": "mamba_d_state", "mamba_conv_kernel": "mamba_d_conv", **same("mamba_conv_bias")},
-        defaults={"ssm_state_size": 16}, fixed={"mamba_norms": True, "position_embedding": "none"}, required=_REQUIRED,
-        derive=_jamba, says_layers=True,
+        keys={
+            **LOCAL,
+            "ssm_state_size": "mamba_d_state",
+            "mamba_conv_kernel": "mamba_d_conv",
+            **same("mamba_conv_bias"),
+        },
+        defaults={"ssm_state_size": 16},
+        fixed={"mamba_norms": True, "position_embedding": "none"},
+        required=_REQUIRED,
+        derive=_jamba,
+        says_layers=True,
     ),
     "olmo_hybrid": LLAMA.but(
         keys=same(
-            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
+            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+            "linear_conv_kernel_dim"
         ),
-        fixed={"query_key_norm": "all_heads", "mlp_bias": False}, derive=_olmo_hybrid, says_layers=True,
+        fixed={"query_key_norm": "all_heads", "mlp_bias": False},
+        derive=_olmo_hybrid,
+        says_layers=True,
     ),
-}  # fmt: skip
+}

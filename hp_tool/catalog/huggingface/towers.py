@@ -1,4 +1,6 @@
-"""Vision and audio towers beside a language model: how many weights they have, from their part of a config.json."""
+"""Vision and audio towers beside a language model: how many weights they have, from their part of a
+config.json.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +13,18 @@ _INNER = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
 """Beginnings of types whose MLPs have three matrices; those of others have two."""
 _ONE_MATRIX = ("siglip", "gemma")
-"""Beginnings of types whose tokens one matrix takes to the language model's width; those of others two."""
+"""Beginnings of types whose tokens one matrix takes to the language model's width; those of others
+two.
+"""
 _MOST = 1 << 20
 
 
 def towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
     """Return the parts of a file that have layers, by their keys."""
     every = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
-    return {name: part for name, part in every.items() if _size(part, _DEPTH) and _size(part, _WIDTH)}
+    return {
+        name: part for name, part in every.items() if _size(part, _DEPTH) and _size(part, _WIDTH)
+    }
 
 
 def described(name: str, tower: Tower) -> str:
@@ -28,21 +34,28 @@ def described(name: str, tower: Tower) -> str:
 
 
 def parameters(tower: Tower, *, into: int) -> int:
-    """Return about how many weights a tower has, with its projection into a language model of width `into`.
+    """Return about how many weights a tower has, with its projection into a language model of width
+    `into`.
 
-    h is the width, f the MLP's, m patches become one token: L (4 h^2 + 2 h f), or 3 h f where MLPs are gated, patches,
-    positions, and for each projection (m h)^2 + m h `into`, or h `into` + `into`^2 where patches stay apart. Biases and norms
-    are left out.
+    h is the width, f the MLP's, m patches become one token: L (4 h^2 + 2 h f), or 3 h f where MLPs
+    are gated, patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` +
+    `into`^2 where patches stay apart. Biases and norms are left out.
     """
     kind, into = str(tower.get("model_type")), _size(tower, ("out_hidden_size",)) or into
     depth, width = _size(tower, _DEPTH), _size(tower, _WIDTH)
     inner = _size(tower, _INNER) or int(width * _ratio(tower))
-    if kind.startswith("glm4v"):  # which has the width of its tokens inside, and `intermediate_size` behind
+    if kind.startswith(
+        "glm4v"
+    ):  # which has the width of its tokens inside, and `intermediate_size` behind
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
     patch = 3 * _size(tower, ("patch_size",)) ** 2 * (_size(tower, ("temporal_patch_size",)) or 1)
     positions = _size(tower, ("num_position_embeddings", "position_embedding_size"))
-    return layers + width * (patch + positions) + _projections(tower, kind=kind, width=width, into=into)
+    return (
+        layers
+        + width * (patch + positions)
+        + _projections(tower, kind=kind, width=width, into=into)
+    )
 
 
 def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
@@ -54,13 +67,22 @@ def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
         return merged * into + into**2 + 3 * into * _size(tower, _INNER)
     if side > 1:
         several = tower.get("deepstack_visual_indexes")
-        return (1 + (len(several) if isinstance(several, list) else 0)) * (merged**2 + merged * into)
+        return (1 + (len(several) if isinstance(several, list) else 0)) * (
+            merged**2 + merged * into
+        )
     return width * into + (0 if kind.startswith(_ONE_MATRIX) else into**2)
 
 
 def _size(tower: Tower, names: tuple[str, ...]) -> int:
     """Return the first of these that is a size; 0 if none is."""
-    return next((value for name in names if isinstance(value := tower.get(name), int) and 0 < value <= _MOST), 0)
+    return next(
+        (
+            value
+            for name in names
+            if isinstance(value := tower.get(name), int) and 0 < value <= _MOST
+        ),
+        0,
+    )
 
 
 def _ratio(tower: Tower) -> float:

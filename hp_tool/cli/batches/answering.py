@@ -1,4 +1,6 @@
-"""Answers to a stream of queries, in order and in bounded memory: by this process, by several, or by a server."""
+"""Answers to a stream of queries, in order and in bounded memory: by this process, by several, or
+by a server.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from hp_tool.training.calibrated import Calibrations
 
 CHUNK_LINES = 64
-"""Queries answered at a time: enough to evaluate similar ones as one batch, few enough to be answered soon."""
+"""Queries answered at a time: enough to evaluate similar ones as one batch, few enough to be
+answered soon.
+"""
 CHUNKS_AHEAD = 4
 """Chunks in flight per process, which bounds how far reading runs ahead of writing."""
 
@@ -49,7 +53,9 @@ def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[st
     """Answers by `jobs` processes. Raises HpToolError if one of them dies."""
     # spawn: the progress bar has a thread, which a forked process would not survive
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_start, initargs=(task,))
+    pool = ProcessPoolExecutor(
+        max_workers=jobs, mp_context=context, initializer=_start, initargs=(task,)
+    )
     waiting: deque[Future[list[str]]] = deque()
     try:
         for chunk in _chunks(items, task):
@@ -59,14 +65,20 @@ def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[st
         while waiting:
             yield from waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise HpToolError(f"a process of the batch died ({error}); continue from the written answers with --resume") from None
+        raise HpToolError(
+            f"a process of the batch died ({error}); continue from the written answers with "
+            "--resume"
+        ) from None
     finally:
-        # wait, as the interpreter's exit would; but that may write to a pipe that the pool is closing
+        # wait, as the interpreter's exit would; but that may write to a pipe that the pool is
+        # closing
         pool.shutdown(cancel_futures=True)
 
 
 def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
-    """Answers by a server; lines that are no query are answered with their error here, in their place."""
+    """Answers by a server; lines that are no query are answered with their error here, in their
+    place.
+    """
     from hp_tool.answers import error_line
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -80,7 +92,9 @@ def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str
 
     with connect(server) as client:
         place = 0
-        for answer in client.batch(lines=sent(), task=task.name, top=task.top, calibration=task.calibration):
+        for answer in client.batch(
+            lines=sent(), task=task.name, top=task.top, calibration=task.calibration
+        ):
             while errors and errors[0][0] == place:
                 yield error_line(b"", errors.popleft()[1])
                 place += 1
@@ -90,8 +104,8 @@ def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str
 
 
 def _chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
-    """The queries in chunks; those for recommendations, which take longer, one by one. If reading fails, the queries before
-    are answered first.
+    """The queries in chunks; those for recommendations, which take longer, one by one. If reading
+    fails, the queries before are answered first.
     """
     size = CHUNK_LINES if task.name == "estimate" else 1
     chunk: list[Item] = []
@@ -113,7 +127,9 @@ _open = ExitStack()
 
 
 def _start(task: Task) -> None:
-    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and does not outlive the parent."""
+    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and does not
+    outlive the parent.
+    """
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -136,4 +152,6 @@ def _answers(items: list[Item], task: Task, calibrations: Calibrations | None) -
     from hp_tool.answers import answer_lines
     from hp_tool.queries import schema
 
-    return answer_lines(items, task=task.name, top=task.top, read=schema.parse_own_query, calibrations=calibrations)
+    return answer_lines(
+        items, task=task.name, top=task.top, read=schema.parse_own_query, calibrations=calibrations
+    )

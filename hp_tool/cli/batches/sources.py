@@ -1,4 +1,6 @@
-"""The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid, in bounded memory."""
+"""The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid,
+in bounded memory.
+"""
 
 import copy
 import csv
@@ -35,7 +37,9 @@ def items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Itera
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
-    """The lines of a CSV as text. A line that is too long ends the batch, because the row of the next one is unknown."""
+    """The lines of a CSV as text. A line that is too long ends the batch, because the row of the
+    next one is unknown.
+    """
     encoding = "utf-8-sig"  # spreadsheets write a byte order mark
     for line in _bounded(source):
         if isinstance(line, InputError):
@@ -56,7 +60,9 @@ def _bounded(source: BinaryIO) -> Iterator[Item]:
 
 
 def _documents(source: BinaryIO) -> Iterator[Item]:
-    """YAML documents as JSON lines. They are split at separators before parsing, so that an invalid one affects only itself."""
+    """YAML documents as JSON lines. They are split at separators before parsing, so that an invalid
+    one affects only itself.
+    """
     lines: list[bytes] = []
     size = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
@@ -84,15 +90,18 @@ def _document(lines: list[bytes], size: int) -> Iterator[Item]:
     except InputError as error:
         yield error
     except (TypeError, ValueError) as error:
-        yield InputError(f"the query has a value that JSON does not support: {error}", code="syntax")
+        yield InputError(
+            f"the query has a value that JSON does not support: {error}", code="syntax"
+        )
 
 
 def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
     """A JSON line for every combination of every row, the last column varying fastest.
 
-    An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces enclose one value, as in
-    `[1,2]` or `{granularity: full, method: block, num_layers: 4}`. The `id` of a line is that of its row (by default the
-    row's number) followed by the values that distinguish it within the row.
+    An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces
+    enclose one value, as in `[1,2]` or `{granularity: full, method: block, num_layers: 4}`. The
+    `id` of a line is that of its row (by default the row's number) followed by the values that
+    distinguish it within the row.
     """
     reader = csv.reader(lines, strict=True)
     try:
@@ -115,7 +124,9 @@ def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[byt
 
 
 def _paths(columns: Sequence[str]) -> list[str]:
-    """The dotted paths of the columns. Raises InputError for one that no query has, or that occurs twice."""
+    """The dotted paths of the columns. Raises InputError for one that no query has, or that occurs
+    twice.
+    """
     from hp_tool.domain.query import Query
 
     first = {*Query.__slots__}
@@ -123,22 +134,39 @@ def _paths(columns: Sequence[str]) -> list[str]:
     for column, path in zip(columns, paths, strict=True):
         if path.partition(".")[0] not in first:
             near = difflib.get_close_matches(column, [*COLUMNS, *first], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"use a query's dotted path or one of {', '.join(COLUMNS)}"
-            raise InputError(f"unknown column {column!r}; {hint}", field=column or None, code="unknown_key")
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"use a query's dotted path or one of {', '.join(COLUMNS)}"
+            )
+            raise InputError(
+                f"unknown column {column!r}; {hint}", field=column or None, code="unknown_key"
+            )
         if paths.count(path) > 1:
             raise InputError(f"{path} occurs in more than one column", field=column)
     return paths
 
 
 def _row(
-    number: int, cells: Sequence[str], *, columns: Sequence[str], paths: Sequence[str], base: Mapping[str, Any]
+    number: int,
+    cells: Sequence[str],
+    *,
+    columns: Sequence[str],
+    paths: Sequence[str],
+    base: Mapping[str, Any],
 ) -> Iterator[bytes | InputError]:
     from hp_tool.queries import schema
 
     try:
         if len(cells) != len(columns):
-            raise InputError(f"row {number} has {len(cells)} cells under {len(columns)} columns; quote a cell with commas")
-        axes = [_alternatives(cell, where=f"row {number}, {column}") for cell, column in zip(cells, columns, strict=True)]
+            raise InputError(
+                f"row {number} has {len(cells)} cells under {len(columns)} columns; quote a cell "
+                "with commas"
+            )
+        axes = [
+            _alternatives(cell, where=f"row {number}, {column}")
+            for cell, column in zip(cells, columns, strict=True)
+        ]
     except InputError as error:
         yield error
         return
@@ -151,10 +179,16 @@ def _row(
             schema.lay(query, {paths[index]: value for index, value in chosen.items()})
             query.setdefault("kind", "inference" if "inference" in query else "training")
             name = str(query.get("id") or number)
-            query["id"] = " ".join((name, *(f"{columns[index]}={_word(chosen[index])}" for index in varied)))
+            query["id"] = " ".join(
+                (name, *(f"{columns[index]}={_word(chosen[index])}" for index in varied))
+            )
             yield json.dumps(query, allow_nan=False).encode()
         except (InputError, TypeError, ValueError) as error:
-            yield error if isinstance(error, InputError) else InputError(f"row {number}: {error}", code="invalid_value")
+            yield (
+                error
+                if isinstance(error, InputError)
+                else InputError(f"row {number}: {error}", code="invalid_value")
+            )
 
 
 def _alternatives(cell: str, *, where: str) -> list[Any]:
@@ -163,7 +197,9 @@ def _alternatives(cell: str, *, where: str) -> list[Any]:
         return []
     values = read_yaml(f"[{cell}]", refusal=f"{where}: {cell[:80]!r} is not YAML", code="syntax")
     if not isinstance(values, list):
-        raise InputError(f"{where}: {cell[:80]!r} is not a value or a list of values", code="syntax")
+        raise InputError(
+            f"{where}: {cell[:80]!r} is not a value or a list of values", code="syntax"
+        )
     return values
 
 

@@ -1,1 +1,3 @@
-"""Sequences of unequal length: attention after packing, imbalance between replicas, and dynamic context parallelism."""
+"""Sequences of unequal length: attention after packing, imbalance between replicas, and dynamic
+context parallelism.
+"""

@@ -1,12 +1,16 @@
-"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its own sequences need.
+"""Dynamic context parallelism: each packed micro-batch takes as many ranks as its own sequences
+need.
 
-Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c tokens; a sequence goes to the
-smallest group of ranks that holds it; the data x context parallel ranks are divided anew for every micro-batch, and work rather
-than the number of micro-batches is balanced over them. Static context parallelism packs rows of s tokens and cuts every
-sequence of a row into c pieces, so that short ones travel round the ring with too little attention to hide behind.
+Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank holds at most s/c
+tokens; a sequence goes to the smallest group of ranks that holds it; the data x context parallel
+ranks are divided anew for every micro-batch, and work rather than the number of micro-batches is
+balanced over them. Static context parallelism packs rows of s tokens and cuts every sequence of a
+row into c pieces, so that short ones travel round the ring with too little attention to hide
+behind.
 
-Gains are upper bounds: gathering lengths, moving sequences between ranks and switching communicators cost nothing here.
-Megatron Core may also give a sequence more ranks than it needs; that is not modelled.
+Gains are upper bounds: gathering lengths, moving sequences between ranks and switching
+communicators cost nothing here. Megatron Core may also give a sequence more ranks than it needs;
+that is not modelled.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class ContextComparison:
 
     @property
     def gain(self) -> float:
-        """Speed-up from dynamic sizes alone: balanced static seconds over dynamic ones. Never below 1."""
+        """Speed-up from dynamic sizes alone: balanced static seconds over dynamic ones. Never below
+        1.
+        """
         return self.balanced_s / self.dynamic_s
 
     @property
@@ -73,21 +79,29 @@ class _MicroBatches:
     """On a stage between the pipeline's ends; decides how long the pipeline fills and drains."""
 
 
-def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthDistribution) -> ContextComparison:
-    """Mean seconds of the same sampled sequences with static and with dynamic context-parallel sizes.
+def compare_context_parallelism(
+    *, clock: MicroBatchClock, distribution: LengthDistribution
+) -> ContextComparison:
+    """Mean seconds of the same sampled sequences with static and with dynamic context-parallel
+    sizes.
 
-    A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c, c/2, c/4, ...; each step
-    takes the schedule with the best smallest size, or the static one if none is better. Raises InputError if micro_batch_size
-    is not 1 (a packed row is a micro-batch), replicas do not divide the rows, or there are too many sequences to schedule.
+    A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c,
+    c/2, c/4, ...; each step takes the schedule with the best smallest size, or the static one if
+    none is better. Raises InputError if micro_batch_size is not 1 (a packed row is a micro-batch),
+    replicas do not divide the rows, or there are too many sequences to schedule.
     """
     if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
-            f"data_parallel_size {clock.config.data_parallel_size} does not divide global_batch_size "
+            f"data_parallel_size {clock.config.data_parallel_size} does not divide "
+            "global_batch_size "
             f"{clock.case.workload.global_batch_size}",
             field="parallel.data_parallel_size",
         )
     if clock.config.micro_batch_size != 1:
-        raise InputError("packed rows are micro-batches: micro_batch_size must be 1", field="parallel.micro_batch_size")
+        raise InputError(
+            "packed rows are micro-batches: micro_batch_size must be 1",
+            field="parallel.micro_batch_size",
+        )
     short = distribution.cut(clock.case.workload.sequence_length)
     totals = np.zeros(3)
     tokens_by_size: dict[int, float] = {}
@@ -105,20 +119,27 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
         for size, tokens in zip(best.sizes.tolist(), best.tokens.tolist(), strict=True):
             tokens_by_size[size] = tokens_by_size.get(size, 0.0) + tokens
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
-    shares = {size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)}
-    return ContextComparison(packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares)
+    shares = {
+        size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)
+    }
+    return ContextComparison(
+        packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares
+    )
 
 
 def with_dynamic_context(
     costs: TrainingCosts, *, case: TrainingCase, candidates: Candidates, lengths: LengthDistribution
 ) -> TrainingCosts:
-    """The costs of rows, or of one, with the seconds of stages shortened as the schedules of the same sequences differ
-    (`gain_over_packing`). Candidates without context parallelism, or with larger micro-batches, stay as they are.
+    """The costs of rows, or of one, with the seconds of stages shortened as the schedules of the
+    same sequences differ (`gain_over_packing`). Candidates without context parallelism, or with
+    larger micro-batches, stay as they are.
     """
     alone = candidates.is_alone
     values = {f.name: getattr(case.workload, f.name) for f in fields(TrainingWorkload)}
     # Micro-batches are timed one by one, so the workload itself is of full rows.
-    full = dataclasses.replace(case, workload=TrainingWorkload(**values | {"sequence_lengths": None, "packed": False}))
+    full = dataclasses.replace(
+        case, workload=TrainingWorkload(**values | {"sequence_lengths": None, "packed": False})
+    )
     rows = [candidates] if alone else [candidates.row(index) for index in range(len(candidates))]
     gains = np.array([_gain(row.only_config(), case=full, lengths=lengths) for row in rows])
     gain: Floats = float(gains[0]) if alone else gains
@@ -144,13 +165,18 @@ def _sizes(clock: MicroBatchClock) -> list[int]:
     return sizes
 
 
-def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: int) -> tuple[IntArray, IntArray]:
-    """(lengths, row of each) of the sequences of one step: those in the first global_batch_size packed rows."""
+def _step_sequences(
+    short: LengthDistribution, *, clock: MicroBatchClock, seed: int
+) -> tuple[IntArray, IntArray]:
+    """(lengths, row of each) of the sequences of one step: those in the first global_batch_size
+    packed rows.
+    """
     batch, capacity = clock.case.workload.global_batch_size, clock.case.workload.sequence_length
     expected = batch * capacity / short.mean
     if expected > MAX_SEQUENCES:
         raise InputError(
-            f"a step holds about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are scheduled one by one",
+            f"a step holds about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are "
+            "scheduled one by one",
             field="training.global_batch_size",
         )
     count = int(1.1 * expected) + 16
@@ -164,8 +190,8 @@ def _step_sequences(short: LengthDistribution, *, clock: MicroBatchClock, seed: 
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Micro-batches with every sequence on the smallest group that holds it, of at least `smallest` ranks; packed by group
-    size.
+    """Micro-batches with every sequence on the smallest group that holds it, of at least `smallest`
+    ranks; packed by group size.
     """
     share = clock.case.workload.sequence_length // clock.config.context_parallel_size
     allowed = np.array([size for size in _sizes(clock)[::-1] if size >= smallest])
@@ -174,15 +200,23 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
     for size in allowed.tolist():
         mine = lengths[needed == size]
         if len(mine):
-            parts.append(_timed(mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock))
+            parts.append(
+                _timed(mine, best_fit(mine, capacity=size * share).row_of, size=size, clock=clock)
+            )
     names = [field.name for field in fields(_MicroBatches)]
-    return _MicroBatches(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return _MicroBatches(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
 
 
-def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock) -> _MicroBatches:
+def _timed(
+    lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock
+) -> _MicroBatches:
     """The rows as micro-batches, each on `size` ranks."""
     wide = lengths.astype(np.float64)
-    tokens, squares = (np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2))
+    tokens, squares = (
+        np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2)
+    )
     sizes = np.full(len(tokens), size, dtype=np.int64)
     seconds, between = clock.seconds(sizes=sizes, tokens=tokens, squares=squares)
     return _MicroBatches(sizes=sizes, tokens=tokens, seconds=seconds, between_s=between)
@@ -190,15 +224,18 @@ def _timed(lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClo
 
 def _in_order_of_arrival(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
     """Seconds until the last replica is done, with rows dealt out in turn."""
-    seconds, between = (column.reshape(-1, clock.config.data_parallel_size) for column in (rows.seconds, rows.between_s))
+    seconds, between = (
+        column.reshape(-1, clock.config.data_parallel_size)
+        for column in (rows.seconds, rows.between_s)
+    )
     return float((seconds.sum(axis=0) + clock.fill * between.max(axis=0)).max())
 
 
 def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
     """Seconds until the last rank is done under the LPT rule.
 
-    Larger groups first, longest micro-batch first, each to the group that ends earliest. Groups nest, so the ranks of a group
-    always end together and none waits inside one.
+    Larger groups first, longest micro-batch first, each to the group that ends earliest. Groups
+    nest, so the ranks of a group always end together and none waits inside one.
     """
     ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
     load, longest = np.zeros(ranks), np.zeros(ranks)
@@ -215,51 +252,86 @@ def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
 # Seconds of single micro-batches that differ in tokens, in attention and in context-parallel size.
 
 
-_ONCE_A_STEP = ("pipeline_bubble", "pipeline_p2p", "data_parallel", "optimizer", "offload", "overhead")
+_ONCE_A_STEP = (
+    "pipeline_bubble",
+    "pipeline_p2p",
+    "data_parallel",
+    "optimizer",
+    "offload",
+    "overhead",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """Seconds of packed micro-batches on a configuration's stages; workload.sequence_length is the static row."""
+    """Seconds of packed micro-batches on a configuration's stages; workload.sequence_length is the
+    static row.
+    """
 
     case: TrainingCase
     config: ParallelConfig
 
     def __post_init__(self) -> None:
         if self.case.model.num_experts:
-            raise UnsupportedError("micro-batches of unequal size are modelled for dense models only", field="model")
+            raise UnsupportedError(
+                "micro-batches of unequal size are modelled for dense models only", field="model"
+            )
         if self.case.workload.attention == "unfused":
             raise UnsupportedError("packed rows need attention: flash", field="training.attention")
 
-    def seconds(self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one between the ends.
+    def seconds(
+        self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """(n,) seconds, forward, backward and recomputation, of the critical stage, and of one
+        between the ends.
 
-        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks, `squares` the sum of l^2 over
-        its sequences. Embedding and output layer grow with the tokens.
+        `sizes` are context-parallel sizes, `tokens` the micro-batch's tokens over all its ranks,
+        `squares` the sum of l^2 over its sequences. Embedding and output layer grow with the
+        tokens.
         """
-        columns = {name: np.full(len(sizes), value) for name, value in dataclasses.asdict(self._alone).items()}
+        columns = {
+            name: np.full(len(sizes), value)
+            for name, value in dataclasses.asdict(self._alone).items()
+        }
         candidates = Candidates(**columns | {"context_parallel_size": sizes})
-        s = shapes(case=self.case, candidates=candidates, tokens=tokens / sizes, attended=squares / tokens)
+        s = shapes(
+            case=self.case, candidates=candidates, tokens=tokens / sizes, attended=squares / tokens
+        )
         layer = layer_time(case=self.case, candidates=candidates, s=s)
         layers = self.case.model.num_hidden_layers / candidates.pipeline_parallel_size
-        whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+        whole = recomputed_layer_fraction(
+            candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
+        )
         forward = layer.forward + layer.tensor + layer.context
         again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=whole)
-        passes = layer.forward + layer.backward + layer.tensor + layer.tensor_backward + layer.context + layer.context_backward
+        passes = (
+            layer.forward
+            + layer.backward
+            + layer.tensor
+            + layer.tensor_backward
+            + layer.context
+            + layer.context_backward
+        )
         between = np.asarray(layers * (passes + again))
         return between + self._end_seconds_per_token() * s.tokens, between
 
     @property
     def fill(self) -> float:
-        """(p-1)/v: additional runs of the longest micro-batch while the pipeline fills and drains."""
+        """(p-1)/v: additional runs of the longest micro-batch while the pipeline fills and
+        drains.
+        """
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
 
     def once_a_step_s(self) -> float:
-        """Seconds of a step that do not depend on the order of sequences; of the bubble, only the ends and transfers."""
+        """Seconds of a step that do not depend on the order of sequences; of the bubble, only the
+        ends and transfers.
+        """
         parts = training_costs(case=self.case, candidates=self._alone).parts
         row = float(self.case.workload.sequence_length)
         _, between = self.seconds(
-            sizes=np.array([self.config.context_parallel_size]), tokens=np.array([row]), squares=np.array([row**2])
+            sizes=np.array([self.config.context_parallel_size]),
+            tokens=np.array([row]),
+            squares=np.array([row**2]),
         )
         return float(sum(parts[name] for name in _ONCE_A_STEP) - self.fill * between[0])
 
@@ -271,4 +343,9 @@ class MicroBatchClock:
         head = head_time(case=self.case, candidates=self._alone)
         ends = (float(head.embedding), float(head.output + head.output_communication))
         seconds = max(ends) if self.config.pipeline_parallel_size > 1 else sum(ends)
-        return seconds * self.config.context_parallel_size / self.case.workload.sequence_length / self.config.micro_batch_size
+        return (
+            seconds
+            * self.config.context_parallel_size
+            / self.case.workload.sequence_length
+            / self.config.micro_batch_size
+        )

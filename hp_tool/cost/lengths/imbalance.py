@@ -1,4 +1,6 @@
-"""Costs of unequal rows: replicas wait for the one with the longest attention, pipelines for the longest micro-batch."""
+"""Costs of unequal rows: replicas wait for the one with the longest attention, pipelines for the
+longest micro-batch.
+"""
 
 import dataclasses
 import functools
@@ -24,29 +26,38 @@ _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
 
-def with_imbalance(costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates) -> TrainingCosts:
-    """The costs with one more part: the expected seconds that the slowest replica needs beyond the mean row's.
+def with_imbalance(
+    costs: TrainingCosts, *, rows: Rows, case: TrainingCase, candidates: Candidates
+) -> TrainingCosts:
+    """The costs with one more part: the expected seconds that the slowest replica needs beyond the
+    mean row's.
 
-    A row's attention is proportional to the sum of l^2 over its sequences; everything else depends only on its length, padding
-    included. Rows come in random order. Context-parallel communication that a slower rank's longer attention might hide is not
-    counted; a layer of multi-token prediction counts as one of the stage's.
+    A row's attention is proportional to the sum of l^2 over its sequences; everything else depends
+    only on its length, padding included. Rows come in random order. Context-parallel communication
+    that a slower rank's longer attention might hide is not counted; a layer of multi-token
+    prediction counts as one of the stage's.
     """
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
     waiting = per_length * extra
     return dataclasses.replace(
-        costs, parts=cast(dict[str, FloatArray], {**costs.parts, PART: waiting}), step_s=costs.step_s + waiting
+        costs,
+        parts=cast(dict[str, FloatArray], {**costs.parts, PART: waiting}),
+        step_s=costs.step_s + waiting,
     )
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def expected_extra(rows: Rows, *, batch: int, replicas: int, micro_batch: int, lockstep: int = 1, fill: float = 0.0) -> float:
-    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x mean, in tokens of attended
-    length; never below zero.
+def expected_extra(
+    rows: Rows, *, batch: int, replicas: int, micro_batch: int, lockstep: int = 1, fill: float = 0.0
+) -> float:
+    """E[max over replicas of (sum over their micro-batches + fill x their longest)] - (m + fill) x
+    mean, in tokens of attended length; never below zero.
 
-    `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum and p-1 times the longest
-    (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep` replicas wait for each other at every micro-batch.
-    The expectation is over batches sampled with a fixed seed, the same for every division of the batch.
+    `fill` is (p-1)/v: jobs that take equally long on each of p machines end after their sum and p-1
+    times the longest (proportionate flow shop; Pinedo, Scheduling, section 6.1). `lockstep`
+    replicas wait for each other at every micro-batch. The expectation is over batches sampled with
+    a fixed seed, the same for every division of the batch.
     """
     drawn = _draws(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
@@ -57,16 +68,24 @@ def expected_extra(rows: Rows, *, batch: int, replicas: int, micro_batch: int, l
 
 @functools.lru_cache(maxsize=4)
 def _draws(rows: Rows, batch: int) -> FloatArray:
-    """(draws, batch) attended length of each row of some batches, sampled independently from the rows."""
+    """(draws, batch) attended length of each row of some batches, sampled independently from the
+    rows.
+    """
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
     return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)
 
 
 @functools.lru_cache(maxsize=8)
-def _per_replica(rows: Rows, batch: int, replicas: int, micro_batch: int, lockstep: int) -> tuple[FloatArray, FloatArray]:
-    """(sum over micro-batches, longest micro-batch) of each group of replicas in lockstep; shape (draws, groups)."""
-    each = _draws(rows, batch).reshape(-1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch)
+def _per_replica(
+    rows: Rows, batch: int, replicas: int, micro_batch: int, lockstep: int
+) -> tuple[FloatArray, FloatArray]:
+    """(sum over micro-batches, longest micro-batch) of each group of replicas in lockstep; shape
+    (draws, groups).
+    """
+    each = _draws(rows, batch).reshape(
+        -1, replicas // lockstep, lockstep, batch // (replicas * micro_batch), micro_batch
+    )
     work = each.mean(axis=4).max(axis=2)
     return work.sum(axis=2), work.max(axis=2)
 
@@ -75,11 +94,21 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
     """`expected_extra` of each candidate, once for each combination that occurs."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
-    # Experts spread over several replicas, and sharded gradients or weights, make replicas meet at every micro-batch.
-    experts = c.expert_parallel_size * c.expert_tensor_parallel_size // (c.tensor_parallel_size * c.context_parallel_size)
+    # Experts spread over several replicas, and sharded gradients or weights, make replicas meet at
+    # every micro-batch.
+    experts = (
+        c.expert_parallel_size
+        * c.expert_tensor_parallel_size
+        // (c.tensor_parallel_size * c.context_parallel_size)
+    )
     lockstep = np.where(np.asarray(c.zero_stage) >= 2, d, np.clip(experts, 1, d))
     lockstep = np.where(d % lockstep == 0, lockstep, d)
-    kinds = np.stack(np.broadcast_arrays(d, b, lockstep, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size), axis=-1)
+    kinds = np.stack(
+        np.broadcast_arrays(
+            d, b, lockstep, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
+        ),
+        axis=-1,
+    )
     distinct, inverse = np.unique(kinds.reshape(-1, 5), axis=0, return_inverse=True)
     extra = np.array(
         [
@@ -98,16 +127,24 @@ def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWork
 
 
 def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Seconds that one more token of attended length adds to a micro-batch on a stage: forward, backward and recomputation."""
+    """Seconds that one more token of attended length adds to a micro-batch on a stage: forward,
+    backward and recomputation.
+    """
     model = case.model
 
     def core(attended: float) -> tuple[Floats, Floats]:
-        return core_seconds(case=case, s=shapes(case=case, candidates=candidates, attended=attended))
+        return core_seconds(
+            case=case, s=shapes(case=case, candidates=candidates, attended=attended)
+        )
 
     # Fused attention is linear in the attended length: the difference is exact.
     (none, none_backward), (one, one_backward) = core(0.0), core(1.0)
     forward, backward = one - none, one_backward - none_backward
-    layers = (model.num_hidden_layers + model.num_nextn_predict_layers) / candidates.pipeline_parallel_size
-    whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+    layers = (
+        model.num_hidden_layers + model.num_nextn_predict_layers
+    ) / candidates.pipeline_parallel_size
+    whole = recomputed_layer_fraction(
+        candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
+    )
     again = whole + where(candidates.recompute_modules & CORE_ATTN, 1.0, 0.0)
     return layers * ((1.0 + again) * forward + backward)

@@ -27,7 +27,9 @@ class LengthDistribution:
     """(k,) of all sequences; sums to 1."""
 
     @classmethod
-    def from_counts(cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]) -> LengthDistribution:
+    def from_counts(
+        cls, *, name: str, lengths: Iterable[int], counts: Iterable[float]
+    ) -> LengthDistribution:
         """The distribution of these lengths and counts, in any order; lengths may repeat."""
         values = np.fromiter(lengths, dtype=np.int64)
         weights = np.fromiter(counts, dtype=np.float64)
@@ -40,22 +42,38 @@ class LengthDistribution:
 
     @classmethod
     def log_normal_mixture(
-        cls, *, name: str, components: Iterable[tuple[float, float, float]], shortest: int, longest: int
+        cls,
+        *,
+        name: str,
+        components: Iterable[tuple[float, float, float]],
+        shortest: int,
+        longest: int,
     ) -> LengthDistribution:
-        """The distribution of (share, median in tokens, standard deviation of the logarithm) per component, within limits."""
+        """The distribution of (share, median in tokens, standard deviation of the logarithm) per
+        component, within limits.
+        """
         edges = np.geomspace(shortest, longest, BINS + 1)
         middles = np.maximum(np.rint(np.sqrt(edges[:-1] * edges[1:])), 1).astype(np.int64)
         counts = np.zeros(BINS)
         for share, median, sigma in components:
-            below = np.array([0.5 * math.erfc(-math.log(edge / median) / (sigma * math.sqrt(2.0))) for edge in edges])
+            below = np.array(
+                [
+                    0.5 * math.erfc(-math.log(edge / median) / (sigma * math.sqrt(2.0)))
+                    for edge in edges
+                ]
+            )
             inside = np.diff(below)
             counts += share * inside / inside.sum()
         return cls.from_counts(name=name, lengths=middles.tolist(), counts=counts.tolist())
 
     def cut(self, longest: int) -> LengthDistribution:
-        """The distribution with longer sequences truncated to `longest` tokens, as in fine-tuning; the rest is dropped."""
+        """The distribution with longer sequences truncated to `longest` tokens, as in fine-tuning;
+        the rest is dropped.
+        """
         cut = np.minimum(self.lengths, longest)
-        return LengthDistribution.from_counts(name=self.name, lengths=cut.tolist(), counts=self.shares.tolist())
+        return LengthDistribution.from_counts(
+            name=self.name, lengths=cut.tolist(), counts=self.shares.tolist()
+        )
 
     @property
     def mean(self) -> float:
@@ -77,7 +95,8 @@ class LengthDistribution:
         return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
 
 
-# Packing: several sequences share a row, each attending to itself alone (Megatron Core's thd layout).
+# Packing: several sequences share a row, each attending to itself alone (Megatron Core's thd
+# layout).
 
 
 SAMPLE = 1 << 16
@@ -100,7 +119,8 @@ class Packed:
 def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
     """The sequences, in order, each in the fullest row with room for it (best-fit bin packing).
 
-    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows equally well.
+    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows
+    equally well.
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     shortest = int(lengths.min(initial=capacity))
@@ -139,7 +159,9 @@ class Rows:
 
 @functools.lru_cache(maxsize=16)
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """One sequence per row, padded to row_tokens: kernels compute the padding too, so all rows cost the same."""
+    """One sequence per row, padded to row_tokens: kernels compute the padding too, so all rows cost
+    the same.
+    """
     short = distribution.cut(row_tokens)
     return Rows(
         row_tokens=row_tokens,
@@ -151,7 +173,9 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
 
 @functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """Rows with as many sequences as fit. Row fill is estimated on a sample; E[l^2]/E[l] is exact."""
+    """Rows with as many sequences as fit. Row fill is estimated on a sample; E[l^2]/E[l] is
+    exact.
+    """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
     whole = slice(0, max(len(packed.tokens) - 1, 1))  # the sample ended in the last row

@@ -1,8 +1,9 @@
-"""Costs of a pipeline schedule: its bubble, and the micro-batches whose activations a rank holds. Letters: docs/cost-model.md.
+"""Costs of a pipeline schedule: its bubble, and the micro-batches whose activations a rank holds.
+Letters: docs/cost-model.md.
 
-The closed forms equal the duration of the operation orders in `execution`. A step ends when its slowest rank does, because
-optimizers wait for the gradient norm of all ranks: the fill of a "zero bubble" schedule counts, even where a framework overlaps
-the optimizer step with it.
+The closed forms equal the duration of the operation orders in `execution`. A step ends when its
+slowest rank does, because optimizers wait for the gradient norm of all ranks: the fill of a "zero
+bubble" schedule counts, even where a framework overlaps the optimizer step with it.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
@@ -11,17 +12,21 @@ from hp_tool.cost.network import Axis, Group, dense_group
 from hp_tool.domain.hardware import ClusterSpec
 
 
-def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats) -> Floats:
-    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w), that of GPipe and 1F1B.
+def split_bubble_share(
+    c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats
+) -> Floats:
+    """The bubble of a schedule with split backward passes, as a share of (p-1) (t_f + t_b + t_w),
+    that of GPipe and 1F1B.
 
     `forward` is t_f, `whole` the sum of the three. The value for other schedules is meaningless.
 
-    - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as usual, this is arXiv 2401.10241
-      section 2.3.
+    - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as
+      usual, this is arXiv 2401.10241 section 2.3.
     - ZB-V: max(t_b, 2(t_b - t_w)) / 2 if t_w <= t_f <= t_b; otherwise an upper bound.
-    - DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in total. If t_f = t_b this is q (F&B +
-      B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes); otherwise it is at most one t_f less. DualPipeV is
-      the same of 2p stages, each half as long.
+    - DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in total. If
+      t_f = t_b this is q (F&B + B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward
+      passes); otherwise it is at most one t_f less. DualPipeV is the same of 2p stages, each half
+      as long.
     """
     p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
     f, w = forward, weight_gradient
@@ -31,17 +36,21 @@ def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_
     two = 1.0 + (schedule == DUALPIPE_V)
     f, b, w = f / two, b / two, w / two
     q = maximum(0.5 * two * p - 1.0, 0.0)
-    dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(p - 1, 1)
+    dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(
+        p - 1, 1
+    )
     share: Floats = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
     return share
 
 
 def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
-    """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 - r.
+    """Model chunks of L/(pv) layers whose activations rank r holds at once; `from_end` is p - 1 -
+    r.
 
-    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the running one;
-    on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as
-    many layers as on 1F1B's first. DualPipe: p + 1. DualPipeV: 2p + 1.
+    1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up
+    count plus the running one; on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 +
+    (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as many layers as on 1F1B's first.
+    DualPipe: p + 1. DualPipeV: 2p + 1.
     """
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
@@ -56,28 +65,34 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
-    """Micro-batches whose weight gradients rank r has still to compute when it holds `chunks_in_flight`.
+    """Micro-batches whose weight gradients rank r has still to compute when it holds
+    `chunks_in_flight`.
 
-    r in ZB-H1, for which the inputs and output gradients of their matmuls stay (arXiv 2401.10241 table 1: 32sbh of a layer's
-    34sbh); 0 in the other schedules.
+    r in ZB-H1, for which the inputs and output gradients of their matmuls stay (arXiv 2401.10241
+    table 1: 32sbh of a layer's 34sbh); 0 in the other schedules.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
 
 
-# Folded pipelines: a V's first rank holds the first and the last stage, DualPipe's rank r the stages r and p - 1 - r.
+# Folded pipelines: a V's first rank holds the first and the last stage, DualPipe's rank r the
+# stages r and p - 1 - r.
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
-    """`group`, whose ranks hold the same parameters, and in DualPipe also the ranks of the mirrored stage.
+    """`group`, whose ranks hold the same parameters, and in DualPipe also the ranks of the mirrored
+    stage.
 
-    These keep the same parameters (arXiv 2412.19437 table 2): they reduce their gradients together, and ZeRO shards over both.
-    The distance is that of the farthest pair.
+    These keep the same parameters (arXiv 2412.19437 table 2): they reduce their gradients together,
+    and ZeRO shards over both. The distance is that of the farthest pair.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
     (stages,) = dense_group(c, "pp", cluster=cluster).axes
-    pair = Axis(1 + (c.pipeline_schedule == DUALPIPE), stages.stride * maximum(c.pipeline_parallel_size - 1, 1))
+    pair = Axis(
+        1 + (c.pipeline_schedule == DUALPIPE),
+        stages.stride * maximum(c.pipeline_parallel_size - 1, 1),
+    )
     return Group((pair, *group.axes), group.domain)
 
 

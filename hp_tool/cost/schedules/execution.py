@@ -1,8 +1,9 @@
-"""Pipeline schedules in execution: the order of operations on each rank, and their times. Letters: docs/cost-model.md.
+"""Pipeline schedules in execution: the order of operations on each rank, and their times. Letters:
+docs/cost-model.md.
 
-A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank. Sources: GPipe arXiv
-1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order; ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe
-2412.19437 section 3.2.1 and its published code.
+A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank.
+Sources: GPipe arXiv 1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order; ZB-H1
+and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 and its published code.
 """
 
 from collections import deque
@@ -31,7 +32,9 @@ Order = list[Block]
 def gpipe(*, p: int, m: int) -> list[Order]:
     """Orders with all forward passes, then all backward passes."""
     kinds: tuple[Kind, ...] = ("F", "BW")
-    return [_one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)]
+    return [
+        _one_by_one(Operation(kind, r, k) for kind in kinds for k in range(m)) for r in range(p)
+    ]
 
 
 def one_f_one_b(*, p: int, m: int) -> list[Order]:
@@ -40,7 +43,9 @@ def one_f_one_b(*, p: int, m: int) -> list[Order]:
 
 
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
-    """Orders with stages p apart per rank; groups of p micro-batches pass one chunk after another. m is a multiple of p."""
+    """Orders with stages p apart per rank; groups of p micro-batches pass one chunk after another.
+    m is a multiple of p.
+    """
 
     def forward(r: int, i: int) -> Operation:
         group, rest = divmod(i, p * v)
@@ -63,7 +68,9 @@ def interleaved(*, p: int, v: int, m: int) -> list[Order]:
 
 
 def zb_h1(*, p: int, m: int) -> list[Order]:
-    """Orders of 1F1B with a split backward pass: rank r delays r weight gradients, and fills the drain with them."""
+    """Orders of 1F1B with a split backward pass: rank r delays r weight gradients, and fills the
+    drain with them.
+    """
     orders = []
     for r in range(p):
         order: list[Operation] = []
@@ -83,7 +90,8 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
 def zbv(*, p: int, m: int) -> list[Order]:
     """Orders with stages r and 2p - 1 - r on rank r: down and back up a V.
 
-    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are left out.
+    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches the missing ones are left
+    out.
     """
     orders = []
     for r in range(p):
@@ -105,23 +113,33 @@ def zbv(*, p: int, m: int) -> list[Order]:
 def dualpipe(*, p: int, m: int) -> list[Order]:
     """Orders in which micro-batches enter at both ends, m/2 at each.
 
-    Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is kept twice. p and m are even, m >=
-    2p. A forward and a backward pass that overlap are one block, except the first one in the middle of the pipeline, as in the
-    published code.
+    Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is kept
+    twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
+    except the first one in the middle of the pipeline, as in the published code.
     """
     # Chunk 0 serves the micro-batches that enter at the nearer end.
     return [
-        _dual(near=min(r, p - 1 - r), stages=p, each=m // 2, first=(0, m // 2) if r < p // 2 else (m // 2, 0)) for r in range(p)
+        _dual(
+            near=min(r, p - 1 - r),
+            stages=p,
+            each=m // 2,
+            first=(0, m // 2) if r < p // 2 else (m // 2, 0),
+        )
+        for r in range(p)
     ]
 
 
 def dualpipe_v(*, p: int, m: int) -> list[Order]:
-    """Orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's stage too: m >= 2p."""
+    """Orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's stage too:
+    m >= 2p.
+    """
     return [_dual(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
 
 
 def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
-    """The order of a rank with the stages near and stages - 1 - near, `each` micro-batches on either."""
+    """The order of a rank with the stages near and stages - 1 - near, `each` micro-batches on
+    either.
+    """
     far = stages // 2 - near - 1
     rank = _Rank(stages=(near, stages - 1 - near), first=first)
     rank.run("F0", times=2 * far)
@@ -130,7 +148,9 @@ def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order
     for i in range(each - stages + near + 1):
         rank.run(*("F0", "BW1") if far == 0 and i == 0 else ("F0+BW1",), "F1+BW0")
     rank.run("BW1", "F1+BW0", times=far)
-    whole = near + 1  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
+    whole = (
+        near + 1
+    )  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
     for i in range(2 * (near + 1)):
         rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))
     rank.run("W", "B0", times=far)
@@ -151,7 +171,9 @@ def _by_turns(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
 
 
 class _Rank:
-    """The order of one rank with two chunks: each takes its micro-batches in turn, beginning with `first`."""
+    """The order of one rank with two chunks: each takes its micro-batches in turn, beginning with
+    `first`.
+    """
 
     def __init__(self, *, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
         self.order: Order = []
@@ -162,11 +184,14 @@ class _Rank:
     def run(self, *words: str, times: int = 1) -> None:
         """Append operations by words: F0, B1, BW0, ... are kind and chunk.
 
-        W is the weight gradient that has waited longest, W0 that of chunk 0; + joins two operations in one block.
+        W is the weight gradient that has waited longest, W0 that of chunk 0; + joins two operations
+        in one block.
         """
         for _ in range(times):
             for word in words:
-                self.order.append(tuple(self._owed(w) if w[0] == "W" else self._take(w) for w in word.split("+")))
+                self.order.append(
+                    tuple(self._owed(w) if w[0] == "W" else self._take(w) for w in word.split("+"))
+                )
 
     def _owed(self, word: str) -> Operation:
         stages = self._stages if word == "W" else (self._stages[int(word[-1])],)
@@ -182,7 +207,9 @@ class _Rank:
         stage = self._stages[chunk]
         if word[:-1] == "B":
             self.waiting.append(Operation("W", stage, micro_batch))
-        return Operation("F" if word[0] == "F" else "BW" if word[:-1] == "BW" else "B", stage, micro_batch)
+        return Operation(
+            "F" if word[0] == "F" else "BW" if word[:-1] == "BW" else "B", stage, micro_batch
+        )
 
 
 # Start and end of each operation.
@@ -200,12 +227,15 @@ class Span:
     end_s: float
 
 
-def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0) -> list[list[Span]]:
+def timeline(
+    *, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0
+) -> list[list[Span]]:
     """The spans of each rank.
 
-    A block starts when its rank is free and all its inputs have arrived: for a forward pass the previous stage's output, for a
-    backward pass its own forward pass and the next stage's gradient; it takes as long as its operations one after the other.
-    `transfer_s` is the time from one rank to another. Raises ValueError if the ranks wait for each other in a circle.
+    A block starts when its rank is free and all its inputs have arrived: for a forward pass the
+    previous stage's output, for a backward pass its own forward pass and the next stage's gradient;
+    it takes as long as its operations one after the other. `transfer_s` is the time from one rank
+    to another. Raises ValueError if the ranks wait for each other in a circle.
     """
     last_stage = max(operation.stage for order in orders for block in order for operation in block)
     done: dict[_Key, tuple[float, int]] = {}
@@ -215,10 +245,15 @@ def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], 
         before = left
         for rank, order in enumerate(orders):
             for block in order[len(spans[rank]) :]:
-                inputs = [done.get(key) for operation in block for key in _inputs(operation, last_stage)]
+                inputs = [
+                    done.get(key) for operation in block for key in _inputs(operation, last_stage)
+                ]
                 if None in inputs:
                     break
-                arrived = [end + (transfer_s if source != rank else 0.0) for end, source in filter(None, inputs)]
+                arrived = [
+                    end + (transfer_s if source != rank else 0.0)
+                    for end, source in filter(None, inputs)
+                ]
                 start = max([spans[rank][-1].end_s if spans[rank] else 0.0, *arrived])
                 end = start + sum(seconds(operation) for operation in block)
                 spans[rank].append(Span(block=block, start_s=start, end_s=end))
@@ -229,9 +264,15 @@ def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], 
     return spans
 
 
-def critical_path(spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0) -> set[tuple[int, int]]:
-    """(rank, place on it) of the blocks on which the end of a timeline hangs: each starts when the one before it allows."""
-    places = {(rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)}
+def critical_path(
+    spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0
+) -> set[tuple[int, int]]:
+    """(rank, place on it) of the blocks on which the end of a timeline hangs: each starts when the
+    one before it allows.
+    """
+    places = {
+        (rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)
+    }
     done = {_key(operation): at for at, span in places.items() for operation in span.block}
     last_stage = max(stage for _, stage, _ in done)
     path: set[tuple[int, int]] = set()
@@ -239,8 +280,12 @@ def critical_path(spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0) -
     while at is not None:
         path.add(at)
         rank, place = at
-        inputs = {done[key] for operation in places[at].block for key in _inputs(operation, last_stage)} - {at}
-        allows = {each: places[each].end_s + (transfer_s if each[0] != rank else 0.0) for each in inputs}
+        inputs = {
+            done[key] for operation in places[at].block for key in _inputs(operation, last_stage)
+        } - {at}
+        allows = {
+            each: places[each].end_s + (transfer_s if each[0] != rank else 0.0) for each in inputs
+        }
         allows |= {(rank, place - 1): places[rank, place - 1].end_s} if place else {}
         at = max(allows, key=allows.__getitem__, default=None)
     return path
@@ -257,4 +302,6 @@ def _inputs(operation: Operation, last_stage: int) -> list[_Key]:
         return [("F", stage - 1, micro_batch)] if stage else []
     if kind == "W":
         return [("B", stage, micro_batch)]
-    return [("F", stage, micro_batch)] + ([("B", stage + 1, micro_batch)] if stage < last_stage else [])
+    return [("F", stage, micro_batch)] + (
+        [("B", stage + 1, micro_batch)] if stage < last_stage else []
+    )

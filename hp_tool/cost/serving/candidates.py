@@ -56,24 +56,34 @@ class ServingCandidates:
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def loaded(self, concurrency: FloatArray) -> ServingCandidates:
-        """Return these configurations under other loads. Formulas take any number of requests; a query's is a whole one."""
+        """Return these configurations under other loads. Formulas take any number of requests; a
+        query's is a whole one.
+        """
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
         """One row as a configuration."""
-        return ServingConfig(**{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__})
+        return ServingConfig(
+            **{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__}
+        )
 
     @classmethod
-    def from_configs(cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]) -> ServingCandidates:
+    def from_configs(
+        cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]
+    ) -> ServingCandidates:
         """The configurations as rows, in order, each with its load."""
         rows = list(configs)
-        columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.int64) for name in ServingConfig.__slots__}
+        columns = {
+            name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
+            for name in ServingConfig.__slots__
+        }
         return cls(**columns, concurrency=np.array(list(concurrency), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
-    """What is served, on which machine, by which engine, in which number formats, and the lengths of requests.
+    """What is served, on which machine, by which engine, in which number formats, and the lengths
+    of requests.
 
     Of the profile's framework part only the network between nodes is used.
     """
@@ -83,7 +93,9 @@ class ServingCase(Machine):
     compute_precision: Precision
     """Inputs of the layers' matmuls."""
     weight_bytes: float
-    """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16 bits."""
+    """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16
+    bits.
+    """
     expert_precision: Precision
     """Inputs of the experts' matmuls."""
     expert_bytes: float
@@ -98,24 +110,31 @@ class ServingCase(Machine):
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
     speculative: SpeculativeSpec | None = None
     prefill_group: float = 1.0
-    """Requests whose prompts a request waits for in a steady load, its own included; inf: as many as end in a pass."""
+    """Requests whose prompts a request waits for in a steady load, its own included; inf: as many
+    as end in a pass.
+    """
     wave_share: float = 0.0
     """Share of the requests that start together, as the first ones of a closed load do."""
     experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
-    """The engine's kernels for routed experts on this die, by weight format; without any, experts run as other matmuls do."""
+    """The engine's kernels for routed experts on this die, by weight format; without any, experts
+    run as other matmuls do.
+    """
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     longest_request: int = 0
     """Tokens of the longest prompt with its answer."""
     independent: bool = False
-    """Whether device and front end never wait for each other, as for requests that come at any moment; in a closed loop, where
-    each comes at the end of another, they do."""
+    """Whether device and front end never wait for each other, as for requests that come at any
+    moment; in a closed loop, where each comes at the end of another, they do.
+    """
 
     @property
     def computed_length(self) -> float:
-        """Prompt tokens that a prefill computes: those that no earlier request left in the cache."""
+        """Prompt tokens that a prefill computes: those that no earlier request left in the
+        cache.
+        """
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
     def of(self, kind: ModelSpec) -> Self:
@@ -134,6 +153,10 @@ class Pass:
     prefill_requests: FloatArray
     """Prompts processed; half a prompt's chunk is 0.5."""
     routed: FloatArray | None = None
-    """Rows that reach the experts, mean over a stage's attention groups; None: `tokens`, the same in all of them."""
+    """Rows that reach the experts, mean over a stage's attention groups; None: `tokens`, the same
+    in all of them.
+    """
     drafted: int = 0
-    """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens` includes them."""
+    """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens`
+    includes them.
+    """

@@ -1,23 +1,28 @@
-"""Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel between them.
+"""Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel
+between them.
 
-n replicas per pool; C requests in flight; s seconds of a replica's time for one prompt; x seconds to transfer its keys and
-values; D(b) seconds of a decoding step of b sequences; O output tokens; l requests per second. A replica with experts prefills
-as many prompts at once as its attention groups' batches hold, whose own seconds are those of the whole pass.
+n replicas per pool; C requests in flight; s seconds of a replica's time for one prompt; x seconds
+to transfer its keys and values; D(b) seconds of a decoding step of b sequences; O output tokens; l
+requests per second. A replica with experts prefills as many prompts at once as its attention
+groups' batches hold, whose own seconds are those of the whole pass.
 
-A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p / s; requests in flight that
-neither travel nor decode wait for prefill. The load settles at the largest b with
+A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p /
+s; requests in flight that neither travel nor decode wait for prefill. The load settles at the
+largest b with
 
     l(b) < n_p / s,   n_d b + l(b) (s + x + h + q(l) + w) <= C,   b <= the limit of the cache and max_num_seqs
 
-(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they idle). h are the hops of a
-request between the pools, q = r s / (2 (1 - r)) its wait for a replica that is busy r = l s / n_p of its time (a queue of one
-server and constant service), and w = W C s / (2 n_p) that of the first requests, a share W of all, which come at once. By
-Little's law the time to first token is C / l - (O - 1) D(b), which includes all of these, and waiting for room to decode.
+(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they
+idle). h are the hops of a request between the pools, q = r s / (2 (1 - r)) its wait for a replica
+that is busy r = l s / n_p of its time (a queue of one server and constant service), and w = W C s /
+(2 n_p) that of the first requests, a share W of all, which come at once. By Little's law the time
+to first token is C / l - (O - 1) D(b), which includes all of these, and waiting for room to decode.
 
-Of single requests the share (1 - r) exp(r t / s) waits at most t <= s (exact for M/D/1), and what is beyond s falls as
-exp(-e t / s) with r (exp(e) - 1) = e, to third order e = 3 (sqrt(1/4 + 2/3 (1 - r)/r) - 1/2). The first ones of a closed load
-are even over their wave. At a rate b fluctuates as `load` derives, and with it D(b).
-"""
+Of single requests the share (1 - r) exp(r t / s) waits at most t <= s (exact for M/D/1), and what
+is beyond s falls as exp(-e t / s) with r (exp(e) - 1) = e, to third order e = 3 (sqrt(1/4 + 2/3 (1
+- r)/r) - 1/2). The first ones of a closed load are even over their wave. At a rate b fluctuates as
+`load` derives, and with it D(b).
+"""  # noqa: E501
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -39,7 +44,13 @@ from hp_tool.cost.serving.engine import (
     tokens_per_pass,
 )
 from hp_tool.cost.serving.forward import forward_seconds
-from hp_tool.cost.serving.load import LEAST_ELASTICITY, STEP, Quantiles, load_deviations, ttft_quantile
+from hp_tool.cost.serving.load import (
+    LEAST_ELASTICITY,
+    STEP,
+    Quantiles,
+    load_deviations,
+    ttft_quantile,
+)
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens, seen_tokens
 from hp_tool.domain.model import ModelSpec
@@ -86,13 +97,15 @@ def pool_costs(
     requests_per_second: float | FloatArray | None = None,
     handover_s: float = 0.0,
 ) -> PoolCosts:
-    """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
+    """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose
+    concurrency is the load.
 
-    The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups of each, one on a replica
-    of a dense model. Counted are the wait for prefill, prefill, transfer over the network ports of both sides' ranks, decoding,
-    the engine's overheads on each, and `handover_s`, what a request takes between the pools beside its bytes; chunking a prompt
-    (nothing decodes beside it) is not. With `requests_per_second` instead of the load no requests come at once, and
-    `sustained` tells whether both pools keep up.
+    The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups
+    of each, one on a replica of a dense model. Counted are the wait for prefill, prefill, transfer
+    over the network ports of both sides' ranks, decoding, the engine's overheads on each, and
+    `handover_s`, what a request takes between the pools beside its bytes; chunking a prompt
+    (nothing decodes beside it) is not. With `requests_per_second` instead of the load no requests
+    come at once, and `sustained` tells whether both pools keep up.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
@@ -109,12 +122,16 @@ def pool_costs(
     most: FloatArray = each * decoders.attention_data_parallel_size
     first = serving_bytes(prefill, prefillers)
     one = cached_tokens(prefill, prefillers.tensor_parallel_size, length)
-    fits = (rooms >= cached_tokens(decode, t, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
+    fits = (rooms >= cached_tokens(decode, t, length + output)) & (
+        first.kv_capacity >= one * first.kv_per_token
+    )
 
     quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
 
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(requests per second, seconds per token) with `batch` requests on each decoding replica."""
+        """(requests per second, seconds per token) with `batch` requests on each decoding
+        replica.
+        """
         token = token_seconds(decode, decoders, batch)
         return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
 
@@ -180,7 +197,9 @@ def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> Float
     within = (1.0 - r) * np.exp(r)
     falls = 3.0 * (np.sqrt(0.25 + 2.0 / 3.0 * (1.0 - r) / r) - 0.5)
     beyond = 1.0 + np.log((1.0 - within) / (1.0 - share)) / falls
-    seconds: FloatArray = service * np.where(share <= within, np.maximum(np.log(share / (1.0 - r)) / r, 0.0), beyond)
+    seconds: FloatArray = service * np.where(
+        share <= within, np.maximum(np.log(share / (1.0 - r)) / r, 0.0), beyond
+    )
     return seconds
 
 
@@ -193,28 +212,41 @@ def pool_quantiles(
     share: float,
     independent: bool,
 ) -> Quantiles:
-    """Latencies that `share` of the requests do not exceed, shape (n,); `independent`: they come at a rate.
+    """Latencies that `share` of the requests do not exceed, shape (n,); `independent`: they come at
+    a rate.
 
     The request's latency is that of one late in both: an upper bound.
     """
-    waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(costs.prefill_busy, costs.prompt_s)
-    ttft = waiting + ttft_quantile(ttft_s=costs.ttft_s, wave_s=costs.wave_s, share=share, wave_share=prefill.wave_share)
+    waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(
+        costs.prefill_busy, costs.prompt_s
+    )
+    ttft = waiting + ttft_quantile(
+        ttft_s=costs.ttft_s, wave_s=costs.wave_s, share=share, wave_share=prefill.wave_share
+    )
     tpot = costs.tpot_s
     if independent and decode.output_length > 1:
         slower = token_seconds(decode, decoders, (1.0 - STEP) * costs.decode_batch)
-        elasticity = np.clip((1.0 - (1.0 - STEP) * costs.tpot_s / slower) / STEP, LEAST_ELASTICITY, 1.0)
+        elasticity = np.clip(
+            (1.0 - (1.0 - STEP) * costs.tpot_s / slower) / STEP, LEAST_ELASTICITY, 1.0
+        )
         stay = load_deviations(costs.decode_batch, elasticity=elasticity)[1]
-        batch = np.clip(costs.decode_batch + NormalDist().inv_cdf(share) * stay, 1e-9, costs.max_decode_batch)
+        batch = np.clip(
+            costs.decode_batch + NormalDist().inv_cdf(share) * stay, 1e-9, costs.max_decode_batch
+        )
         tpot = token_seconds(decode, decoders, batch)
-    return Quantiles(ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (decode.output_length - 1.0) * tpot)
+    return Quantiles(
+        ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (decode.output_length - 1.0) * tpot
+    )
 
 
-def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
-    """(seconds until a prompt alone on its attention group is done, seconds of the replica's time for each of many prompts),
-    with the engine's work on it.
+def prompt_seconds(
+    case: ServingCase, candidates: ServingCandidates
+) -> tuple[FloatArray, FloatArray]:
+    """(seconds until a prompt alone on its attention group is done, seconds of the replica's time
+    for each of many prompts), with the engine's work on it.
 
-    Attention groups share experts, so they prefill side by side; with experts a pass takes as many whole prompts as the limit
-    of its tokens allows.
+    Attention groups share experts, so they prefill side by side; with experts a pass takes as many
+    whole prompts as the limit of its tokens allows.
     """
     engine, ones = case.engine, np.ones(len(candidates))
     groups, stages = candidates.attention_data_parallel_size, candidates.pipeline_parallel_size
@@ -223,10 +255,16 @@ def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[Fl
         together = np.maximum(candidates.max_num_batched_tokens // case.computed_length, 1.0)
 
     def seconds(prompts: FloatArray) -> FloatArray:
-        batch = Pass(tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts)
+        batch = Pass(
+            tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts
+        )
         around = engine.iteration_overhead_s + prompts * prompt_overhead(case)
-        # Stages of a pipeline work on prompts of their own: the replica completes a pass every p-th part of its way.
-        device = np.maximum(forward_seconds(case, candidates, batch, context=float(case.input_length)), launching(case))
+        # Stages of a pipeline work on prompts of their own: the replica completes a pass every p-th
+        # part of its way.
+        device = np.maximum(
+            forward_seconds(case, candidates, batch, context=float(case.input_length)),
+            launching(case),
+        )
         return (device + around) / stages
 
     alone = np.maximum(seconds(ones), engine.request_overhead_s)
@@ -236,13 +274,19 @@ def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[Fl
     return alone + first_token_alone(case), many
 
 
-def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
-    """Seconds between two tokens of a sequence among `batch`, on a replica that does not prefill."""
+def token_seconds(
+    case: ServingCase, candidates: ServingCandidates, batch: FloatArray
+) -> FloatArray:
+    """Seconds between two tokens of a sequence among `batch`, on a replica that does not
+    prefill.
+    """
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
     each = np.maximum(batch / candidates.attention_data_parallel_size, 1.0)
     share = each / stages
-    step = Pass(tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k)
+    step = Pass(
+        tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k
+    )
     context = case.input_length + 0.5 * case.output_length
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * share
     seconds = forward_seconds(case, candidates, step, context=context) + host
@@ -251,23 +295,34 @@ def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: Float
     return np.hypot(device, each * engine.stream_overhead_s)
 
 
-def _tabulated(case: ServingCase, candidates: ServingCandidates) -> Callable[[FloatArray], FloatArray]:
-    """`token_seconds` of each candidate between _PLACES numbers of requests, timed once for candidates that differ in replicas
-    alone: layers with experts take several times as long to predict.
+def _tabulated(
+    case: ServingCase, candidates: ServingCandidates
+) -> Callable[[FloatArray], FloatArray]:
+    """`token_seconds` of each candidate between _PLACES numbers of requests, timed once for
+    candidates that differ in replicas alone: layers with experts take several times as long to
+    predict.
     """
     groups = candidates.attention_data_parallel_size
-    columns = [getattr(candidates, f.name) for f in fields(candidates) if f.name not in ("data_parallel_size", "concurrency")]
+    columns = [
+        getattr(candidates, f.name)
+        for f in fields(candidates)
+        if f.name not in ("data_parallel_size", "concurrency")
+    ]
     _, first, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
     layouts = candidates.take(np.repeat(first, _PLACES))
     most = np.maximum(candidates.max_num_seqs, 2).astype(np.float64)
     steps = np.arange(_PLACES) / (_PLACES - 1.0)
     places = most[first][:, None] ** steps
-    timed = token_seconds(case, layouts, places.ravel() * layouts.attention_data_parallel_size).reshape(places.shape)
+    timed = token_seconds(
+        case, layouts, places.ravel() * layouts.attention_data_parallel_size
+    ).reshape(places.shape)
     row = which.ravel()
 
     def seconds(batch: FloatArray) -> FloatArray:
         each = np.clip(batch / groups, 1.0, most)
-        at = np.clip((np.log(each) / np.log(most) * (_PLACES - 1.0)).astype(np.int64), 0, _PLACES - 2)
+        at = np.clip(
+            (np.log(each) / np.log(most) * (_PLACES - 1.0)).astype(np.int64), 0, _PLACES - 2
+        )
         low, high = places[row, at], places[row, at + 1]
         share = (each - low) / (high - low)
         interpolated: FloatArray = (1.0 - share) * timed[row, at] + share * timed[row, at + 1]
@@ -277,15 +332,24 @@ def _tabulated(case: ServingCase, candidates: ServingCandidates) -> Callable[[Fl
 
 
 def transfer_seconds(
-    prefill: ServingCase, decode: ServingCase, prefillers: ServingCandidates, decoders: ServingCandidates
+    prefill: ServingCase,
+    decode: ServingCase,
+    prefillers: ServingCandidates,
+    decoders: ServingCandidates,
 ) -> FloatArray:
-    """Seconds to move a prompt's keys and values from one replica to another through the network port of each rank.
+    """Seconds to move a prompt's keys and values from one replica to another through the network
+    port of each rank.
 
-    latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group hold a prompt's.
-    Pools on one node may use its faster links; this is not counted.
+    latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group
+    hold a prompt's. Pools on one node may use its faster links; this is not counted.
     """
     moved, *others = (
-        _travelling(kind, prefillers.tensor_parallel_size, float(prefill.input_length), decode.kv_element_bytes)
+        _travelling(
+            kind,
+            prefillers.tensor_parallel_size,
+            float(prefill.input_length),
+            decode.kv_element_bytes,
+        )
         for _, kind in prefill.model.kinds
     )
     for each in others:
@@ -308,7 +372,10 @@ def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: flo
     width = cached_width(model, t) * t
     if model.kv_lora_rank is not None:  # every rank holds the same latent: one copy travels
         width = width / t
-    return np.asarray(seen_tokens(model, tokens) * model.num_hidden_layers * width * element_bytes, dtype=np.float64)
+    return np.asarray(
+        seen_tokens(model, tokens) * model.num_hidden_layers * width * element_bytes,
+        dtype=np.float64,
+    )
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:

@@ -1,8 +1,10 @@
-"""A closed load on a continuous-batching engine: latencies, throughput and the KV limit; and speculative decoding.
+"""A closed load on a continuous-batching engine: latencies, throughput and the KV limit; and
+speculative decoding.
 
-Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With acceptance rate a, equal and
-independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes 1 + k
-c times as long, with c the seconds of a draft token over those of a pass.
+Of k drafted tokens a pass accepts those before the first rejection and adds one of its own. With
+acceptance rate a, equal and independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens
+on average (arXiv 2211.17192, equation 1) and takes 1 + k c times as long, with c the seconds of a
+draft token over those of a pass.
 """
 
 import math
@@ -34,27 +36,34 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
     """Seconds of drafting and verifying over those of verifying alone: 1 + k c."""
-    return 1.0 if speculative is None else 1.0 + speculative.num_speculative_tokens * speculative.draft_cost_fraction
+    return (
+        1.0
+        if speculative is None
+        else 1.0 + speculative.num_speculative_tokens * speculative.draft_cost_fraction
+    )
 
 
-# Per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of an iteration that
-# only decodes, X = min(g J, budget) prefill tokens of one that prefills g prompts, M its seconds, p pipeline stages.
-# Every request of equal length that leaves is replaced at once, so in the time S that one request is served all B running
-# requests are prefilled once:
+# Per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of
+# an iteration that only decodes, X = min(g J, budget) prefill tokens of one that prefills g
+# prompts, M its seconds, p pipeline stages. Every request of equal length that leaves is replaced
+# at once, so in the time S that one request is served all B running requests are prefilled once:
 #
-#     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v O)
+#     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v
+# O)
 #
-# M - D is M, of prefill alone, if prefill stops decoding or outlasts it; n is the iterations until a request's first token;
-# J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
-# serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
-# rate, and near balance each waits for the other, which the root of squares rounds off. Requests at any moment do not come in
-# step (`independent`): there S is the larger, and a first token waits u + B v for its own pass of the front end. Of R a
-# request waits for its own prompt and those before it until its first token; the rest delays its later tokens. Of the time the
-# front end adds, the share (u + v) / (u + v O) of its work falls before the first token, and of the rest b (H / S)^2: the
-# closer the front end is to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) / B longer
-# (Little's law). Where prompts wait w passes for others, and a come each pass, they wait w (1 + a w / 2) / (1 + a w) on
-# average: the first one opens the wait, the others come within it. Under speculation D is a verifying pass, with its drafting,
-# by the tokens it yields.
+# M - D is M, of prefill alone, if prefill stops decoding or outlasts it; n is the iterations until
+# a request's first token; J the prompt tokens that no prefix cache holds; o the engine's own work
+# per prompt and layer; u and v the front end's serial work per request and per streamed token. GPU
+# and front end are two stations of a closed loop: the busier one bounds the rate, and near balance
+# each waits for the other, which the root of squares rounds off. Requests at any moment do not come
+# in step (`independent`): there S is the larger, and a first token waits u + B v for its own pass
+# of the front end. Of R a request waits for its own prompt and those before it until its first
+# token; the rest delays its later tokens. Of the time the front end adds, the share (u + v) / (u +
+# v O) of its work falls before the first token, and of the rest b (H / S)^2: the closer the front
+# end is to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) /
+# B longer (Little's law). Where prompts wait w passes for others, and a come each pass, they wait w
+# (1 + a w / 2) / (1 + a w) on average: the first one opens the wait, the others come within it.
+# Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +83,9 @@ class ServingCosts:
     prompt_s: FloatArray
     """Delay of all requests by the prefill of one prompt."""
     wave_s: FloatArray
-    """Part of ttft_s in which requests that start in a wave wait for others of it, spread over all requests."""
+    """Part of ttft_s in which requests that start in a wave wait for others of it, spread over all
+    requests.
+    """
     kv_limited: BoolArray
     """Whether the KV cache limits B, rather than the load or max_num_seqs."""
     fits: BoolArray
@@ -97,7 +108,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
+    # A queue that never empties refills what leaves: as many prompts a pass as requests have their
+    # last token.
     endless = case.prefill_group == math.inf
     group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
@@ -105,39 +117,62 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
     rows = share * (1 + k)
     beside = rows if engine.schedule == "mixed" else 1.0
-    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
+    chunk = np.minimum(
+        np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0)
+    )
     prompts = chunk / computed
     wait, arrivals = engine.batch_wait_iterations, running * yields / output
-    # Speculation shortens a life by passes, but better guesses must not make prompts cheaper: arrivals by tokens, not passes.
+    # Speculation shortens a life by passes, but better guesses must not make prompts cheaper:
+    # arrivals by tokens, not passes.
     together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
-    verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
-    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
+    verify = _iteration(
+        case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context
+    )
+    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its
+    # kernels one by one.
     launches = launching(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     # Chunks beyond the iterations of a request's life find nothing to ride along with.
     riding = (
-        np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0) if engine.schedule == "mixed" else none
+        np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0)
+        if engine.schedule == "mixed"
+        else none
     )
     extra = none
     if np.any(riding < 1.0):
         extra = _iteration(
-            case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts, routed=together * chunk), context, launches
+            case,
+            c,
+            Pass(tokens=chunk, decoding=none, prefill_requests=prompts, routed=together * chunk),
+            context,
+            launches,
         )
     if engine.schedule == "mixed":
         routed = rows + together * chunk
-        both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, routed=routed, drafted=k)
-        extra = riding * (_iteration(case, c, both, context, launches) - verify) + (1.0 - riding) * extra
+        both = Pass(
+            tokens=rows + chunk, decoding=share, prefill_requests=prompts, routed=routed, drafted=k
+        )
+        extra = (
+            riding * (_iteration(case, c, both, context, launches) - verify)
+            + (1.0 - riding) * extra
+        )
     around = prompt_overhead(case)
     alone = (extra / prompts + around) / stages  # what one prompt costs its own group
     prompt = alone / together  # what one prompt of each group costs everyone: groups step together
     if output == 1.0:
         alone = prompt  # all of a request's life is before its first token
-    own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
+    own = extra * (
+        1.0 - 1.0 / stages
+    )  # what a chunk's way through the other stages costs its owner
 
-    before = np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
+    before = (
+        np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
+    )
     # Chunks that decoding rides along with take a decoding iteration's time too.
-    passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+    passes = (
+        np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+    )
     passes = passes + wait * (1.0 + 0.5 * wait * arrivals) / (1.0 + wait * arrivals)
     first = passes * step + before * alone + own
     interference = running * prompt - before * alone
@@ -146,15 +181,21 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     served = np.maximum(busy, front_end) if case.independent else np.hypot(busy, front_end)
     waiting = served - busy
     own_share = _before_first_token(engine, output)
-    early = waiting * (own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share))
-    apart = first_token_alone(case) + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
+    early = waiting * (
+        own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share)
+    )
+    apart = first_token_alone(case) + case.independent * (
+        engine.request_overhead_s + running * engine.stream_overhead_s
+    )
     # Whoever is on the way takes no place: those who find none wait as much less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
-        tpot_s=decode + (interference + waiting - early) / (output - 1.0) if output > 1.0 else np.zeros(len(c)),
+        tpot_s=decode + (interference + waiting - early) / (output - 1.0)
+        if output > 1.0
+        else np.zeros(len(c)),
         request_latency_s=latency,
         parts={
             "queue": queue,
@@ -164,7 +205,9 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
             "decode": (output - 1.0) * decode,
         },
         output_tokens_per_second_per_gpu=np.minimum(c.concurrency, in_flight * c.schedulers)
-        * output / latency / (c.data_parallel_size * c.tensor_parallel_size * stages),
+        * output
+        / latency
+        / (c.data_parallel_size * c.tensor_parallel_size * stages),
         running=running,
         max_running=most,
         prompt_s=prompt,
@@ -173,7 +216,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
         fits=fits,
         sustained=np.ones(len(c), dtype=bool),
         bytes=memory,
-    )  # fmt: skip
+    )
 
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
@@ -181,8 +224,12 @@ def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatAr
     return _room(case, candidates, serving_bytes(case, candidates))[0]
 
 
-def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """(requests that run at once, those that the cache alone would hold, whether one whole request fits)."""
+def _room(
+    case: ServingCase, c: ServingCandidates, memory: ServingBytes
+) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """(requests that run at once, those that the cache alone would hold, whether one whole request
+    fits).
+    """
     length, output = float(case.input_length), float(case.output_length)
     # A full cache holds requests of all ages: on average a share of their output.
     t = c.tensor_parallel_size
@@ -190,12 +237,17 @@ def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tupl
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     by_cache = np.maximum(rooms / cached, 1.0)
     whole = rooms >= cached_tokens(case, t, length + output)
-    return np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)), by_cache, whole
+    return (
+        np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)),
+        by_cache,
+        whole,
+    )
 
 
 def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
-    """Requests whose decoding leaves a mixed pass room for the prompts of those that follow them: more never come to decode
-    at once. At least as many as fill half of the pass, for prompts also have passes of their own.
+    """Requests whose decoding leaves a mixed pass room for the prompts of those that follow them:
+    more never come to decode at once. At least as many as fill half of the pass, for prompts also
+    have passes of their own.
     """
     if case.engine.schedule != "mixed":
         return np.full(len(c), np.inf)
@@ -212,9 +264,12 @@ def prompt_overhead(case: ServingCase) -> float:
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
 
-def _groups_with_prompts(c: ServingCandidates, arrivals: FloatArray, group: FloatArray) -> FloatArray:
-    """Share of a stage's attention groups that have a prompt in a pass where any has, with so many arriving in each while
-    prompts gather: the mean of a Poisson number that is not 0, at least as many as come together.
+def _groups_with_prompts(
+    c: ServingCandidates, arrivals: FloatArray, group: FloatArray
+) -> FloatArray:
+    """Share of a stage's attention groups that have a prompt in a pass where any has, with so many
+    arriving in each while prompts gather: the mean of a Poisson number that is not 0, at least as
+    many as come together.
     """
     groups = c.attention_data_parallel_size
     coming = groups * arrivals
@@ -225,23 +280,34 @@ def _groups_with_prompts(c: ServingCandidates, arrivals: FloatArray, group: Floa
 
 def launching(case: ServingCase) -> float:
     """Seconds that a pass with prompts takes at least: its kernels are launched one by one."""
-    return case.engine.eager_layer_s * case.model.num_hidden_layers + case.experts.eager_layer_s * case.model.moe_layers
+    return (
+        case.engine.eager_layer_s * case.model.num_hidden_layers
+        + case.experts.eager_layer_s * case.model.moe_layers
+    )
 
 
 def first_token_alone(case: ServingCase) -> float:
-    """Seconds before a first token in which neither device nor front end works on it; none where both wait for nobody."""
+    """Seconds before a first token in which neither device nor front end works on it; none where
+    both wait for nobody.
+    """
     mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
     return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Share of the front end's work on a request before its first token: admission, and that token itself."""
+    """Share of the front end's work on a request before its first token: admission, and that token
+    itself.
+    """
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
 def _iteration(
-    case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float, launches: float = 0.0
+    case: ServingCase,
+    candidates: ServingCandidates,
+    batch: Pass,
+    context: float,
+    launches: float = 0.0,
 ) -> FloatArray:
     """Seconds of a forward pass, at least its `launches`, and of the host's work around it."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding

@@ -1,12 +1,14 @@
-"""One scheduler of a continuous-batching engine, event by event: chunked prefill, staggered requests, paging, preemption.
+"""One scheduler of a continuous-batching engine, event by event: chunked prefill, staggered
+requests, paging, preemption.
 
-Between an arrival, the end of a prompt and a last token nothing changes but the length of what is cached, by one token a
-sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such passes take
+Between an arrival, the end of a prompt and a last token nothing changes but the length of what is
+cached, by one token a sequence and pass. With B sequences, K cached tokens and c = cached_token_s,
+n such passes take
 
     n (base(B) + c K) + c B n (n - 1) / 2
 
-so a request costs a few events, however many tokens it has. The front end is a server of its own that works in order of arrival
-beside the device.
+so a request costs a few events, however many tokens it has. The front end is a server of its own
+that works in order of arrival beside the device.
 """
 
 import heapq
@@ -21,9 +23,13 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
 SETTLED = 600
-"""Passes in which SGLang's promise sinks from its first share to its last (new_token_ratio_decay_steps)."""
+"""Passes in which SGLang's promise sinks from its first share to its last
+(new_token_ratio_decay_steps).
+"""
 AHEAD = 20
-"""Passes that an engine which promises makes room for when its cache is full (SGLang's retract_decode_steps)."""
+"""Passes that an engine which promises makes room for when its cache is full (SGLang's
+retract_decode_steps).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,9 @@ class Served:
     @property
     def tpot_s(self) -> FloatArray:
         """Seconds per output token after the first; 0 where there is none."""
-        seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(self.output_tokens - 1, 1)
+        seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(
+            self.output_tokens - 1, 1
+        )
         return seconds
 
 
@@ -58,11 +66,17 @@ def serve(
     think_s: float = 0.0,
     cached_tokens: IntArray | None = None,
 ) -> Served:
-    """What becomes of requests that come at their arrivals (ascending), or `concurrency` at a time, `think_s` after an end.
+    """What becomes of requests that come at their arrivals (ascending), or `concurrency` at a time,
+    `think_s` after an end.
 
-    `cached_tokens` of a prompt are found in the prefix cache. A request that alone outgrows the cache is served all the same.
+    `cached_tokens` of a prompt are found in the prefix cache. A request that alone outgrows the
+    cache is served all the same.
     """
-    cached = np.zeros_like(input_tokens) if cached_tokens is None else np.minimum(cached_tokens, input_tokens - 1)
+    cached = (
+        np.zeros_like(input_tokens)
+        if cached_tokens is None
+        else np.minimum(cached_tokens, input_tokens - 1)
+    )
     run = _Scheduler(table, input_tokens, output_tokens, cached)
     run.begin(arrival_s, concurrency, think_s)
     while run.served < len(input_tokens):
@@ -70,18 +84,25 @@ def serve(
         run.admit()
         run.step()
     return Served(
-        arrival_s=np.array(run.arrival), first_token_s=np.array(run.first), finish_s=np.array(run.finish),
-        output_tokens=output_tokens, preemptions=run.preemptions,
-    )  # fmt: skip
+        arrival_s=np.array(run.arrival),
+        first_token_s=np.array(run.first),
+        finish_s=np.array(run.finish),
+        output_tokens=output_tokens,
+        preemptions=run.preemptions,
+    )
 
 
 class _Scheduler:
     """The state between two events. Requests are numbers, their columns lists."""
 
-    def __init__(self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray) -> None:
+    def __init__(
+        self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray
+    ) -> None:
         self.table = table
         self.prompt: list[int] = inputs.tolist()
-        """Tokens that prefill leaves in the cache; after a preemption with those generated before it."""
+        """Tokens that prefill leaves in the cache; after a preemption with those generated before
+        it.
+        """
         self.done: list[int] = cached.tolist()
         """Of these, already in the cache."""
         self.left: list[int] = outputs.tolist()
@@ -120,14 +141,22 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Waiting requests get a slot, and room for their prompt beside the next pass or for as much as the engine promises."""
+        """Waiting requests get a slot, and room for their prompt beside the next pass or for as
+        much as the engine promises.
+        """
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
             request = self.waiting[0]
             prompt, left = self.prompt[request], self.left[request]
-            coming = self.share * (self.promised - self.used) + left if self.share else len(self.decoding)
+            coming = (
+                self.share * (self.promised - self.used) + left
+                if self.share
+                else len(self.decoding)
+            )
             taken = prompt + table.state_tokens
-            if self.used + taken + coming > table.cache_tokens and (self.decoding or self.prefilling):
+            if self.used + taken + coming > table.cache_tokens and (
+                self.decoding or self.prefilling
+            ):
                 return
             self.prefilling.append(self.waiting.popleft())
             self.used += taken
@@ -143,7 +172,9 @@ class _Scheduler:
             self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
-        """One pass with as many prompt tokens as it may hold, beside decoding or, with prefill_first, instead of it."""
+        """One pass with as many prompt tokens as it may hold, beside decoding or, with
+        prefill_first, instead of it.
+        """
         table = self.table
         beside = 0 if table.prefill_first else len(self.decoding)
         space, tokens, keys = max(table.max_num_batched_tokens - beside, 1), 0, 0.0
@@ -180,22 +211,31 @@ class _Scheduler:
             root = math.sqrt(linear * linear + 4.0 * growth * wait)
             count = min(count, math.ceil(2.0 * wait / (linear + root)))
         count = max(count, 1)
-        self._advance(count * base + growth * count * (count - 1), sequences=sequences, count=count, firsts=0)
+        self._advance(
+            count * base + growth * count * (count - 1), sequences=sequences, count=count, firsts=0
+        )
         self._make_room()
 
     def _advance(self, seconds: float, *, sequences: int, count: int, firsts: int) -> None:
-        """Let `count` passes go by, in which `sequences` decode, and requests that are through leave."""
+        """Let `count` passes go by, in which `sequences` decode, and requests that are through
+        leave.
+        """
         table = self.table
         streamed = (sequences * count + firsts) * table.stream_s
         if sequences:
             seconds += table.cached_token_s * self.cached * count
             self.passes += count
-            self.share = max(self.share - count * (table.promised[0] - table.promised[1]) / SETTLED, table.promised[1])
+            self.share = max(
+                self.share - count * (table.promised[0] - table.promised[1]) / SETTLED,
+                table.promised[1],
+            )
             self.cached += sequences * count
             self.used += sequences * count
         self.now += seconds
         if streamed:
-            self.front = max(self.front + streamed, self.now + (sequences + firsts) * table.stream_s)
+            self.front = max(
+                self.front + streamed, self.now + (sequences + firsts) * table.stream_s
+            )
         while self.ends and self.ends[0][0] <= self.passes:
             last, request = heapq.heappop(self.ends)
             if self.decoding.get(request) == last:
@@ -228,9 +268,11 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """If the next pass would outgrow the cache, the youngest go back to the queue's head, to be computed again.
+        """If the next pass would outgrow the cache, the youngest go back to the queue's head, to be
+        computed again.
 
-        An engine that promises takes from then on the share that it has seen its running requests generate.
+        An engine that promises takes from then on the share that it has seen its running requests
+        generate.
         """
         cache, last_share = self.table.cache_tokens, self.table.promised[1]
         if self.used + len(self.decoding) <= cache or last_share == 1.0:
@@ -256,7 +298,9 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base(self, decoding: int, prompt: int) -> float:
-        """Seconds of a pass without its attention to cached tokens: lines between the table's places."""
+        """Seconds of a pass without its attention to cached tokens: lines between the table's
+        places.
+        """
         row = self.rows.get(decoding)
         if row is None:
             row = self.rows[decoding] = self.table.row(decoding)

@@ -1,9 +1,12 @@
-"""Experts while serving: their slots on the ranks, the busiest rank, grouped matmuls, and the tokens' way there and back.
+"""Experts while serving: their slots on the ranks, the busiest rank, grouped matmuls, and the
+tokens' way there and back.
 
-E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in popularity, with variance s
-around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit with probability 1 - (1 + s x)^(-1/s), x = n k / S;
-for s = 0 that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted,
-and a smaller one for the load of ranks, which lasts. Experts coarser than 128 to a layer are averages of finer ones: s E / 128.
+E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in
+popularity, with variance s around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is
+hit with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 that is 1 - exp(-x). Routers
+balance their experts over a corpus, not over the requests of one moment: s is fitted, and a smaller
+one for the load of ranks, which lasts. Experts coarser than 128 to a layer are averages of finer
+ones: s E / 128.
 """
 
 import functools
@@ -14,19 +17,31 @@ from statistics import NormalDist
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.matrices import expert_matrices, latent_matrices, router_matrix, shared_expert_matrices
+from hp_tool.cost.matrices import (
+    expert_matrices,
+    latent_matrices,
+    router_matrix,
+    shared_expert_matrices,
+)
 from hp_tool.cost.matrix import entries, shapes
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
-from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
+from hp_tool.cost.serving.operations import (
+    OUTPUT_BYTES,
+    exchange_seconds,
+    matmuls_seconds,
+    thin_roof,
+)
 from hp_tool.cost.serving.weights import INT4_BYTES, MXFP4_BYTES
 from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
 USUAL_LAUNCHES_S = 3e-5
-"""Fixed seconds of a layer's routed experts on a die where nobody timed them: those of the H100's in 16 bits."""
+"""Fixed seconds of a layer's routed experts on a die where nobody timed them: those of the H100's
+in 16 bits.
+"""
 FINE = 128
 """Experts of a layer from which popularity varies in full."""
 SPARE_SLOTS = 16
@@ -34,14 +49,18 @@ SPARE_SLOTS = 16
 
 
 def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
-    """Second copies of experts that fill equal slots on each rank: 32 for 256 experts on 144 ranks; 0 without experts."""
+    """Second copies of experts that fill equal slots on each rank: 32 for 256 experts on 144 ranks;
+    0 without experts.
+    """
     fewest: IntArray = -(model.num_experts or 0) % np.asarray(expert_parallel_size)
     return fewest * (model.num_experts is not None)
 
 
 def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Experts, second copies included, on one rank: (E + r) / e."""
-    per_rank: FloatArray = ((case.model.num_experts or 0) + candidates.redundant_experts) / candidates.expert_parallel_size
+    per_rank: FloatArray = (
+        (case.model.num_experts or 0) + candidates.redundant_experts
+    ) / candidates.expert_parallel_size
     return per_rank
 
 
@@ -65,20 +84,25 @@ def _ranks(candidates: ServingCandidates) -> IntArray:
 def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
     """Token copies of the busiest of the e ranks over the mean, for `tokens` of each scheduler.
 
-    The popularity of what it holds (`busiest_share`), and sqrt(2 ln e / load) for chance, the expected largest of so many
-    Poisson counts; at most all tokens on one rank. A query's own figure stands for both.
+    The popularity of what it holds (`busiest_share`), and sqrt(2 ln e / load) for chance, the
+    expected largest of so many Poisson counts; at most all tokens on one rank. A query's own figure
+    stands for both.
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
         fixed: FloatArray = np.minimum(case.expert_imbalance, e)
         return fixed
-    load = tokens * candidates.attention_data_parallel_size * (case.model.num_experts_per_tok or 1) / e
+    load = (
+        tokens * candidates.attention_data_parallel_size * (case.model.num_experts_per_tok or 1) / e
+    )
     chance = np.sqrt(2.0 * np.log(e) / np.maximum(load, 1e-9))
     base = int(e.max(initial=1)) + 1
     different, which = np.unique(candidates.redundant_experts * base + e, return_inverse=True)
     experts = case.model.num_experts or 1
     variance = case.experts.load_variance * min(experts / FINE, 1.0)
-    shares = [busiest_share(experts, *divmod(layout, base), variance) for layout in different.tolist()]
+    shares = [
+        busiest_share(experts, *divmod(layout, base), variance) for layout in different.tolist()
+    ]
     factor: FloatArray = np.minimum(np.array(shares)[which] + chance, e)
     return factor
 
@@ -87,22 +111,28 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
     """Popularity of what the busiest rank holds, over the mean.
 
-    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after the other, to the slots
-    with most tokens, and slots to ranks by their load, as DeepSeek's EPLB does; an engine may leave copies idle, so that more
-    of them never do harm.
+    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after
+    the other, to the slots with most tokens, and slots to ranks by their load, as DeepSeek's EPLB
+    does; an engine may leave copies idle, so that more of them never do harm.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
     fewest = -experts % ranks
     spare = min((redundant - fewest) // ranks, SPARE_SLOTS)
-    plans = [_balanced(experts, fewest + k * ranks, ranks, variance) for k in range(spare + 1) if fewest + k * ranks]
+    plans = [
+        _balanced(experts, fewest + k * ranks, ranks, variance)
+        for k in range(spare + 1)
+        if fewest + k * ranks
+    ]
     if not fewest:
         plans.append(1.0 + math.sqrt(2.0 * math.log(ranks) * variance * ranks / experts))
     return min(*plans, float(ranks))
 
 
 def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """The busiest rank's load over the mean after replication of the most loaded, and packing the largest first."""
+    """The busiest rank's load over the mean after replication of the most loaded, and packing the
+    largest first.
+    """
     heap = [(-load, 1) for load in _popularity(experts, variance)]
     heapq.heapify(heap)
     for _ in range(redundant):
@@ -121,109 +151,163 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
 
 
 def _popularity(experts: int, variance: float) -> list[float]:
-    """Quantiles of the Gamma distribution of mean 1 (Wilson and Hilferty's approximation), scaled to that mean."""
+    """Quantiles of the Gamma distribution of mean 1 (Wilson and Hilferty's approximation), scaled
+    to that mean.
+    """
     shape = 1.0 / variance
     normal = NormalDist()
     places = (normal.inv_cdf((i + 0.5) / experts) for i in range(experts))
-    quantiles = [max(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape)), 0.0) ** 3 for z in places]
+    quantiles = [
+        max(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape)), 0.0) ** 3 for z in places
+    ]
     mean = sum(quantiles) / experts
     return [value / mean for value in quantiles]
 
 
-def hit_slots(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray) -> FloatArray:
-    """Slots of the busiest rank that get at least one token; a rank in use has one, and k experts are hit in all."""
+def hit_slots(
+    case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray
+) -> FloatArray:
+    """Slots of the busiest rank that get at least one token; a rank in use has one, and k experts
+    are hit in all.
+    """
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
     available = slots(case, candidates)
-    mean = -tokens * candidates.attention_data_parallel_size * math.log1p(-min(top_k / experts, 1.0 - 1e-12))
+    mean = (
+        -tokens
+        * candidates.attention_data_parallel_size
+        * math.log1p(-min(top_k / experts, 1.0 - 1e-12))
+    )
     x = mean * factor * experts / (experts + candidates.redundant_experts)
-    s = 0.0 if case.expert_imbalance is not None else case.experts.popularity_variance * min(experts / FINE, 1.0)
+    s = (
+        0.0
+        if case.expert_imbalance is not None
+        else case.experts.popularity_variance * min(experts / FINE, 1.0)
+    )
     missed = np.exp(-x) if s == 0.0 else (1.0 + s * x) ** (-1.0 / s)
     least = np.maximum(top_k / candidates.expert_parallel_size, 1.0)
     return np.minimum(np.maximum(available * (1.0 - missed), least), available)
 
 
-def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
+def experts_seconds(
+    case: ServingCase, candidates: ServingCandidates, tokens: FloatArray
+) -> FloatArray:
     """Seconds of router, shared and routed experts of one layer on the busiest rank.
 
-    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Routed experts take as long as timed
-    ones (`GroupedRoofline`): their launches, quantised inputs and permutation are in it. Copies of tokens are gathered,
-    activated, and summed beside.
+    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Routed
+    experts take as long as timed ones (`GroupedRoofline`): their launches, quantised inputs and
+    permutation are in it. Copies of tokens are gathered, activated, and summed beside.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
     top_k, split = model.num_experts_per_tok or 1, _split(candidates)
-    busiest = tokens * candidates.attention_data_parallel_size * top_k / candidates.expert_parallel_size * factor
+    busiest = (
+        tokens
+        * candidates.attention_data_parallel_size
+        * top_k
+        / candidates.expert_parallel_size
+        * factor
+    )
     local = hit_slots(case, candidates, tokens, factor)
     expert = entries(expert_matrices(model)) / (model.num_experts or 1) / split
     width = model.expert_size / split
-    moved = busiest * OUTPUT_BYTES * (3.0 * (model.moe_latent_size or model.hidden_size) + 2.0 * model.mlp_inputs * width)
+    moved = (
+        busiest
+        * OUTPUT_BYTES
+        * (3.0 * (model.moe_latent_size or model.hidden_size) + 2.0 * model.mlp_inputs * width)
+    )
     moved = moved / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
     kernel = expert_kernel(case)
     routed = _grouped_seconds(case, kernel, copies=busiest, hit=local, weights=expert) + moved
     if kernel.few is not None:
         few = _grouped_seconds(case, kernel.few, copies=busiest, hit=local, weights=expert) + moved
-        routed = np.where(tokens * candidates.attention_data_parallel_size <= kernel.few_tokens, few, routed)
+        routed = np.where(
+            tokens * candidates.attention_data_parallel_size <= kernel.few_tokens, few, routed
+        )
     always: Floats = 0.0
     if model.num_shared_experts:
         shared = shapes(shared_expert_matrices(model, tensor=candidates.tensor_parallel_size))
-        always = matmuls_seconds(case, tokens, shared, precision=precision, weight_bytes=case.expert_bytes)
+        always = matmuls_seconds(
+            case, tokens, shared, precision=precision, weight_bytes=case.expert_bytes
+        )
     around = shapes([router_matrix(model), *latent_matrices(model)])
     router = matmuls_seconds(case, tokens, around)
-    seconds: FloatArray = case.experts.grouped_slowdown * routed + case.experts.layer_overhead_s + always + router
+    seconds: FloatArray = (
+        case.experts.grouped_slowdown * routed + case.experts.layer_overhead_s + always + router
+    )
     return seconds
 
 
 def _grouped_seconds(
-    case: ServingCase, roof: GroupedRoofline, *, copies: FloatArray, hit: FloatArray, weights: Floats
+    case: ServingCase,
+    roof: GroupedRoofline,
+    *,
+    copies: FloatArray,
+    hit: FloatArray,
+    weights: Floats,
 ) -> FloatArray:
     """Seconds of grouped matmuls over token copies and hit experts of so many weights each."""
     gpu, p = case.cluster.gpu, roof.sharpness
     peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
     arithmetic = 2.0 * (copies + roof.tile_rows * hit) * weights / (roof.peak_fraction * peak)
-    read = case.expert_bytes * weights * hit / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    read = (
+        case.expert_bytes
+        * weights
+        * hit
+        / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    )
     seconds: FloatArray = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p)
     return seconds
 
 
 def expert_kernel(case: ServingCase) -> ExpertKernel:
-    """Return the kernel for routed experts in the case's weight format. On a die whose experts nobody timed, matmuls are as
-    others are, after usual launches.
+    """Return the kernel for routed experts in the case's weight format. On a die whose experts
+    nobody timed, matmuls are as others are, after usual launches.
     """
     timed, precision = case.expert_kernels, case.expert_precision
     if case.expert_bytes < ELEMENT_BYTES[precision]:
         own = _widened(case)
     else:
-        own = ("fp8_tensor" if precision == "fp8" and case.engine.fp8_scales == "tensor" else precision,)
+        own = (
+            "fp8_tensor"
+            if precision == "fp8" and case.engine.fp8_scales == "tensor"
+            else precision,
+        )
     for name in (*own, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
         if name in timed:
             return timed[name]
     roof = thin_roof(case, precision)
     return ExpertKernel(
-        peak_fraction=roof.peak_fraction, bandwidth_fraction=roof.bandwidth_fraction, overhead_s=USUAL_LAUNCHES_S
+        peak_fraction=roof.peak_fraction,
+        bandwidth_fraction=roof.bandwidth_fraction,
+        overhead_s=USUAL_LAUNCHES_S,
     )
 
 
 def _widened(case: ServingCase) -> tuple[str, ...]:
-    """Formats whose kernels serve weights that are widened before the matmul, the case's own first. Formats that nobody timed
-    take a kernel that multiplies in 16 bits.
+    """Formats whose kernels serve weights that are widened before the matmul, the case's own first.
+    Formats that nobody timed take a kernel that multiplies in 16 bits.
     """
     mxfp4 = case.expert_kernels.get("mxfp4")
     narrow = mxfp4 is not None and mxfp4.arithmetic is not None and case.expert_bytes != MXFP4_BYTES
     return ("int4", "mxfp4") if narrow or case.expert_bytes == INT4_BYTES else ("mxfp4", "int4")
 
 
-# Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where
-# the experts multiply in 8 or 4, results in 16 bits.
+# Tokens on their way to experts and back, as DeepEP's kernels send them
+# (github.com/deepseek-ai/DeepEP): inputs in 8 bits where the experts multiply in 8 or 4, results in
+# 16 bits.
 #
-# low latency (a pass that only decodes, whole experts on each rank): one copy for each of a token's k experts, all of them
-# through the network where the experts span NVLink domains.
-# normal (a pass with prompts): one copy through the network to each other domain with any of the experts, and from there over
-# NVLink to each rank with any; results are summed on the way back. What also decodes takes at least its own low latency.
+# low latency (a pass that only decodes, whole experts on each rank): one copy for each of a token's
+# k experts, all of them through the network where the experts span NVLink domains. normal (a pass
+# with prompts): one copy through the network to each other domain with any of the experts, and from
+# there over NVLink to each rank with any; results are summed on the way back. What also decodes
+# takes at least its own low latency.
 
 SCALE_BYTES = 4.0 / 128.0
 """An fp32 scale per 128 numbers of a dispatched token."""
 SENDING_SHARE = 20.0 / 132.0
-"""SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
+"""SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv
+2412.19437, 3.2.2).
+"""
 
 
 Copies = tuple[FloatArray, FloatArray]
@@ -235,14 +319,21 @@ def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple
     n = _ranks(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
     near: FloatArray = (n - domains) * _used(case, candidates.expert_parallel_size)
-    far: FloatArray = (domains - 1.0) * _used(case, np.minimum(domains, candidates.expert_parallel_size))
+    far: FloatArray = (domains - 1.0) * _used(
+        case, np.minimum(domains, candidates.expert_parallel_size)
+    )
     whole, crosses = candidates.expert_parallel_size == n, domains > 1
     each = float(case.model.num_experts_per_tok or 1) * (1.0 - 1.0 / n)
-    low = np.where(whole, np.where(crosses, 0.0, each), near), np.where(whole, np.where(crosses, each, 0.0), far)
+    low = (
+        np.where(whole, np.where(crosses, 0.0, each), near),
+        np.where(whole, np.where(crosses, each, 0.0), far),
+    )
     return low, (near, far)
 
 
-def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> tuple[FloatArray, FloatArray]:
+def exchange(
+    case: ServingCase, candidates: ServingCandidates, batch: Pass
+) -> tuple[FloatArray, FloatArray]:
     """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
     n = _ranks(candidates)
     decoding = batch.decoding * (1 + batch.drafted)
@@ -250,10 +341,18 @@ def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> t
     low, normal = travelling_copies(case, candidates)
 
     def seconds(width: float) -> FloatArray:
-        row = width * (case.model.moe_latent_size or case.model.hidden_size) / candidates.tensor_parallel_size
-        exchange = exchange_seconds(case, row * decoding * low[0], row * decoding * low[1], group_size=n)
+        row = (
+            width
+            * (case.model.moe_latent_size or case.model.hidden_size)
+            / candidates.tensor_parallel_size
+        )
+        exchange = exchange_seconds(
+            case, row * decoding * low[0], row * decoding * low[1], group_size=n
+        )
         if np.any(prompts):
-            both = exchange_seconds(case, row * batch.tokens * normal[0], row * batch.tokens * normal[1], group_size=n)
+            both = exchange_seconds(
+                case, row * batch.tokens * normal[0], row * batch.tokens * normal[1], group_size=n
+            )
             exchange = np.where(prompts, np.maximum(both, exchange), exchange)
         return np.where(candidates.attention_data_parallel_size > 1, exchange, 0.0)
 
@@ -262,7 +361,9 @@ def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> t
 
 
 def _used(case: ServingCase, parts: IntArray) -> FloatArray:
-    """Probability that a token has an expert in one of `parts` equal parts of the experts, for each entry."""
+    """Probability that a token has an expert in one of `parts` equal parts of the experts, for each
+    entry.
+    """
     model = case.model
     experts, groups = model.num_experts or 1, model.n_group or 1
     kept = min(model.topk_group or groups, groups)

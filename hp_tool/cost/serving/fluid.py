@@ -1,9 +1,11 @@
-"""Many configurations under one long series of arrivals, as a fluid: no requests, only how many are in flight.
+"""Many configurations under one long series of arrivals, as a fluid: no requests, only how many are
+in flight.
 
-The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in load.py), so over a short time t, in
-which a requests arrive, n grows by a - X(n) t. Latencies are those of a closed load of n at the moment of arrival, and of what
-finds no room, the wait for those before it. What single events show beyond that, lengths that meet and prompts that come
-together, is missing: events.py has it, of one configuration at a time.
+The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in
+load.py), so over a short time t, in which a requests arrive, n grows by a - X(n) t. Latencies are
+those of a closed load of n at the moment of arrival, and of what finds no room, the wait for those
+before it. What single events show beyond that, lengths that meet and prompts that come together, is
+missing: events.py has it, of one configuration at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +33,11 @@ class Flow:
     """Requests that left until the last arrival."""
 
 
-def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float) -> Flow:
-    """What becomes of `arrivals` requests in each of the consecutive steps; shape of the candidates.
+def flow(
+    *, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float
+) -> Flow:
+    """What becomes of `arrivals` requests in each of the consecutive steps; shape of the
+    candidates.
 
     All requests have the case's lengths, and each scheduler gets its share of them.
     """
@@ -45,10 +50,13 @@ def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArr
         at = np.log(np.clip(n, 1.0, most)) * ratio
         low = np.minimum(at.astype(np.intp), LOADS - 2)
         share = at - low
-        rate, first, token = ((1.0 - share) * f[rows, low] + share * f[rows, low + 1] for f in (rates, ttfts, tpots))
+        rate, first, token = (
+            (1.0 - share) * f[rows, low] + share * f[rows, low + 1] for f in (rates, ttfts, tpots)
+        )
         ttft += arrived * (first + np.maximum(n - most, 0.0) / rate)
         tpot += arrived * token
-        # Those in the middle of the step leave at its rate; fewer than one request at that of one, in proportion.
+        # Those in the middle of the step leave at its rate; fewer than one request at that of one,
+        # in proportion.
         there = n + 0.5 * arrived / schedulers
         left = there * -np.expm1(-rate * step_s / np.maximum(there, 1.0))
         in_flight += there - 0.5 * left
@@ -63,9 +71,12 @@ def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArr
     )
 
 
-def _closed_loads(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(most requests that a scheduler runs, (n,); requests per second, TTFT and TPOT, (n, LOADS)) from one request to the most,
-    geometrically."""
+def _closed_loads(
+    case: ServingCase, candidates: ServingCandidates
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(most requests that a scheduler runs, (n,); requests per second, TTFT and TPOT, (n, LOADS))
+    from one request to the most, geometrically.
+    """
     calm, n = replace(steady(case), independent=True), len(candidates)
     alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))
     most = np.maximum(alone.max_running, 1.0 + 1e-9)

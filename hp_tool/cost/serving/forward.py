@@ -10,40 +10,73 @@ from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import SENDING_SHARE, exchange, experts_seconds
-from hp_tool.cost.serving.mixers import chosen_attention_seconds, index_seconds, mixer_log_sd, mixer_seconds
-from hp_tool.cost.serving.operations import OUTPUT_BYTES, all_reduce_seconds, attention_seconds, matmuls_seconds
+from hp_tool.cost.serving.mixers import (
+    chosen_attention_seconds,
+    index_seconds,
+    mixer_log_sd,
+    mixer_seconds,
+)
+from hp_tool.cost.serving.operations import (
+    OUTPUT_BYTES,
+    all_reduce_seconds,
+    attention_seconds,
+    matmuls_seconds,
+)
 from hp_tool.domain.hardware import Precision
 
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
-"""Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each), and
-the input of the projections once more. Rotary positions and the cache's writing belong to the timed attention."""
+"""Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two
+reads, two writes each), and the input of the projections once more. Rotary positions and the
+cache's writing belong to the timed attention.
+"""
 
 
-def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
-    """Seconds of all layers, one after the other, and of the output layer for every sequence that gets a token.
+def forward_seconds(
+    case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
+) -> FloatArray:
+    """Seconds of all layers, one after the other, and of the output layer for every sequence that
+    gets a token.
 
-    With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th part.
+    With pipeline parallelism this is the latency through all stages; a stage is busy for its p-th
+    part.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     message = batch.tokens * model.hidden_size * OUTPUT_BYTES
     reduce = all_reduce_seconds(case, message, group_size=t)
-    seconds, *others = (_layers(case.of(kind), candidates, batch, context, reduce=reduce) for _, kind in model.kinds)
+    seconds, *others = (
+        _layers(case.of(kind), candidates, batch, context, reduce=reduce) for _, kind in model.kinds
+    )
     for each in others:
         seconds = seconds + each
     rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
-    output = matmuls_seconds(case, rows, [(model.vocab_size / t, float(model.hidden_size))], precision=_head_precision(case),
-                             weight_bytes=OUTPUT_BYTES)  # fmt: skip
+    output = matmuls_seconds(
+        case,
+        rows,
+        [(model.vocab_size / t, float(model.hidden_size))],
+        precision=_head_precision(case),
+        weight_bytes=OUTPUT_BYTES,
+    )
     distance = t * candidates.attention_data_parallel_size
-    # The receiver sits in another domain exactly where a domain holds no more ranks than the distance.
+    # The receiver sits in another domain exactly where a domain holds no more ranks than the
+    # distance.
     crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 
-def _layers(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float, *, reduce: FloatArray) -> FloatArray:
-    """Seconds of all layers of one kind, dense ones and those with experts; `reduce`: those of summing up a region's ranks."""
+def _layers(
+    case: ServingCase,
+    candidates: ServingCandidates,
+    batch: Pass,
+    context: float,
+    *,
+    reduce: FloatArray,
+) -> FloatArray:
+    """Seconds of all layers of one kind, dense ones and those with experts; `reduce`: those of
+    summing up a region's ranks.
+    """
     model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     attention = _mixer_block(case, candidates, batch, context)
@@ -52,24 +85,42 @@ def _layers(case: ServingCase, candidates: ServingCandidates, batch: Pass, conte
     seconds = (layers - mixtures) * attention
     if layers > mixtures and model.feed_forward != "none":
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
-        # The activation between the MLP's matrices: it reads what they write, and writes the next one's input.
+        # The activation between the MLP's matrices: it reads what they write, and writes the next
+        # one's input.
         moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
         dense = dense + batch.tokens * moved / _reached_bandwidth(case)
         seconds = seconds + (layers - mixtures) * dense
     if mixtures:
-        seconds = seconds + mixtures * _mixture(case, candidates, batch, context, attention=attention, reduce=reduce)
+        seconds = seconds + mixtures * _mixture(
+            case, candidates, batch, context, attention=attention, reduce=reduce
+        )
     return seconds
 
 
-def _mixer_block(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
-    """Seconds of what mixes tokens in one layer, with its projections and the layer's elementwise kernels and overhead."""
+def _mixer_block(
+    case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float
+) -> FloatArray:
+    """Seconds of what mixes tokens in one layer, with its projections and the layer's elementwise
+    kernels and overhead.
+    """
     model, t = case.model, candidates.tensor_parallel_size
-    share = 0.5 if "none" in (model.mixer, model.feed_forward) else 1.0  # one norm and residual, of the usual two
-    elementwise = batch.tokens * (share * ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
+    share = (
+        0.5 if "none" in (model.mixer, model.feed_forward) else 1.0
+    )  # one norm and residual, of the usual two
+    elementwise = (
+        batch.tokens * (share * ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
+    )
     if model.mixer == "none":
         return elementwise + share * case.engine.layer_overhead_s
-    projections = matmuls_seconds(case, batch.tokens, shapes_by_source(mixer_matrices(model, tensor=t)))
-    return projections + _core_seconds(case, t, batch, context) + elementwise + share * case.engine.layer_overhead_s
+    projections = matmuls_seconds(
+        case, batch.tokens, shapes_by_source(mixer_matrices(model, tensor=t))
+    )
+    return (
+        projections
+        + _core_seconds(case, t, batch, context)
+        + elementwise
+        + share * case.engine.layer_overhead_s
+    )
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
@@ -77,9 +128,13 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:
-        return mixer_seconds(case, t, decoding=decoding, prompt_tokens=tokens, prompts=prompts, drafted=drafted)
+        return mixer_seconds(
+            case, t, decoding=decoding, prompt_tokens=tokens, prompts=prompts, drafted=drafted
+        )
     if case.model.index_topk is None:
-        return attention_seconds(case, t, decoding=decoding, context=context, prefill_requests=prompts, drafted=drafted)
+        return attention_seconds(
+            case, t, decoding=decoding, context=context, prefill_requests=prompts, drafted=drafted
+        )
     seconds, chosen = (
         part(case, t, decoding=decoding, context=context, prompt_tokens=tokens, drafted=drafted)
         for part in (index_seconds, chosen_attention_seconds)
@@ -87,15 +142,20 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
     return case.engine.attention_slowdown * (seconds + chosen)
 
 
-def mixers_log_sd(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
-    """Standard deviation of log(measured / predicted) of a pass for want of served runs with recurrent or sparse layers: that
-    of their kernels by their share of the pass, as if all were off by one factor. Zeros where the model has none.
+def mixers_log_sd(
+    case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
+) -> FloatArray:
+    """Standard deviation of log(measured / predicted) of a pass for want of served runs with
+    recurrent or sparse layers: that of their kernels by their share of the pass, as if all were off
+    by one factor. Zeros where the model has none.
     """
     doubted = np.zeros(len(candidates))
     for layers, kind in case.model.kinds:
         own = case.of(kind)
         if sd := mixer_log_sd(own):
-            doubted = doubted + layers * sd * _core_seconds(own, candidates.tensor_parallel_size, batch, context)
+            doubted = doubted + layers * sd * _core_seconds(
+                own, candidates.tensor_parallel_size, batch, context
+            )
     return doubted / forward_seconds(case, candidates, batch, context=context)
 
 
@@ -105,36 +165,54 @@ def _reached_bandwidth(case: ServingCase) -> float:
 
 
 def _mixture(
-    case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float, *, attention: FloatArray, reduce: FloatArray
+    case: ServingCase,
+    candidates: ServingCandidates,
+    batch: Pass,
+    context: float,
+    *,
+    attention: FloatArray,
+    reduce: FloatArray,
 ) -> FloatArray:
     """Seconds of one layer with experts.
 
-    With one attention group its ranks sum up as those of any MLP do (`reduce`). With several, tokens travel to the experts and
-    back. In two-batch overlap one half of the batch is a phase behind the other: of attention, dispatch, experts and combine
-    each computing phase runs beside a travelling one of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels
-    that send prompts' tokens take their share of the SMs from what computes beside them.
+    With one attention group its ranks sum up as those of any MLP do (`reduce`). With several,
+    tokens travel to the experts and back. In two-batch overlap one half of the batch is a phase
+    behind the other: of attention, dispatch, experts and combine each computing phase runs beside a
+    travelling one of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that
+    send prompts' tokens take their share of the SMs from what computes beside them.
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)
     routed = batch.tokens if batch.routed is None else batch.routed
-    plain = attention + experts_seconds(case, candidates, routed) + np.where(d > 1, dispatch + combine, reduce)
+    plain = (
+        attention
+        + experts_seconds(case, candidates, routed)
+        + np.where(d > 1, dispatch + combine, reduce)
+    )
     spans = candidates.tensor_parallel_size * d > case.cluster.nvlink_domain_size
     turns = (d > 1) & (spans if case.two_batch_overlap is None else case.two_batch_overlap)
     if not np.any(turns):
         return plain
     half = replace(
-        batch, tokens=0.5 * batch.tokens, decoding=0.5 * batch.decoding, prefill_requests=0.5 * batch.prefill_requests
+        batch,
+        tokens=0.5 * batch.tokens,
+        decoding=0.5 * batch.decoding,
+        prefill_requests=0.5 * batch.prefill_requests,
     )
     dispatch, combine = exchange(case, candidates, half)
     shrunk = 1.0 / (1.0 - SENDING_SHARE * (batch.prefill_requests > 0.0))
     within = all_reduce_seconds(
-        case, half.tokens * case.model.hidden_size * OUTPUT_BYTES, group_size=candidates.tensor_parallel_size
+        case,
+        half.tokens * case.model.hidden_size * OUTPUT_BYTES,
+        group_size=candidates.tensor_parallel_size,
     )
     attention = shrunk * _mixer_block(case, candidates, half, context) + within
     experts = shrunk * experts_seconds(case, candidates, 0.5 * routed)
     phases = np.maximum(attention, combine) + np.maximum(dispatch, attention)
     phases = phases + np.maximum(experts, dispatch) + np.maximum(combine, experts)
-    return np.where(turns, np.minimum(plain, phases) if case.two_batch_overlap is None else phases, plain)
+    return np.where(
+        turns, np.minimum(plain, phases) if case.two_batch_overlap is None else phases, plain
+    )
 
 
 def _head_precision(case: ServingCase) -> Precision:

@@ -1,4 +1,6 @@
-"""Serving configurations that engines accept: a bit per rule, and the reasons for one configuration."""
+"""Serving configurations that engines accept: a bit per rule, and the reasons for one
+configuration.
+"""
 
 import numpy as np
 
@@ -21,10 +23,14 @@ REASONS = (
 """Bit i of a legality code stands for REASONS[i]."""
 
 
-def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int) -> IntArray:
-    """0 if the engines accept the configuration, else the broken rules as bits; shape of the candidates.
+def legality(
+    *, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int
+) -> IntArray:
+    """0 if the engines accept the configuration, else the broken rules as bits; shape of the
+    candidates.
 
-    `longest_request`: tokens of a prompt and its answer; the model has positions for max_position_embeddings of them.
+    `longest_request`: tokens of a prompt and its answer; the model has positions for
+    max_position_embeddings of them.
     """
     c = candidates
     t, p, e, d = (
@@ -37,31 +43,45 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, 
     experts = model.num_experts
     split = np.maximum(t * d // e, 1)
     kinds = [kind for _, kind in model.kinds]
-    heads, dense = (np.any([rule(kind, t) for kind in kinds], axis=0) for rule in (_splits_heads, _splits_width))
+    heads, dense = (
+        np.any([rule(kind, t) for kind in kinds], axis=0) for rule in (_splits_heads, _splits_width)
+    )
     broken = (
         heads,
         dense | ((model.expert_size % split != 0) & (experts is not None)),
         p > model.num_hidden_layers,
         (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
-        (e > 1) | (r > 0) if experts is None else ((experts + r) % e != 0) | (t * d % e != 0) | (r > experts * (e - 1)),
+        (e > 1) | (r > 0)
+        if experts is None
+        else ((experts + r) % e != 0) | (t * d % e != 0) | (r > experts * (e - 1)),
         (d > 1) & (experts is None),
         longest_request > (model.max_position_embeddings or longest_request),
     )
-    code: IntArray = sum((np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)), np.zeros(len(c), dtype=np.int64))
+    code: IntArray = sum(
+        (np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)),
+        np.zeros(len(c), dtype=np.int64),
+    )
     return code
 
 
 def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
     """Whether the heads of a layer cannot be divided over t ranks."""
     if model.is_recurrent:
-        heads = (key_heads(model), value_heads(model), model.mamba_num_heads or 0, model.mamba_inner_size or 0)
+        heads = (
+            key_heads(model),
+            value_heads(model),
+            model.mamba_num_heads or 0,
+            model.mamba_inner_size or 0,
+        )
         unequal: BoolArray = np.any([each % t != 0 for each in heads], axis=0)
         return unequal
     if model.mixer == "none":
         return np.zeros(np.shape(t), dtype=bool)
     # Latent attention caches one vector for all heads, which every rank keeps.
     kv = model.kv_heads
-    shares_kv = np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
+    shares_kv = (
+        np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
+    )
     broken: BoolArray = np.logical_or(model.num_attention_heads % t != 0, shares_kv)
     return broken
 
@@ -79,22 +99,32 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int) -> tuple[Reason, ...]:
+def explain(
+    code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int
+) -> tuple[Reason, ...]:
     """The broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
-    e, d, r = config.expert_parallel_size, config.attention_data_parallel_size, config.redundant_experts
+    e, d, r = (
+        config.expert_parallel_size,
+        config.attention_data_parallel_size,
+        config.redundant_experts,
+    )
     used = t * p * config.data_parallel_size
     # In the order of REASONS.
     explanations: dict[str, tuple[str, float, float]] = {
         "heads_not_divisible": (
-            f"tensor_parallel_size {t} does not divide num_attention_heads {model.num_attention_heads} (and "
-            f"num_key_value_heads {model.kv_heads}); choose a common divisor or a multiple of the key/value heads",
+            f"tensor_parallel_size {t} does not divide num_attention_heads "
+            f"{model.num_attention_heads} (and "
+            f"num_key_value_heads {model.kv_heads}); choose a common divisor or a multiple of the "
+            "key/value heads",
             t,
             model.num_attention_heads,
         ),
         "hidden_not_divisible": (
-            f"the MLP's width cannot be split: tensor_parallel_size {t} (and for experts tensor x attention data / expert "
-            f"parallel {max(t * d // e, 1)}) must divide it; choose a smaller size or a larger expert_parallel_size",
+            f"the MLP's width cannot be split: tensor_parallel_size {t} (and for experts tensor x "
+            "attention data / expert "
+            f"parallel {max(t * d // e, 1)}) must divide it; choose a smaller size or a larger "
+            "expert_parallel_size",
             t,
             model.ffn_size,
         ),
@@ -104,28 +134,35 @@ def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig
             model.num_hidden_layers,
         ),
         "world_size_mismatch": (
-            f"tensor {t} x pipeline {p} x attention data {d} must divide cluster.num_gpus {num_gpus}",
+            f"tensor {t} x pipeline {p} x attention data {d} must divide cluster.num_gpus "
+            f"{num_gpus}",
             used if used != num_gpus else t * p * d,
             num_gpus,
         ),
         "experts_not_divisible": (
-            f"{model.name} has no experts to divide; set expert_parallel_size to 1 and leave redundant_experts out"
+            f"{model.name} has no experts to divide; set expert_parallel_size to 1 and leave "
+            "redundant_experts out"
             if model.num_experts is None
-            else f"expert_parallel_size {e} must divide tensor x attention data parallel {t * d}, and num_experts "
-            f"{model.num_experts} + redundant_experts {r}, of which a rank holds no expert twice; leave redundant_experts out "
+            else f"expert_parallel_size {e} must divide tensor x attention data parallel {t * d}, "
+            "and num_experts "
+            f"{model.num_experts} + redundant_experts {r}, of which a rank holds no expert twice; "
+            "leave redundant_experts out "
             f"for the fewest",
             e,
             (model.num_experts or 0) + r,
         ),
         "attention_data_parallel_needs_experts": (
-            f"attention_data_parallel_size {d} shares experts between attention groups, and {model.name} has none; "
+            f"attention_data_parallel_size {d} shares experts between attention groups, and "
+            f"{model.name} has none; "
             "set it to 1 and serve more replicas",
             d,
             1,
         ),
         "request_too_long": (
-            f"the longest request has {longest_request:,} tokens, prompt and answer, and {model.name} has positions for "
-            f"{model.max_position_embeddings or 0:,} (max_position_embeddings); shorten it, or give the config.json with the "
+            f"the longest request has {longest_request:,} tokens, prompt and answer, and "
+            f"{model.name} has positions for "
+            f"{model.max_position_embeddings or 0:,} (max_position_embeddings); shorten it, or "
+            "give the config.json with the "
             "RoPE scaling that the checkpoint is served with",
             longest_request,
             model.max_position_embeddings or 0,

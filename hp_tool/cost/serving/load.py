@@ -1,23 +1,26 @@
 """Independent arrivals: deviations of single requests from the means, because the load fluctuates.
 
-The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the flow-equivalent server of Chandy,
-Herzog and Woo, 1975), and arrive at the rate l = X(c) for any n. Around its mean c, n is then approximately an
-Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and that of its mean over a stay S = c / l, are
+The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the
+flow-equivalent server of Chandy, Herzog and Woo, 1975), and arrive at the rate l = X(c) for any n.
+Around its mean c, n is then approximately an Ornstein-Uhlenbeck process that relaxes at the rate
+X'(c); its variance, and that of its mean over a stay S = c / l, are
 
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
-e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
-mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v).
+e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full.
+A quantile q of TPOT is its mean under the load c + z sqrt(v_S), with z the normal quantile; that of
+TTFT uses c + z sqrt(v).
 
-Passes of mean length T follow each other, and each takes the prompts that arrived during the one before, P seconds of work
-each, so their length has the variance r P T / (1 - r^2) with r = l P. A request that comes at any moment meets a pass that is
-longer than the mean, waits for its other half R, and then for the prompts that it shares its own pass with:
+Passes of mean length T follow each other, and each takes the prompts that arrived during the one
+before, P seconds of work each, so their length has the variance r P T / (1 - r^2) with r = l P. A
+request that comes at any moment meets a pass that is longer than the mean, waits for its other half
+R, and then for the prompts that it shares its own pass with:
 
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
-Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of M/D/1,
-P / (2 (1 - r)) ln(r / (1 - q)) where that is above zero. Not counted are bursts beyond independence, lengths that differ, and a
-queue that has not settled.
+Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of
+M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) where that is above zero. Not counted are bursts beyond
+independence, lengths that differ, and a queue that has not settled.
 """
 
 import math
@@ -31,7 +34,9 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_costs, tokens_per_pass
 
 STEP = 0.05
-"""Share of the load for the difference quotient of X'(c), below c: above it a full cache would show."""
+"""Share of the load for the difference quotient of X'(c), below c: above it a full cache would
+show.
+"""
 LEAST_ELASTICITY = 0.01
 
 
@@ -46,12 +51,16 @@ class Quantiles:
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
+    """The case without a common start: independent arrivals make no wave, and no groups that come
+    together again and again.
+    """
     return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own work; and prompts' share r."""
+    """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own
+    work; and prompts' share r.
+    """
     prompt = costs.prompt_s
     served = costs.request_latency_s - costs.parts["queue"]
     busy = np.minimum(costs.running / served * prompt, 1.0 - LEAST_ELASTICITY)
@@ -60,7 +69,9 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their mean over one stay."""
+    """(sqrt(v), sqrt(v_S)): standard deviations of the requests in flight at a moment, and of their
+    mean over one stay.
+    """
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
     return moment, moment * np.sqrt(2.0 * (e - 1.0 + np.exp(-e))) / e
@@ -73,7 +84,9 @@ def open_quantiles(
     load: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Latencies at the quantile `share`, one or one per row, with on average `load` requests in flight over all GPUs."""
+    """Latencies at the quantile `share`, one or one per row, with on average `load` requests in
+    flight over all GPUs.
+    """
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
@@ -81,13 +94,18 @@ def open_quantiles(
         return serving_costs(case=calm, candidates=loaded)
 
     def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
-        ratio = at((1.0 - STEP) * load).output_tokens_per_second_per_gpu / costs.output_tokens_per_second_per_gpu
+        ratio = (
+            at((1.0 - STEP) * load).output_tokens_per_second_per_gpu
+            / costs.output_tokens_per_second_per_gpu
+        )
         return np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
 
     mean = at(load)
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
-    if np.any(load > full):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
+    if np.any(
+        load > full
+    ):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
         full_load = np.minimum(load, full)
         e = np.minimum(e, elasticity(full_load, at(full_load)))
     each = load / candidates.schedulers
@@ -98,14 +116,19 @@ def open_quantiles(
     tail = mean.prompt_s / (2.0 * (1.0 - busy)) * np.log(np.maximum(busy, 1e-300) / (1.0 - share))
     waits = 2.0 * share * wait + np.maximum(tail, 0.0)
     ttft = now.ttft_s + waits
-    return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
+    return Quantiles(
+        ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later
+    )
 
 
-# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that concurrency.
+# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that
+# concurrency.
 
 
 def independent_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Costs of so many requests in flight on average that come independently: in no wave, each at any moment of a pass."""
+    """Costs of so many requests in flight on average that come independently: in no wave, each at
+    any moment of a pass.
+    """
     calm = steady(case)
     costs = serving_costs(case=calm, candidates=candidates)
     wait = prompt_wait(case, costs)[0]
@@ -125,10 +148,11 @@ def costs_at_rate(
     candidates: ServingCandidates,
     requests_per_second: float | FloatArray,
 ) -> ServingCosts:
-    """Costs at the smallest concurrency whose completed requests per second reach the rate; shape of the candidates.
+    """Costs at the smallest concurrency whose completed requests per second reach the rate; shape
+    of the candidates.
 
-    Independent arrivals start in no common wave. If even full batches do not reach the rate, `sustained` is False and the rest
-    describes full batches: the true queue grows without end.
+    Independent arrivals start in no common wave. If even full batches do not reach the rate,
+    `sustained` is False and the rest describes full batches: the true queue grows without end.
     """
     calm = steady(case)
     devices = candidates.devices
@@ -148,10 +172,13 @@ def costs_at_rate(
     loaded, reached = replace(candidates, concurrency=high), completed(high)
     costs = independent_costs(case=case, candidates=loaded)
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    return replace(costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served)
+    return replace(
+        costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served
+    )
 
 
-# All requests queued at once, in the process that runs the engine: full batches from start to end, and no front end.
+# All requests queued at once, in the process that runs the engine: full batches from start to end,
+# and no front end.
 
 
 def without_front_end(case: ServingCase) -> ServingCase:
@@ -166,10 +193,12 @@ def offline_costs(
     candidates: ServingCandidates,
     num_prompts: int | FloatArray | None = None,
 ) -> ServingCosts:
-    """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count from admission.
+    """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count
+    from admission.
 
-    Requests that are queued outnumber those that run: the rate is that of full batches, without the end when they empty.
-    Whoever has all prompts at hand takes as many a pass as requests end in one, or one at a time where that is faster.
+    Requests that are queued outnumber those that run: the rate is that of full batches, without the
+    end when they empty. Whoever has all prompts at hand takes as many a pass as requests end in
+    one, or one at a time where that is faster.
     """
     alone = without_front_end(case)
 
@@ -194,28 +223,41 @@ def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
         for each in fields(ServingCosts)
         if each.name not in ("parts", "bytes")
     }
-    parts = {name: np.where(better, second.parts[name], seconds) for name, seconds in first.parts.items()}
+    parts = {
+        name: np.where(better, second.parts[name], seconds) for name, seconds in first.parts.items()
+    }
     return replace(first, parts=parts, **chosen)
 
 
-# Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.
+# Quantiles of latency under a closed load of equal lengths: requests differ by their place in the
+# wave they start with.
 #
-# A share w of the requests starts together with the others of its batch and waits anywhere between nothing and the whole of
-# it; the others wait for their group alone. So TTFT is a base plus X, X = 0 with probability 1 - w, else uniform up to twice
-# its mean. The time that a request waits before its first token it does not wait after it: its total latency is the same.
+# A share w of the requests starts together with the others of its batch and waits anywhere between
+# nothing and the whole of it; the others wait for their group alone. So TTFT is a base plus X, X =
+# 0 with probability 1 - w, else uniform up to twice its mean. The time that a request waits before
+# its first token it does not wait after it: its total latency is the same.
 
 
-def ttft_quantile(*, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float) -> FloatArray:
-    """Seconds to first token that `share` of the requests do not exceed, from its mean and what of that is waiting for the
-    wave (ServingCosts); shapes broadcast.
+def ttft_quantile(
+    *, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float
+) -> FloatArray:
+    """Seconds to first token that `share` of the requests do not exceed, from its mean and what of
+    that is waiting for the wave (ServingCosts); shapes broadcast.
     """
     return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
 
 
 def tpot_quantile(
-    *, tpot_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float, output_length: int
+    *,
+    tpot_s: FloatArray,
+    wave_s: FloatArray,
+    share: float | FloatArray,
+    wave_share: float,
+    output_length: int,
 ) -> FloatArray:
-    """Seconds per output token that `share` of the requests do not exceed: slowest are those that started first."""
+    """Seconds per output token that `share` of the requests do not exceed: slowest are those that
+    started first.
+    """
     if output_length < 2:
         return np.zeros(np.broadcast_shapes(tpot_s.shape, np.shape(share)))
     return tpot_s + (1.0 - _place(1.0 - share, wave_share)) * wave_s / (output_length - 1.0)

@@ -1,8 +1,9 @@
-"""Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache, collectives of small messages.
+"""Seconds of the operations of a forward pass: thin matmuls, attention over the KV cache,
+collectives of small messages.
 
-Layers with a sliding window attend to, and cache, only the last w tokens; attention is the mean over the layers. Engines drop
-keys and values that a windowed layer no longer needs (vLLM's hybrid cache manager, TensorRT-LLM's variable windows, SGLang's
-separate pools).
+Layers with a sliding window attend to, and cache, only the last w tokens; attention is the mean
+over the layers. Engines drop keys and values that a windowed layer no longer needs (vLLM's hybrid
+cache manager, TensorRT-LLM's variable windows, SGLang's separate pools).
 """
 
 import math
@@ -24,17 +25,24 @@ from hp_tool.domain.model import ModelSpec
 
 
 def seen_tokens(model: ModelSpec, tokens: float) -> float:
-    """Tokens of a context that a layer attends to and caches, mean over layers: (F n + W min(n, w)) / L."""
+    """Tokens of a context that a layer attends to and caches, mean over layers: (F n + W min(n, w))
+    / L.
+    """
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
         return tokens
     layers = model.num_hidden_layers
-    return ((layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))) / layers
+    return (
+        (layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))
+    ) / layers
 
 
-def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True) -> float | FloatArray:
-    """Tokens of the cache that a sequence of so many takes, mean over layers; with windows fewer than it has, with recurrent
-    layers its states besides, in tokens of the others (unless without `states_too`: what attention reads).
+def cached_tokens(
+    case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True
+) -> float | FloatArray:
+    """Tokens of the cache that a sequence of so many takes, mean over layers; with windows fewer
+    than it has, with recurrent layers its states besides, in tokens of the others (unless without
+    `states_too`: what attention reads).
     """
     kinds = case.model.kinds
     if len(kinds) == 1:
@@ -53,10 +61,11 @@ BLOCK_STEP = 16
 
 
 def state_block(case: ServingCase) -> int:
-    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other, whose cache is cut anywhere.
+    """Return the tokens of vLLM's cache block of a model with recurrent layers; 1 for any other,
+    whose cache is cut anywhere.
 
-    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 says 528 tokens of Qwen3.5-4B; it
-    keeps convolutions in 16 bits, and with all in fp32 these are 544).
+    A block's keys and values in one layer are as large as a layer's state on one rank (0.19 says
+    528 tokens of Qwen3.5-4B; it keeps convolutions in 16 bits, and with all in fp32 these are 544).
     """
     kinds = [kind for _, kind in case.model.kinds]
     state = max(float(np.max(state_numbers(kind, 1))) for kind in kinds) * STATE_BYTES
@@ -69,18 +78,24 @@ def state_block(case: ServingCase) -> int:
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
     """Keys that a prompt's computed token sees, mean over tokens and layers.
 
-    These are at positions from `cached` to `length` (causal): (cached + length) / 2 without a window.
+    These are at positions from `cached` to `length` (causal): (cached + length) / 2 without a
+    window.
     """
     full = 0.5 * (cached + length)
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
         return full
-    layers, inside = model.num_hidden_layers, visible_keys(length, cached=cached, most=float(model.sliding_window))
+    layers, inside = (
+        model.num_hidden_layers,
+        visible_keys(length, cached=cached, most=float(model.sliding_window)),
+    )
     return ((layers - windowed) * full + windowed * inside) / layers
 
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
-    """Keys that a token of a prompt sees, `most` at most: mean over positions from `cached` to `length`."""
+    """Keys that a token of a prompt sees, `most` at most: mean over positions from `cached` to
+    `length`.
+    """
     if length <= most or length <= cached:
         return min(0.5 * (cached + length), most)
     if cached >= most:
@@ -92,7 +107,11 @@ def _windowed(model: ModelSpec) -> int:
     """Number of layers with a window."""
     if model.sliding_window is None:
         return 0
-    return model.num_hidden_layers if model.sliding_window_layers is None else model.sliding_window_layers
+    return (
+        model.num_hidden_layers
+        if model.sliding_window_layers is None
+        else model.sliding_window_layers
+    )
 
 
 OUTPUT_BYTES = 2.0
@@ -100,7 +119,9 @@ OUTPUT_BYTES = 2.0
 
 
 def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
-    """Constants of matmuls with any number of rows; an unmeasured precision uses those of bf16, scaled by the datasheet."""
+    """Constants of matmuls with any number of rows; an unmeasured precision uses those of bf16,
+    scaled by the datasheet.
+    """
     roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
 
@@ -115,13 +136,17 @@ def matmuls_seconds(
 ) -> FloatArray:
     """Seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    2 tokens n k FLOPs; weights in their stored width are read once. Below 16 bits a kernel quantises x before it, as far as the
-    engine does not fuse that into another.
+    2 tokens n k FLOPs; weights in their stored width are read once. Below 16 bits a kernel
+    quantises x before it, as far as the engine does not fuse that into another.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
-    roof, peak, element = thin_roof(case, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
+    roof, peak, element = (
+        thin_roof(case, compute),
+        peak_flops(gpu, precision=compute),
+        ELEMENT_BYTES[compute],
+    )
     rows_s = tokens * (2.0 / (roof.peak_fraction * peak))  # arithmetic, per weight
     per_byte = 1.0 / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     moved_s = tokens * per_byte
@@ -134,8 +159,15 @@ def matmuls_seconds(
             cast_s = case.engine.cast_share * roof.cast_passes * (OUTPUT_BYTES + element)
     for n, k in matrices:
         weights = n * k
-        arithmetic, memory = weights * rows_s, weights * weight_s + moved_s * (element * k + OUTPUT_BYTES * n)
-        longer = np.maximum(arithmetic, memory) if p is None else (arithmetic**p + memory**p) ** (1.0 / p)
+        arithmetic, memory = (
+            weights * rows_s,
+            weights * weight_s + moved_s * (element * k + OUTPUT_BYTES * n),
+        )
+        longer = (
+            np.maximum(arithmetic, memory)
+            if p is None
+            else (arithmetic**p + memory**p) ** (1.0 / p)
+        )
         seconds = seconds + longer + (overhead_s + depth_s * k)
         if cast_s:
             seconds = seconds + moved_s * (cast_s * k)
@@ -143,17 +175,31 @@ def matmuls_seconds(
 
 
 def attention_seconds(
-    case: ServingCase, t: IntArray, *, decoding: FloatArray, context: float, prefill_requests: FloatArray, drafted: int = 0
+    case: ServingCase,
+    t: IntArray,
+    *,
+    decoding: FloatArray,
+    context: float,
+    prefill_requests: FloatArray,
+    drafted: int = 0,
 ) -> FloatArray:
     """Seconds of one layer's attention, the mean of windowed and other layers.
 
-    `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to themselves. Decoding reads every
-    cached number once, for a sequence's own token and its drafted ones together; prefill computes half of the full I^2
-    (causal), less what the prefix cache holds, and reads and writes Q, K, V, O once. A pass without either pays nothing for it.
+    `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to
+    themselves. Decoding reads every cached number once, for a sequence's own token and its drafted
+    ones together; prefill computes half of the full I^2 (causal), less what the prefix cache holds,
+    and reads and writes Q, K, V, O once. A pass without either pays nothing for it.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits where the matmuls are narrower.
-    peak = peak_flops(gpu, precision="fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16")
+    peak = peak_flops(
+        gpu,
+        precision="fp32"
+        if gpu.kind == "cpu"
+        else "bf16"
+        if "bf16" in gpu.peak_flops_per_second
+        else "fp16",
+    )
     width = cached_width(model, t)
     seen = decoding * seen_tokens(model, context)
     widened = case.engine.narrow_cache_slowdown if case.kv_element_bytes < OUTPUT_BYTES else 1.0
@@ -165,7 +211,11 @@ def attention_seconds(
         peak=peak,
     )
     length = float(case.input_length)
-    head = model.head_size if model.attention == "latent" else 0.5 * (model.head_size + model.v_head_size)
+    head = (
+        model.head_size
+        if model.attention == "latent"
+        else 0.5 * (model.head_size + model.v_head_size)
+    )
     rows = prefill_requests * case.computed_length
     prefill = additive_seconds(
         rows
@@ -176,12 +226,16 @@ def attention_seconds(
         gpu=gpu,
         peak=peak,
     )
-    return case.engine.attention_slowdown * ((decoding > 0.0) * decode + (prefill_requests > 0.0) * prefill)
+    return case.engine.attention_slowdown * (
+        (decoding > 0.0) * decode + (prefill_requests > 0.0) * prefill
+    )
 
 
-def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce, which reads its peers' memory;
-    zero for a group of one.
+def all_reduce_seconds(
+    case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
+) -> FloatArray:
+    """Seconds of the faster of a ring and, inside one NVLink domain, the one-kernel all-reduce,
+    which reads its peers' memory; zero for a group of one.
     """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
@@ -190,20 +244,27 @@ def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_si
     if small is not None and case.cluster.gpu.peer_to_peer:
         bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
         direct = small.latency_s + small.latency_per_peer_s * (n - 1.0) + wire / bandwidth
-        seconds = np.where(n <= case.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds)
+        seconds = np.where(
+            n <= case.cluster.nvlink_domain_size, np.minimum(seconds, direct), seconds
+        )
     return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
 
 
-def exchange_seconds(case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `near_bytes` inside its NVLink domain and
-    `far_bytes` out of it through its own network port, both at the same time; zero for a group of one.
+def exchange_seconds(
+    case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray
+) -> FloatArray:
+    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `near_bytes`
+    inside its NVLink domain and `far_bytes` out of it through its own network port, both at the
+    same time; zero for a group of one.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network
     peers = link.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
     ramped = near_bytes + np.sqrt(near_bytes * link.ramp_bytes)
     local = link.latency_per_peer_s * (np.minimum(n, domain) - 1.0) + ramped / peers
-    slowed = exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=np.minimum(n, domain), cluster=case.cluster)
+    slowed = exchange_slowdown(
+        neighbours(n, cluster=case.cluster), in_domain=np.minimum(n, domain), cluster=case.cluster
+    )
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
     remote = network.latency_s + case.cluster.inter_node_latency_s + far_bytes * slowed / port
     seconds = link.latency_s + np.where(n > domain, np.maximum(local, remote), local)

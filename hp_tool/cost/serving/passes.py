@@ -1,4 +1,6 @@
-"""Seconds of one pass of a configuration, by what is in it: a table that single events can read at little cost."""
+"""Seconds of one pass of a configuration, by what is in it: a table that single events can read at
+little cost.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,11 +22,17 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens
 
 _FEW_ROWS = 16
-"""Counts up to which every one has its own place in the table; beyond, geometrically fewer, with lines between."""
+"""Counts up to which every one has its own place in the table; beyond, geometrically fewer, with
+lines between.
+"""
 _PROMPT = 1024.0
-"""Tokens of the prompt that prefill passes are timed with; the keys they attend to are counted apart."""
+"""Tokens of the prompt that prefill passes are timed with; the keys they attend to are counted
+apart.
+"""
 PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
-"""vLLM's and SGLang's admission, by their schedule (SGLang's init_new_token_ratio and what it decays to)."""
+"""vLLM's and SGLang's admission, by their schedule (SGLang's init_new_token_ratio and what it
+decays to).
+"""
 _LONG = 1e5
 """Cached tokens of a sequence that the slope by cached tokens is taken from."""
 
@@ -33,7 +41,8 @@ _LONG = 1e5
 class PassTable:
     """What a scheduler's passes take: device and host, of one configuration.
 
-    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens they attend to)
+    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens they attend
+    to)
               + key_s (keys that the prompt tokens attend to) + prompt_s (prompts that end)
     """
 
@@ -60,8 +69,10 @@ class PassTable:
     max_num_batched_tokens: int
     prefill_first: bool
     promised: tuple[float, float]
-    """Share of the running requests' tokens to come that is kept free where another is admitted, its own output then whole: at
-    first, and after SETTLED passes without preemption. (1, 1): nothing is ever put back; (0, 0): a prompt needs room alone."""
+    """Share of the running requests' tokens to come that is kept free where another is admitted,
+    its own output then whole: at first, and after SETTLED passes without preemption. (1, 1):
+    nothing is ever put back; (0, 0): a prompt needs room alone.
+    """
 
     def row(self, decoding: int) -> list[float]:
         """`base` for this number of decoding sequences, by `prompt`."""
@@ -75,26 +86,45 @@ class PassTable:
 def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0) -> PassTable:
     """The table of one candidate on one scheduler; of a pipeline, what one more pass adds to it.
 
-    Layers with a window count as in the closed form, by the mean of what they see at the case's lengths.
+    Layers with a window count as in the closed form, by the mean of what they see at the case's
+    lengths.
     """
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
-    decoding, prompt = (_places(int(limit[0])) for limit in (one.max_num_seqs, one.max_num_batched_tokens))
-    k, factor = drafted_tokens(case.speculative), drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
+    decoding, prompt = (
+        _places(int(limit[0])) for limit in (one.max_num_seqs, one.max_num_batched_tokens)
+    )
+    k, factor = (
+        drafted_tokens(case.speculative),
+        drafting_factor(case.speculative) / tokens_per_pass(case.speculative),
+    )
 
-    def seconds(sequences: FloatArray, tokens: FloatArray, *, context: float = 0.0, length: float = _PROMPT) -> FloatArray:
+    def seconds(
+        sequences: FloatArray, tokens: FloatArray, *, context: float = 0.0, length: float = _PROMPT
+    ) -> FloatArray:
         timed = replace(case, input_length=int(length), prefix_cache_hit_rate=0.0)
-        batch = Pass(tokens=sequences * (1 + k) + tokens, decoding=sequences, prefill_requests=tokens / length, drafted=k)
-        pass_s: FloatArray = forward_seconds(timed, one.take(np.zeros(len(tokens), dtype=np.intp)), batch, context=context)
+        batch = Pass(
+            tokens=sequences * (1 + k) + tokens,
+            decoding=sequences,
+            prefill_requests=tokens / length,
+            drafted=k,
+        )
+        pass_s: FloatArray = forward_seconds(
+            timed, one.take(np.zeros(len(tokens), dtype=np.intp)), batch, context=context
+        )
         return pass_s
 
     d, q = (axis.ravel() for axis in np.meshgrid(decoding / stages, prompt, indexing="ij"))
     nothing, whole = np.zeros(1), np.array([_PROMPT])
-    key_s = (seconds(nothing, whole, length=2 * _PROMPT) - seconds(nothing, whole))[0] / (0.5 * _PROMPT**2)
+    key_s = (seconds(nothing, whole, length=2 * _PROMPT) - seconds(nothing, whole))[0] / (
+        0.5 * _PROMPT**2
+    )
     few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
     device = seconds(d, q)
     device = np.where(q > 0.0, np.maximum(device, launching(case)), device)
-    base = (device + engine.iteration_overhead_s + engine.sequence_overhead_s * d).reshape(len(decoding), len(prompt))
+    base = (device + engine.iteration_overhead_s + engine.sequence_overhead_s * d).reshape(
+        len(decoding), len(prompt)
+    )
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
     # A pass that decodes nothing has no decoding to add to.
@@ -122,7 +152,9 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),
         prefill_first=engine.schedule == "prefill_first",
-        promised=(1.0, 1.0) if engine.kv_reserved_output_fraction >= 1.0 else PROMISED[engine.schedule],
+        promised=(1.0, 1.0)
+        if engine.kv_reserved_output_fraction >= 1.0
+        else PROMISED[engine.schedule],
     )
 
 

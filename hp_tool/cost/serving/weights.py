@@ -16,18 +16,25 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "fp8": (1.0, "fp8"),
     "mxfp8": (1.0 + 1.0 / 32, "mxfp8"),  # one scale byte for 32 weights
     "nvfp4": (0.5 + 1.0 / 16, "nvfp4"),  # one fp8 scale for 16 weights
-    "mxfp4": (MXFP4_BYTES, "bf16"),  # activations stay 16 bit on Hopper; engines may run 8-bit ones on Blackwell
+    "mxfp4": (
+        MXFP4_BYTES,
+        "bf16",
+    ),  # activations stay 16 bit on Hopper; engines may run 8-bit ones on Blackwell
     "int8": (1.0, "bf16"),  # weights alone: activations stay 16 bit
     "int4": (INT4_BYTES, "bf16"),
 }
 EXPERTS_ALONE = ("nvfp4", "mxfp4")
-"""Checkpoints of mixtures in these formats keep attention and dense layers in 16 bits (GPT-OSS; NVIDIA's DeepSeek-R1-FP4)."""
+"""Checkpoints of mixtures in these formats keep attention and dense layers in 16 bits (GPT-OSS;
+NVIDIA's DeepSeek-R1-FP4).
+"""
 _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
 """Served on older hardware too: weights stay narrow in memory and are widened before the matmul."""
 
 
 def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, Precision]:
-    """(bytes per weight, precision of the matmul). Raises InputError if the hardware supports no such matmul."""
+    """(bytes per weight, precision of the matmul). Raises InputError if the hardware supports no
+    such matmul.
+    """
     stored, compute = _FORMATS[precision]
     supported = gpu.peak_flops_per_second
     if compute in supported:
@@ -48,4 +55,6 @@ def formats(
 ) -> tuple[tuple[float, Precision], tuple[float, Precision]]:
     """`weight_format` of the layers' matrices and of the experts'."""
     narrow = weight_format(precision, gpu=gpu)
-    return (weight_format("bf16", gpu=gpu) if experts and precision in EXPERTS_ALONE else narrow), narrow
+    return (
+        weight_format("bf16", gpu=gpu) if experts and precision in EXPERTS_ALONE else narrow
+    ), narrow

@@ -22,7 +22,8 @@ class WatchStore(Protocol):
     ) -> WatchRecord:
         """Begin to watch a job; an idempotency key that came before answers what it made then.
 
-        Raises ConflictError where the key came with another job, and `too_many` above what an owner may have.
+        Raises ConflictError where the key came with another job, and `too_many` above what an owner
+        may have.
         """
 
     def get_watch(self, *, watch_id: str) -> WatchRecord: ...
@@ -30,11 +31,14 @@ class WatchStore(Protocol):
     def watch_sources(self, *, watch_id: str) -> list[WatchSource]:
         """Processes that reported, by name."""
 
-    def list_watches(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[WatchRecord]:
+    def list_watches(
+        self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+    ) -> Page[WatchRecord]:
         """Newest first; of one owner, or all."""
 
     def change_watch(self, *, watch_id: str, source: str, change: Change) -> WatchRecord:
-        """Lock the job, and store what `change` makes of it and of the process `source`; two callers take turns.
+        """Lock the job, and store what `change` makes of it and of the process `source`; two
+        callers take turns.
 
         Raises ConflictError `too_many` for one process more than a job may have.
         """
@@ -46,7 +50,11 @@ class WatchStore(Protocol):
         """Forget the job and its processes."""
 
     def claim_watch_event(self, *, except_of: Collection[str | None] = ()) -> WatchRecord | None:
-        """Begin the next attempt that is due to tell of an event, of all owners but these, and put off the one after."""
+        """Begin the next attempt that is due to tell of an event, of all owners but these, and put
+        off the one after.
+        """
 
     def settle_watch_event(self, *, watch: WatchRecord, error: str | None) -> None:
-        """What came of a claimed attempt; None: it was taken. Nothing, where a later event or attempt has begun."""
+        """What came of a claimed attempt; None: it was taken. Nothing, where a later event or
+        attempt has begun.
+        """

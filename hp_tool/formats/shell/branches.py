@@ -1,4 +1,6 @@
-"""Branches of a script of which only running would tell which one runs: what they leave differently becomes unknown."""
+"""Branches of a script of which only running would tell which one runs: what they leave differently
+becomes unknown.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ Branch = Callable[[], bool]
 def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str) -> bool:
     """Follow the branch that is taken, and return whether it succeeds.
 
-    With a condition that only running would tell (`undecided`), every variable that another branch would set to another single
-    word becomes unknown. Words that hold flags, and arrays, keep the value of the branch that is taken, which a note names.
+    With a condition that only running would tell (`undecided`), every variable that another branch
+    would set to another single word becomes unknown. Words that hold flags, and arrays, keep the
+    value of the branch that is taken, which a note names.
     """
     if not undecided:
         return taken()
@@ -34,16 +37,31 @@ def follow(shell: Statements, taken: Branch, *, others: Sequence[Branch], undeci
 
 
 def _is_one_word(text: str) -> bool:
-    return bool(text) and not text.startswith("-") and OPEN not in text and not any(c.isspace() for c in text)
+    return (
+        bool(text)
+        and not text.startswith("-")
+        and OPEN not in text
+        and not any(c.isspace() for c in text)
+    )
 
 
 def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
-    """Return the variables as a branch leaves them, and undo all that it does; none if the script would end in it."""
+    """Return the variables as a branch leaves them, and undo all that it does; none if the script
+    would end in it.
+    """
     from hp_tool.formats.shell.statements import LeaveError
 
     filler, ends = shell.filler, shell.ends
     kept = dict(filler.variables), list(filler.arguments), filler.first_line, filler.depth
-    own = dict(shell.files), dict(shell.functions), shell.prefix, shell.nesting, shell.stdin, shell.fed, list(shell.locals_)
+    own = (
+        dict(shell.files),
+        dict(shell.functions),
+        shell.prefix,
+        shell.nesting,
+        shell.stdin,
+        shell.fed,
+        list(shell.locals_),
+    )
     commands, notes = len(shell.commands), len(shell.notes)
     try:
         branch()
@@ -51,7 +69,15 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
     except LeaveError:
         left = {}
     filler.variables, filler.arguments, filler.first_line, filler.depth = kept
-    shell.files, shell.functions, shell.prefix, shell.nesting, shell.stdin, shell.fed, shell.locals_ = own
+    (
+        shell.files,
+        shell.functions,
+        shell.prefix,
+        shell.nesting,
+        shell.stdin,
+        shell.fed,
+        shell.locals_,
+    ) = own
     del shell.commands[commands:], shell.notes[notes:]
     shell.ends = ends
     return left

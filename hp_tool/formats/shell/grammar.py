@@ -24,7 +24,9 @@ def _language() -> tree_sitter.Language:
 
 
 def parse(content: bytes) -> tree_sitter.Node:
-    """The root of the syntax tree; `has_error` is set where the text is no bash. A parser is one thread's own."""
+    """The root of the syntax tree; `has_error` is set where the text is no bash. A parser is one
+    thread's own.
+    """
     language = _language()
     from tree_sitter import Parser
 
@@ -32,21 +34,36 @@ def parse(content: bytes) -> tree_sitter.Node:
 
 
 def parse_script(text: str) -> tree_sitter.Node:
-    """The root of a script's syntax tree. Raises InputError, naming the line, where it cannot be read."""
+    """The root of a script's syntax tree. Raises InputError, naming the line, where it cannot be
+    read.
+    """
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read", code="too_large")
+        raise InputError(
+            f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read",
+            code="too_large",
+        )
     root = parse(text.encode(errors="replace"))
     if root.has_error:
         at = _first_error(root)
         line = (text.splitlines() or [""])[min(at, max(len(text.splitlines()) - 1, 0))].strip()[:80]
-        raise InputError(f"the command cannot be read as shell words: line {at + 1} is not bash: {line}", code="syntax")
+        raise InputError(
+            f"the command cannot be read as shell words: line {at + 1} is not bash: {line}",
+            code="syntax",
+        )
     return root
 
 
 def _first_error(root: tree_sitter.Node) -> int:
     node = root
     while True:
-        inner = next((child for child in node.children if child.has_error or child.is_error or child.is_missing), None)
+        inner = next(
+            (
+                child
+                for child in node.children
+                if child.has_error or child.is_error or child.is_missing
+            ),
+            None,
+        )
         if inner is None or inner.is_error or inner.is_missing:
             return int((inner or node).start_point[0])
         node = inner

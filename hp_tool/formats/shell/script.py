@@ -28,9 +28,14 @@ from hp_tool.formats.shell.words import Value, Word, first, source_of
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_PER_NODE": "gpus-per-node",
-          "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-          "SLURM_NTASKS": "ntasks"}  # fmt: skip
+_SLURM = {
+    "SLURM_NNODES": "nodes",
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_NTASKS": "ntasks",
+}
 """Variables that Slurm sets, and the option of the script's header that each repeats."""
 
 
@@ -46,9 +51,11 @@ class Script:
     """Options of its #SBATCH lines, without dashes."""
 
 
-def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None) -> Script:
-    """The commands of a script. `variables` are those of its environment (and 1, 2, ... its arguments), `files` the texts of
-    the files that it sources or names.
+def read(
+    text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
+) -> Script:
+    """The commands of a script. `variables` are those of its environment (and 1, 2, ... its
+    arguments), `files` the texts of the files that it sources or names.
 
     Raises InputError where it is no bash, or asks for more than is followed.
     """
@@ -56,14 +63,18 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     runner = _Runner(files=dict(files or {}))
     last = max((number for number in range(1, 100) if str(number) in environment), default=0)
     for name in map(str, range(1, last + 1)):
-        runner.filler.arguments.append(Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}")))
+        runner.filler.arguments.append(
+            Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}"))
+        )
     header = _header(text)
     if "gpus-per-node" not in header and "gres" in header:
         header["gpus-per-node"] = header["gres"]
     for name, option in _SLURM.items():
         if (value := header.get(option, "").rsplit(":", 1)[-1]).isdecimal():
             runner.filler.variables[name] = Word(value)
-    runner.filler.variables |= {name: Word(value) for name, value in environment.items() if not name.isdecimal()}
+    runner.filler.variables |= {
+        name: Word(value) for name, value in environment.items() if not name.isdecimal()
+    }
     runner.run(text, first_line=0)
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
 
@@ -73,7 +84,9 @@ _SHORT = {"N": "nodes", "n": "ntasks"}
 
 
 def _header(text: str) -> dict[str, str]:
-    """Return the options of the #SBATCH lines, without dashes: any number on a line, as sbatch takes them."""
+    """Return the options of the #SBATCH lines, without dashes: any number on a line, as sbatch
+    takes them.
+    """
     header: dict[str, str] = {}
     for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
         try:
@@ -96,7 +109,9 @@ _DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
 
 
 class _Runner(Statements):
-    """Commands: those of the shell itself are followed, all others noted as what the script would run."""
+    """Commands: those of the shell itself are followed, all others noted as what the script would
+    run.
+    """
 
     def _command(self, node: Node) -> bool:
         own: dict[str, Value | None] = {}
@@ -125,7 +140,9 @@ class _Runner(Statements):
 
     def _called(self, words: list[Word], node: Node) -> bool:
         name, rest = words[0].text, words[1:]
-        builtin: Callable[[list[Word], Node], bool] | None = getattr(self, f"_do_{_BUILTIN.get(name, '')}", None)
+        builtin: Callable[[list[Word], Node], bool] | None = getattr(
+            self, f"_do_{_BUILTIN.get(name, '')}", None
+        )
         if name in self.functions:
             return self._function(name, rest)
         if builtin is not None:
@@ -145,9 +162,14 @@ class _Runner(Statements):
             path = word.text.removeprefix("./")
             if PurePosixPath(path).suffix in _DATA:
                 continue
-            if (number == 0 or words[0].text in ("sbatch", "srun")) and (path in self.files or program in self.files):
+            if (number == 0 or words[0].text in ("sbatch", "srun")) and (
+                path in self.files or program in self.files
+            ):
                 self._nested(
-                    self.files.get(path, self.files.get(program, "")), words[:number], arguments=words[number + 1 :], line=0
+                    self.files.get(path, self.files.get(program, "")),
+                    words[:number],
+                    arguments=words[number + 1 :],
+                    line=0,
                 )
                 return True
         if len(self.commands) < MAX_COMMANDS:
@@ -160,14 +182,25 @@ class _Runner(Statements):
         options = 0
         while options < len(after) and after[options].text.startswith(("-", "+")):
             options += 1
-            if "c" in after[options - 1].text and not after[options - 1].text.startswith("--") and options < len(after):
+            if (
+                "c" in after[options - 1].text
+                and not after[options - 1].text.startswith("--")
+                and options < len(after)
+            ):
                 script = after[options]
-                self._nested(script.text, before, arguments=after[options + 2 :], line=max(script.line - 1, 0))
+                self._nested(
+                    script.text,
+                    before,
+                    arguments=after[options + 2 :],
+                    line=max(script.line - 1, 0),
+                )
                 return True
         name = after[options].text if options < len(after) else ""
         text = self.files.get(name, self.files.get(PurePosixPath(name).name))
         if text is None:
-            self.note(node, f"{name or 'it'} is not at hand; give it with --file, or import it itself")
+            self.note(
+                node, f"{name or 'it'} is not at hand; give it with --file, or import it itself"
+            )
         else:
             self._nested(text, before, arguments=after[options + 1 :], line=0)
         return True
@@ -175,7 +208,9 @@ class _Runner(Statements):
     def _function(self, name: str, arguments: list[Word]) -> bool:
         self.nesting += 1
         if self.nesting > MAX_NESTING:
-            raise InputError("the script's functions and scripts call each other too deeply", code="syntax")
+            raise InputError(
+                "the script's functions and scripts call each other too deeply", code="syntax"
+            )
         outer, self.filler.arguments = self.filler.arguments, arguments
         self.locals_.append({})
         done = True
@@ -196,7 +231,9 @@ class _Runner(Statements):
         return False
 
     def _do_test(self, words: list[Word], node: Node) -> bool:
-        return self._known(node, test(self.filler, [word.text for word in words if word.text != "]"]))
+        return self._known(
+            node, test(self.filler, [word.text for word in words if word.text != "]"])
+        )
 
     def _do_break(self, words: list[Word], node: Node) -> bool:
         raise BreakError
@@ -205,7 +242,11 @@ class _Runner(Statements):
         raise ReturnError
 
     def _do_exit(self, words: list[Word], node: Node) -> bool:
-        self.note(node, "the script would end here as it stands; read on as if its arguments and files were right")
+        self.note(
+            node,
+            "the script would end here as it stands; read on as if its arguments and files were "
+            "right",
+        )
         self.ends += 1
         return True
 
@@ -230,7 +271,11 @@ class _Runner(Statements):
         if len(words) > 2 and words[0].text == "-v":
             form, values = words[2], iter([word.text for word in words[3:]])
             plain = "%" not in re.sub(r"%[sd]", "", form.text)
-            text = re.sub(r"%[sd]", lambda match: next(values, ""), form.text) if plain else self.filler.mark(source_of(node))
+            text = (
+                re.sub(r"%[sd]", lambda match: next(values, ""), form.text)
+                if plain
+                else self.filler.mark(source_of(node))
+            )
             self.filler.variables[words[1].text] = form._replace(text=text)
         return True
 
@@ -248,7 +293,9 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """`read`, which splits what a heredoc or a here-string feeds it; of anything else only running would tell."""
+        """`read`, which splits what a heredoc or a here-string feeds it; of anything else only
+        running would tell.
+        """
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:
             if not word.text.startswith("-"):
@@ -275,18 +322,41 @@ class _Runner(Statements):
         separators = first(self.filler.variables.get("IFS") or Word(" ")).text.strip()
         between = f"[{re.escape(separators)}]" if separators else r"\s+"
         alone = "a" not in options and len(names) == 1
-        parts = [text] if alone else re.split(between, text.strip(), maxsplit=0 if "a" in options else len(names) - 1)
+        parts = (
+            [text]
+            if alone
+            else re.split(between, text.strip(), maxsplit=0 if "a" in options else len(names) - 1)
+        )
         words_read = [Word(part, line) for part in parts]
         if "a" in options:
             self.filler.variables[names[-1]] = list(words_read)
         else:
-            self.filler.variables |= dict(zip(names, [*words_read, *[Word("")] * len(names)], strict=False))
+            self.filler.variables |= dict(
+                zip(names, [*words_read, *[Word("")] * len(names)], strict=False)
+            )
         return not whole
 
 
 _BUILTIN = {
-    ":": "true", "true": "true", "false": "false", "test": "test", "[": "test", "break": "break", "continue": "true",
-    "return": "return", "exit": "exit", "let": "let", "set": "set", "shift": "shift", "eval": "eval", "source": "source",
-    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read", "printf": "printf",
-}  # fmt: skip
+    ":": "true",
+    "true": "true",
+    "false": "false",
+    "test": "test",
+    "[": "test",
+    "break": "break",
+    "continue": "true",
+    "return": "return",
+    "exit": "exit",
+    "let": "let",
+    "set": "set",
+    "shift": "shift",
+    "eval": "eval",
+    "source": "source",
+    ".": "source",
+    "read": "read",
+    "mapfile": "read",
+    "readarray": "read",
+    "getopts": "read",
+    "printf": "printf",
+}
 """Commands of the shell itself, and the method that follows each."""

@@ -1,4 +1,6 @@
-"""Statements of a bash script: conditions, loops, assignments, redirections, followed as bash would; nothing is executed."""
+"""Statements of a bash script: conditions, loops, assignments, redirections, followed as bash
+would; nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from hp_tool.errors import InputError
 from hp_tool.formats.shell.branches import Branch, follow
 from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
 from hp_tool.formats.shell.sums import test
-from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, Word, first, source_of
+from hp_tool.formats.shell.words import (
+    CLOSE,
+    MAX_DEPTH,
+    OPEN,
+    Filler,
+    Value,
+    Word,
+    first,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -82,9 +93,14 @@ class Statements:
         """Follow a script's text; its lines count from `first_line`."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
-            raise InputError("the script's functions and scripts call each other too deeply", code="syntax")
+            raise InputError(
+                "the script's functions and scripts call each other too deeply", code="syntax"
+            )
         if len(text) > MAX_CHARACTERS:
-            raise InputError(f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read", code="too_large")
+            raise InputError(
+                f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read",
+                code="too_large",
+            )
         self.filler.step(text)
         before, self.filler.first_line = self.filler.first_line, first_line
         clean = text if self.nesting > 1 else text.replace(OPEN, "?").replace(CLOSE, "?")
@@ -111,7 +127,9 @@ class Statements:
         self.filler.step()
         self.filler.depth += 1
         if self.filler.depth > MAX_DEPTH:
-            raise InputError(f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax")
+            raise InputError(
+                f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax"
+            )
         method: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
         try:
             return method(node)
@@ -134,7 +152,9 @@ class Statements:
         return bool(truth)
 
     def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and what of it only running would tell; nothing if it is true all the same."""
+        """Return the truth of a condition, and what of it only running would tell; nothing if it is
+        true all the same.
+        """
         outer, self.undecided = self.undecided, ""
         truth = self.statements(nodes)
         undecided, self.undecided = "" if truth else self.undecided, outer
@@ -184,10 +204,14 @@ class Statements:
     def _if_statement(self, node: Node) -> bool:
         kinds = ("elif_clause", "else_clause")
         own = [child for child in node.children if child.type not in kinds]
-        return self._clauses([own, *(child.children for child in node.children if child.type in kinds)])
+        return self._clauses(
+            [own, *(child.children for child in node.children if child.type in kinds)]
+        )
 
     def _clauses(self, clauses: list[list[Node]]) -> bool:
-        """Follow the first clause whose condition is true; a last one without `then` is the else."""
+        """Follow the first clause whose condition is true; a last one without `then` is the
+        else.
+        """
         if not clauses:
             return True
         first, rest = clauses[0], clauses[1:]
@@ -210,7 +234,11 @@ class Statements:
             end = next(i for i, child in enumerate(item.children) if child.type == ")")
             patterns = [self._pattern(child) for child in item.children[:end] if child.is_named]
             body = item.children[end + 1 :]
-            if any(p == "*" or (OPEN not in subject and len(p) < 100 and fnmatch.fnmatchcase(subject, p)) for p in patterns):
+            if any(
+                p == "*"
+                or (OPEN not in subject and len(p) < 100 and fnmatch.fnmatchcase(subject, p))
+                for p in patterns
+            ):
                 if OPEN in subject:
                     self.note(node.children[1], "only running would tell; the last case is taken")
                 return self._case(body, passed, node, subject)
@@ -228,7 +256,9 @@ class Statements:
 
     def _for_statement(self, node: Node) -> bool:
         name, body = source_of(node.children[1]), node.children[-1]
-        listed = [child for child in node.children[3:-1] if child.is_named and child.type != "comment"]
+        listed = [
+            child for child in node.children[3:-1] if child.is_named and child.type != "comment"
+        ]
         words = [word for child in listed for word in self.filler.words(child)]
         if node.children[2].type != "in":
             words = list(self.filler.arguments)
@@ -257,7 +287,9 @@ class Statements:
 
         def rounds() -> Iterator[bool]:
             for each in start:
-                self.filler.calculated(each) if each.type != "variable_assignment" else self.statement(each)
+                self.filler.calculated(
+                    each
+                ) if each.type != "variable_assignment" else self.statement(each)
             while all(self.filler.calculated(each) for each in condition):
                 yield True
                 for each in after:
@@ -280,7 +312,11 @@ class Statements:
         return True
 
     def _variable_assignment(self, node: Node) -> bool:
-        target, sign, value = node.children[0], node.children[1].type, node.children[2] if len(node.children) > 2 else None
+        target, sign, value = (
+            node.children[0],
+            node.children[1].type,
+            node.children[2] if len(node.children) > 2 else None,
+        )
         name = source_of(target.children[0] if target.type == "subscript" else target)
         old = self.filler.variables.get(name)
         if old is None and value is not None:
@@ -289,23 +325,41 @@ class Statements:
         if value is not None and value.type == "array":
             made = self._array(value, old if isinstance(old, dict) else None)
             if sign == "+=" and isinstance(made, list):
-                made = [*(old if isinstance(old, list) else [old] if isinstance(old, Word) else []), *made]
+                made = [
+                    *(old if isinstance(old, list) else [old] if isinstance(old, Word) else []),
+                    *made,
+                ]
         else:
             made = Word("", self.filler.line(node)) if value is None else self.filler.text(value)
             if target.type == "subscript":
                 return self._set(name, self._element(target, made, old))
             if sign == "+=" and old is not None:
                 kept = first(old)
-                made = Word(kept.text + made.text, made.line if not kept.text.strip() else kept.line)
+                made = Word(
+                    kept.text + made.text, made.line if not kept.text.strip() else kept.line
+                )
                 if isinstance(old, list):
                     made = [made, *old[1:]]
         return self._set(name, made)
 
     def _array(self, node: Node, keys: dict[str, Word] | None) -> Value:
-        elements = [child for child in node.children[1:-1] if child.is_named and child.type != "comment"]
-        pairs = [re.fullmatch(r"\[([^\]]*)\]=(.*)", self.filler.text(child).text, re.DOTALL) for child in elements]
-        if elements and all(pairs) and (keys is not None or all(source_of(child).startswith("[") for child in elements)):
-            made = {m[1]: Word(m[2], self.filler.line(c)) for m, c in zip(pairs, elements, strict=True) if m}
+        elements = [
+            child for child in node.children[1:-1] if child.is_named and child.type != "comment"
+        ]
+        pairs = [
+            re.fullmatch(r"\[([^\]]*)\]=(.*)", self.filler.text(child).text, re.DOTALL)
+            for child in elements
+        ]
+        if (
+            elements
+            and all(pairs)
+            and (keys is not None or all(source_of(child).startswith("[") for child in elements))
+        ):
+            made = {
+                m[1]: Word(m[2], self.filler.line(c))
+                for m, c in zip(pairs, elements, strict=True)
+                if m
+            }
             return (keys or {}) | made
         return [word for child in elements for word in self.filler.words(child)]
 
@@ -321,7 +375,11 @@ class Statements:
 
     def _declaration_command(self, node: Node) -> bool:
         local = node.children[0].type in ("local", "declare", "typeset") and self.locals_
-        options = [source_of(child) for child in node.children if child.type == "word" and source_of(child).startswith("-")]
+        options = [
+            source_of(child)
+            for child in node.children
+            if child.type == "word" and source_of(child).startswith("-")
+        ]
         keyed, refers = (any(letter in option for option in options) for letter in "An")
         for child in node.children[1:]:
             if child.type not in ("variable_assignment", "variable_name"):
@@ -333,7 +391,13 @@ class Statements:
                 self.filler.variables[name] = {}
             if child.type == "variable_assignment":
                 self.statement(child)
-                if refers and (target := self.filler.variables.get(first(self.filler.variables[name]).text)) is not None:
+                if (
+                    refers
+                    and (
+                        target := self.filler.variables.get(first(self.filler.variables[name]).text)
+                    )
+                    is not None
+                ):
                     self.filler.variables[name] = target  # as it is now
         return True
 
@@ -349,16 +413,27 @@ class Statements:
                 target = self._file(child) or target
             elif child.type == "heredoc_redirect":
                 stdin = self._heredoc(child)
-                target = next((self._file(each) for each in child.children if each.type == "file_redirect"), target)
+                target = next(
+                    (self._file(each) for each in child.children if each.type == "file_redirect"),
+                    target,
+                )
             elif child.type == "herestring_redirect":
                 stdin = self.filler.text(child.children[-1]).text
         inner = node.children[0]
         self.stdin = stdin if inner.type == "command" else None
         outer, self.fed = self.fed, stdin if inner.type == "while_statement" else self.fed
         before = len(self.commands)
-        done = self.statement(inner) if inner.is_named and not inner.type.endswith("_redirect") else True
+        done = (
+            self.statement(inner)
+            if inner.is_named and not inner.type.endswith("_redirect")
+            else True
+        )
         self.fed = outer
-        if stdin is not None and inner.type != "while_statement" and len(self.commands) == before + 1:
+        if (
+            stdin is not None
+            and inner.type != "while_statement"
+            and len(self.commands) == before + 1
+        ):
             command = self.commands.pop()
             names = [PurePosixPath(word.text).name for word in command.words]
             if names[:1] == ["cat"] and target:
@@ -366,7 +441,9 @@ class Statements:
             elif names[-1] in SHELLS or names[0] == "sbatch":
                 self._nested(stdin, command.words, line=command.line)
             else:
-                self.commands.append(Command(command.words, command.line, self.filler.shown(Word(stdin)).text))
+                self.commands.append(
+                    Command(command.words, command.line, self.filler.shown(Word(stdin)).text)
+                )
         for child in node.children:
             if child.type == "heredoc_redirect":
                 self.statements([each for each in child.children if each.type == "pipeline"])
@@ -374,7 +451,11 @@ class Statements:
 
     def _file(self, node: Node) -> str | None:
         signs = [child.type for child in node.children if not child.is_named]
-        return self.filler.shown(self.filler.text(node.children[-1])).text if signs and signs[0] in (">", ">>", ">|") else None
+        return (
+            self.filler.shown(self.filler.text(node.children[-1])).text
+            if signs and signs[0] in (">", ">>", ">|")
+            else None
+        )
 
     def _heredoc(self, node: Node) -> str:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
@@ -384,12 +465,24 @@ class Statements:
         text = source_of(body)
         if not re.search(r"['\"\\]", start):
             whole, parts = body.text or b"", body.children
-            head, tail = (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte) if parts else (0, 0)
-            inside = "".join(piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True))
-            text = whole[:head].decode(errors="replace") + inside + whole[tail:].decode(errors="replace")
+            head, tail = (
+                (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte)
+                if parts
+                else (0, 0)
+            )
+            inside = "".join(
+                piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True)
+            )
+            text = (
+                whole[:head].decode(errors="replace")
+                + inside
+                + whole[tail:].decode(errors="replace")
+            )
         return re.sub(r"(?m)^\t+", "", text) if node.children[0].type == "<<-" else text
 
-    def _nested(self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int) -> None:
+    def _nested(
+        self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
+    ) -> None:
         """Follow a script within the script, whose commands get the words before it."""
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)
         outer, self.filler.arguments = self.filler.arguments, arguments or []

@@ -1,4 +1,6 @@
-"""Sums of whole numbers in a script, and its conditions; both know a third answer: that only running would tell."""
+"""Sums of whole numbers in a script, and its conditions; both know a third answer: that only
+running would tell.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,29 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 63
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul,
-    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor,
-    "&&": lambda a, b: int(bool(a) and bool(b)), "||": lambda a, b: int(bool(a) or bool(b)),
-}  # fmt: skip
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "&&": lambda a, b: int(bool(a) and bool(b)),
+    "||": lambda a, b: int(bool(a) or bool(b)),
+}
 _TESTS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
-}  # fmt: skip
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
 
 
 class SumError(Exception):
@@ -46,7 +63,9 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
     if kind == "ternary_expression":
         return part(children[2]) if part(children[0]) else part(children[4])
     if kind in ("unary_expression", "postfix_expression"):
-        sign, other = (children[0], children[1]) if kind == "unary_expression" else (children[1], children[0])
+        sign, other = (
+            (children[0], children[1]) if kind == "unary_expression" else (children[1], children[0])
+        )
         if sign.type in ("++", "--"):
             old = part(other)
             new = _bounded(old + (1 if sign.type == "++" else -1))
@@ -56,7 +75,9 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
         return {"-": -number, "+": number, "!": int(not number), "~": ~number}[sign.type]
     if kind in ("binary_expression", "variable_assignment"):
         sign_text = children[1].type
-        if sign_text == "=" or (sign_text.endswith("=") and sign_text[:-1] in ("+", "-", "*", "/", "%")):
+        if sign_text == "=" or (
+            sign_text.endswith("=") and sign_text[:-1] in ("+", "-", "*", "/", "%")
+        ):
             number = part(children[2])
             if sign_text != "=":
                 number = _combined(sign_text[:-1], part(children[0]), number)
@@ -65,7 +86,11 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
         return _combined(sign_text, part(children[0]), part(children[2]))
     if kind in ("variable_name", "word"):
         value = filler.value(source_of(node))
-        text = None if value is None else "".join(each.text for each in ([value] if isinstance(value, Word) else [])[:1])
+        text = (
+            None
+            if value is None
+            else "".join(each.text for each in ([value] if isinstance(value, Word) else [])[:1])
+        )
     else:
         text = filler.text(node).text
     if text is None or OPEN in text:
@@ -115,17 +140,23 @@ def test(filler: Filler, tokens: list[str]) -> bool | None:
     return truth if not rest else None
 
 
-def _joined(filler: Filler, tokens: list[str], depth: int, *, either: bool = True) -> tuple[bool | None, list[str]]:
+def _joined(
+    filler: Filler, tokens: list[str], depth: int, *, either: bool = True
+) -> tuple[bool | None, list[str]]:
     """`a || b`, whose parts may be `a && b` (`either`: False): the truth, and the tokens behind."""
     signs = ("||", "-o") if either else ("&&", "-a")
 
     def part(tokens: list[str]) -> tuple[bool | None, list[str]]:
-        return _joined(filler, tokens, depth, either=False) if either else _one(filler, tokens, depth)
+        return (
+            _joined(filler, tokens, depth, either=False) if either else _one(filler, tokens, depth)
+        )
 
     truth, rest = part(tokens)
     while rest and rest[0] in signs:
         other, rest = part(rest[1:])
-        truth = either if either in (truth, other) else None if None in (truth, other) else not either
+        truth = (
+            either if either in (truth, other) else None if None in (truth, other) else not either
+        )
     return truth, rest
 
 
@@ -142,7 +173,9 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
         return truth, rest[1:]
     if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TESTS):
         left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))
-        return (None if OPEN in left + right else _compared(filler, left, tokens[1], right)), tokens[3:]
+        return (
+            None if OPEN in left + right else _compared(filler, left, tokens[1], right)
+        ), tokens[3:]
     if len(tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", tokens[0]):
         word = filler.without_unset(tokens[1])
         if tokens[0] in ("-z", "-n"):
@@ -162,5 +195,9 @@ def _compared(filler: Filler, left: str, sign: str, right: str) -> bool | None:
         return None
     if sign in ("<", ">"):
         return left < right if sign == "<" else left > right
-    equal = fnmatch.fnmatchcase(left, right) if len(left) < 1_000 and len(right) < 100 else left == right
+    equal = (
+        fnmatch.fnmatchcase(left, right)
+        if len(left) < 1_000 and len(right) < 100
+        else left == right
+    )
     return equal == (sign != "!=")

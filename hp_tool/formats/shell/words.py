@@ -1,4 +1,6 @@
-"""Words of a shell script: variables, arrays, defaults and sums filled in; what only running would tell stays marked."""
+"""Words of a shell script: variables, arrays, defaults and sums filled in; what only running would
+tell stays marked.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,26 @@ OPEN, CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
 _PLAIN = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
 _NAMES = ("variable_name", "special_variable_name")
-_LITERAL = ("word", "number", "string_content", "heredoc_content", "regex", "extglob_pattern", *_NAMES)
+_LITERAL = (
+    "word",
+    "number",
+    "string_content",
+    "heredoc_content",
+    "regex",
+    "extglob_pattern",
+    *_NAMES,
+)
 _REFERENCES = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "f": "\f",
+    "v": "\v",
+}
 
 
 class Word(NamedTuple):
@@ -37,7 +56,9 @@ class Word(NamedTuple):
     text: str
     line: int = 0
     unknown: tuple[str, ...] = ()
-    """The parts that the script does not tell, as they are written: variables nobody sets, commands that are not run."""
+    """The parts that the script does not tell, as they are written: variables nobody sets, commands
+    that are not run.
+    """
 
 
 class Piece(NamedTuple):
@@ -102,7 +123,10 @@ class Filler:
         self.steps += 1
         self.made += len(text)
         if self.steps > MAX_STEPS or self.made > MAX_MADE:
-            raise InputError("the script asks for too many steps or too much text to be followed", code="too_large")
+            raise InputError(
+                "the script asks for too many steps or too much text to be followed",
+                code="too_large",
+            )
 
     def line(self, node: Node) -> int:
         return self.first_line + int(node.start_point[0]) + 1
@@ -114,12 +138,16 @@ class Filler:
 
     def without_unset(self, text: str) -> str:
         """Text in a condition: what nobody sets is empty there; other marks stay."""
-        return _MARK.sub(lambda match: "" if _PLAIN.fullmatch(self.marks[int(match[1])]) else match[0], text)
+        return _MARK.sub(
+            lambda match: "" if _PLAIN.fullmatch(self.marks[int(match[1])]) else match[0], text
+        )
 
     def shown(self, word: Word) -> Word:
         """The word with every mark as it was written, and those listed."""
         unknown = tuple(self.marks[int(number)] for number in _MARK.findall(word.text))
-        return Word(_MARK.sub(lambda match: self.marks[int(match[1])], word.text), word.line, unknown)
+        return Word(
+            _MARK.sub(lambda match: self.marks[int(match[1])], word.text), word.line, unknown
+        )
 
     def words(self, node: Node) -> list[Word]:
         """The words that one written word becomes: none, one, or as many as an array has."""
@@ -127,14 +155,18 @@ class Filler:
 
     def text(self, node: Node) -> Word:
         """The text that an assignment takes of it: nothing is split."""
-        text = "".join(" " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False))
+        text = "".join(
+            " " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False)
+        )
         return Word(text, self.line(node))
 
     def pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
         """The parts of a word's node. Raises InputError where it is nested too deeply."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise InputError(f"line {self.line(node)} is nested too deeply to be read", code="syntax")
+            raise InputError(
+                f"line {self.line(node)} is nested too deeply to be read", code="syntax"
+            )
         for piece in self._pieces(node, quoted=quoted):
             self.step(piece.text or "")
             yield piece
@@ -143,11 +175,17 @@ class Filler:
     def _pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
         kind, source, line = node.type, source_of(node), self.line(node)
         if kind in _REFERENCES and quoted and source[:1].isspace():
-            yield Piece(source[: len(source) - len(source.lstrip())], True, line)  # the grammar gives blanks to the `$`
+            yield Piece(
+                source[: len(source) - len(source.lstrip())], True, line
+            )  # the grammar gives blanks to the `$`
         if kind == "raw_string":
             yield Piece(source[1:-1], True, line)
         elif kind == "ansi_c_string":
-            yield Piece(re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), source[2:-1]), True, line)
+            yield Piece(
+                re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), source[2:-1]),
+                True,
+                line,
+            )
         elif kind in ("string", "translated_string"):
             yield from self._string(node)
         elif kind == "simple_expansion":
@@ -156,8 +194,12 @@ class Filler:
             yield from self._expansion(node, quoted=quoted)
         elif kind == "arithmetic_expansion":
             yield Piece(self.sum_text(node), True, line)
-        elif source.startswith("$((") and source.endswith("))"):  # in a heredoc the grammar takes a sum for a command
-            inner = [child for each in parse_script(f"x={source}").children for child in each.children]
+        elif source.startswith("$((") and source.endswith(
+            "))"
+        ):  # in a heredoc the grammar takes a sum for a command
+            inner = [
+                child for each in parse_script(f"x={source}").children for child in each.children
+            ]
             sums = [child for child in inner if child.type == "arithmetic_expansion"]
             yield Piece(self.sum_text(sums[0]) if sums else self.mark(source), True, line)
         elif kind in ("command_substitution", "process_substitution"):
@@ -172,7 +214,9 @@ class Filler:
         elif kind == "concatenation":
             yield from self._with_gaps(node, node.children, quoted=quoted)
         elif quoted:
-            yield Piece(re.sub(r'\\([$`"\\\n])', lambda match: match[1].strip("\n"), source), True, line)
+            yield Piece(
+                re.sub(r'\\([$`"\\\n])', lambda match: match[1].strip("\n"), source), True, line
+            )
         else:
             text = re.sub(r"\\(.)", r"\1", re.sub(r"\\\r?\n", "", source), flags=re.DOTALL)
             yield Piece(text, True, line)
@@ -188,22 +232,32 @@ class Filler:
             end = child.end_byte
 
     def _string(self, node: Node) -> Iterator[Piece]:
-        """What stands between double quotes: one word, but for "${A[@]}", which is as many as the array has."""
+        """What stands between double quotes: one word, but for "${A[@]}", which is as many as the
+        array has.
+        """
         inside = [child for child in node.children if child.type not in ('"', "string")]
         if node.type == "translated_string":
             inside = [child for child in node.children[-1].children if child.type != '"']
         empty = True
         whole, start, end = node.text or b"", node.start_byte, None
         for child in inside:
-            gap = whole[(child.start_byte if end is None else end) - start : child.start_byte - start].decode(errors="replace")
-            if end is None and (lead := whole[: child.start_byte - start].decode(errors="replace").lstrip("$")[1:]):
+            gap = whole[
+                (child.start_byte if end is None else end) - start : child.start_byte - start
+            ].decode(errors="replace")
+            if end is None and (
+                lead := whole[: child.start_byte - start].decode(errors="replace").lstrip("$")[1:]
+            ):
                 gap = lead
             if gap:
                 yield Piece(gap, True, self.line(child))
             yield from self.pieces(child, quoted=True)
             empty = empty and is_list(child) and not gap
             end = child.end_byte
-        rest = whole[end - start : -1].decode(errors="replace") if end is not None else source_of(node).lstrip("$")[1:-1]
+        rest = (
+            whole[end - start : -1].decode(errors="replace")
+            if end is not None
+            else source_of(node).lstrip("$")[1:-1]
+        )
         if rest or not inside or not empty:
             yield Piece(rest, True, self.line(node))
 
@@ -232,24 +286,42 @@ class Filler:
 
     def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
         line, children = self.line(node), node.children[1:-1]
-        prefix = children[0].type if children and children[0].type in ("!", "#") and len(children) > 1 else ""
+        prefix = (
+            children[0].type
+            if children and children[0].type in ("!", "#") and len(children) > 1
+            else ""
+        )
         children = children[1:] if prefix else children
         if not children:
             return
         target, rest = children[0], children[1:]
         value, listed = self._target(target)
         if prefix == "!" and value is not None:
-            keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else (0,)
-            value = [Word(str(key), line) for key in keys] if listed else self.value(first(value).text)
+            keys = (
+                value
+                if isinstance(value, dict)
+                else range(len(value))
+                if isinstance(value, list)
+                else (0,)
+            )
+            value = (
+                [Word(str(key), line) for key in keys] if listed else self.value(first(value).text)
+            )
         if prefix == "#":
             length = (
-                len(value) if isinstance(value, list | dict) and listed else None if value is None else len(first(value).text)
+                len(value)
+                if isinstance(value, list | dict) and listed
+                else None
+                if value is None
+                else len(first(value).text)
             )
             yield Piece(self.mark(source_of(node)) if length is None else str(length), True, line)
             return
         operator = rest[0].type if rest else ""
         operands = rest[1:]
-        empty = value is None or not (value if isinstance(value, list | dict) and listed else first(value).text)
+        empty = value is None or not (
+            value if isinstance(value, list | dict) and listed else first(value).text
+        )
         if operator in (":-", "-", ":=", "=", ":?", "?"):
             if value is not None and (not empty or not operator.startswith(":")):
                 yield from self._given(value, listed, target, quoted=quoted)
@@ -258,7 +330,9 @@ class Filler:
             else:
                 pieces = list(self._with_gaps(node, operands, quoted=quoted))
                 if operator.endswith("="):
-                    self.variables[source_of(target)] = Word("".join(piece.text or " " for piece in pieces), line)
+                    self.variables[source_of(target)] = Word(
+                        "".join(piece.text or " " for piece in pieces), line
+                    )
                 yield from pieces
         elif operator in (":+", "+"):
             if value is not None and (not empty or operator == "+"):
@@ -268,11 +342,15 @@ class Filler:
         elif not operator:
             yield from self._given(value, listed, target, quoted=quoted)
         elif operator == ":" and listed and isinstance(value, list):
-            whole = [Word(""), *value] if source_of(target) in ("@", "*") else value  # $0 comes before the arguments
+            whole = (
+                [Word(""), *value] if source_of(target) in ("@", "*") else value
+            )  # $0 comes before the arguments
             start, count = self._slice(operands, of=len(whole))
             yield from spread(whole[start : start + count], quoted=quoted, joined=False)
         else:
-            pattern = "".join(first(list(self.words(each)) or Word("")).text for each in operands[:1])
+            pattern = "".join(
+                first(list(self.words(each)) or Word("")).text for each in operands[:1]
+            )
             changed = self._changed(first(value).text, operator, pattern, operands)
             yield Piece(self.mark(source_of(node)) if changed is None else changed, quoted, line)
 
@@ -320,13 +398,24 @@ class Filler:
                     return kept
             return text
         if operator in ("/", "//"):
-            other = "".join(first(list(self.words(each)) or Word("")).text for each in operands[2:3])
-            search = re.compile(fnmatch.translate(pattern).removesuffix(r"\Z").replace(".*", "[^ ]*"))
-            return None if OPEN in other else search.sub(lambda _: other, text, count=operator == "/")
+            other = "".join(
+                first(list(self.words(each)) or Word("")).text for each in operands[2:3]
+            )
+            search = re.compile(
+                fnmatch.translate(pattern).removesuffix(r"\Z").replace(".*", "[^ ]*")
+            )
+            return (
+                None if OPEN in other else search.sub(lambda _: other, text, count=operator == "/")
+            )
         if operator == ":":
             start, count = self._slice(operands, of=len(text))
             return text[start : start + count]
-        cases = {",": text[:1].lower() + text[1:], ",,": text.lower(), "^": text[:1].upper() + text[1:], "^^": text.upper()}
+        cases = {
+            ",": text[:1].lower() + text[1:],
+            ",,": text.lower(),
+            "^": text[:1].upper() + text[1:],
+            "^^": text.upper(),
+        }
         return cases.get(operator)
 
     def sum_text(self, node: Node) -> str:
@@ -352,17 +441,27 @@ def first(value: Value) -> Word:
 
 def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
     """The elements of an array, each a word of its own where quoted."""
-    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    values = (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else [value]
+    )
     for number, each in enumerate(values):
         if number:
-            yield Piece(" ", True, each.line) if joined and quoted else Piece(None, False, each.line)
+            yield (
+                Piece(" ", True, each.line) if joined and quoted else Piece(None, False, each.line)
+            )
         yield Piece(each.text, quoted, each.line)
 
 
 def is_list(node: Node) -> bool:
     """Whether $@ or ${...} stands for all arguments or all of an array."""
     source = source_of(node)
-    return node.type in ("simple_expansion", "expansion") and (source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0])
+    return node.type in ("simple_expansion", "expansion") and (
+        source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0]
+    )
 
 
 def source_of(node: Node) -> str:

@@ -1,1 +1,3 @@
-"""Tools whose configurations are read or written: a module or package each, which registers its `Format`."""
+"""Tools whose configurations are read or written: a module or package each, which registers its
+`Format`.
+"""

@@ -1,4 +1,6 @@
-"""Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file` (config_args.py)."""
+"""Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file`
+(config_args.py).
+"""
 
 import re
 from typing import Any
@@ -14,28 +16,47 @@ from hp_tool.formats.trainer import accelerate, arguments
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
-    "zero_stage", "tensor_parallel_size", "context_parallel_size", "sequence_parallel", "data_parallel_shard_size", "dropout",
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "attention",
+    "optimizer",
+    "micro_batch_size",
+    "recompute",
+    "zero_stage",
+    "tensor_parallel_size",
+    "context_parallel_size",
+    "sequence_parallel",
+    "data_parallel_shard_size",
+    "dropout",
     "context_parallel_communication",
-}  # fmt: skip
+}
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the YAML file's content; micro-batch and accumulation are arguments of the training script.
+    """Return the YAML file's content; micro-batch and accumulation are arguments of the training
+    script.
 
     Raises UnsupportedError for what Accelerate cannot say.
     """
     refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if c.zero_stage < 2:
-        raise UnsupportedError(f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage")
+        raise UnsupportedError(
+            f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage"
+        )
     if w.precision not in ("bf16", "fp16", "fp8", "fp32"):
-        raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
+        raise UnsupportedError(
+            f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
+        )
     if setup.recomputes_by_layer is None:
-        raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute"
+        )
     if c.sequence_parallel and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"{TOOL} keeps norms and dropout whole on every tensor-parallel rank: set parallel.sequence_parallel to false",
+            f"{TOOL} keeps norms and dropout whole on every tensor-parallel rank: set "
+            "parallel.sequence_parallel to false",
             field="parallel.sequence_parallel",
         )
     return content(setup)
@@ -56,7 +77,10 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
         "rdzv_backend": "c10d" if setup.cluster.num_nodes > 1 else "static",
         "same_network": True,
         "use_cpu": False,
-        "fsdp_config": {"fsdp_version": 2, **{f"fsdp_{key}": value for key, value in fsdp(setup).items()}},
+        "fsdp_config": {
+            "fsdp_version": 2,
+            **{f"fsdp_{key}": value for key, value in fsdp(setup).items()},
+        },
         "parallelism_config": {
             "parallelism_config_dp_replicate_size": c.data_parallel_size // shard,
             "parallelism_config_dp_shard_size": shard,
@@ -68,7 +92,9 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _exchange(setup: TrainingSetup) -> dict[str, str]:
-    """Return how ranks of a split sequence exchange keys and values; nothing where none is split."""
+    """Return how ranks of a split sequence exchange keys and values; nothing where none is
+    split.
+    """
     if setup.parallel.context_parallel_size == 1:
         return {}
     kind = setup.strategy.context_parallel_communication
@@ -81,13 +107,16 @@ def _exchange(setup: TrainingSetup) -> dict[str, str]:
 
 
 def fsdp(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the settings of FSDP 2 in words that axolotl shares; Accelerate writes `fsdp_` before each."""
+    """Return the settings of FSDP 2 in words that axolotl shares; Accelerate writes `fsdp_` before
+    each.
+    """
     return {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": setup.parallel.zero_stage == 3,
         "activation_checkpointing": setup.recompute.granularity != "none",
         "offload_params": False,
-        # One rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own check).
+        # One rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own
+        # check).
         "cpu_ram_efficient_loading": setup.workload.frozen_precision != "nf4",
         "state_dict_type": "SHARDED_STATE_DICT",
     }
@@ -100,14 +129,18 @@ def text(setup: TrainingSetup) -> str:
     w, c = setup.workload, setup.parallel
     head = (
         f"# {TOOL}: {headline(setup)}.\n"
-        f"# Tell the training script: sequence length {w.sequence_length}, {c.micro_batch_size} sequences a device, "
-        f"{setup.accumulation_steps} gradient accumulation steps, optimizer {w.optimizer}, dropout {w.dropout:g}.\n"
+        f"# Tell the training script: sequence length {w.sequence_length}, {c.micro_batch_size} "
+        "sequences a device, "
+        f"{setup.accumulation_steps} gradient accumulation steps, optimizer {w.optimizer}, dropout "
+        f"{w.dropout:g}.\n"
     )
     return head + yaml.safe_dump(config(setup), sort_keys=False)
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of Accelerate's file, or of a script that starts a Trainer."""
+    """Fill the reading with the query of Accelerate's file, or of a script that starts a
+    Trainer.
+    """
     content = mapping_of(source.text)
     if content is None:
         deepspeed.read(source, reading)
@@ -136,8 +169,10 @@ register(
         fsdp_axes={"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
         log="deepspeed",
         file="accelerate.yaml",
-        reads="its YAML file, or a launch script of Hugging Face's Trainer, or TRL's, with that file",
+        reads="its YAML file, or a launch script of Hugging Face's Trainer, or TRL's, with that "
+        "file",
         writes="YAML for FSDP 2",
-        checked="Accelerate 1.15's ClusterConfig and ParallelismConfig on 16 to 1,024 processes; read back by `import`",
+        checked="Accelerate 1.15's ClusterConfig and ParallelismConfig on 16 to 1,024 processes; "
+        "read back by `import`",
     )
 )

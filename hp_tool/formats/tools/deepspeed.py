@@ -14,12 +14,23 @@ from hp_tool.formats.trainer.arguments import BESIDE
 
 TOOL = "DeepSpeed 0.18"
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "gradient_precision", "attention", "dropout", "optimizer",
-    "micro_batch_size", "recompute", "zero_stage", "offload",
-}  # fmt: skip
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "gradient_precision",
+    "attention",
+    "dropout",
+    "optimizer",
+    "micro_batch_size",
+    "recompute",
+    "zero_stage",
+    "offload",
+}
 RECOMPUTES = (
-    "this file does not make a Trainer recompute activations, and DeepSpeed's activation_checkpointing block would not either: "
-    "pass --gradient_checkpointing true to the Trainer, or call deepspeed.checkpointing in your own model"
+    "this file does not make a Trainer recompute activations, and DeepSpeed's "
+    "activation_checkpointing block would not either: "
+    "pass --gradient_checkpointing true to the Trainer, or call deepspeed.checkpointing in your "
+    "own model"
 )
 _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
@@ -29,20 +40,27 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
     w, c = setup.workload, setup.parallel
     if w.precision not in ("bf16", "fp16", "fp32"):
-        raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
+        raise UnsupportedError(
+            f"{TOOL} has no setting for precision {w.precision}", field="training.precision"
+        )
     zero: dict[str, Any] = {"stage": c.zero_stage}
     if c.zero_stage:
         zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
     if w.offload == "optimizer":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     elif w.offload not in (None, "none"):
-        raise UnsupportedError(f"{TOOL} has no setting for offload of {w.offload}", field="training.offload")
+        raise UnsupportedError(
+            f"{TOOL} has no setting for offload of {w.offload}", field="training.offload"
+        )
     content: dict[str, Any] = {
         "train_batch_size": w.global_batch_size,
         "train_micro_batch_size_per_gpu": c.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
         "zero_optimization": zero,
-        "optimizer": {"type": {"adam": "AdamW", "sgd": "SGD", "muon": "Muon"}[w.optimizer], "params": {}},
+        "optimizer": {
+            "type": {"adam": "AdamW", "sgd": "SGD", "muon": "Muon"}[w.optimizer],
+            "params": {},
+        },
     }
     if w.precision != "fp32":
         content[w.precision] = {"enabled": True}
@@ -50,7 +68,9 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     if setup.recomputes_by_layer:
         content[BESIDE] = {"gradient_checkpointing": True, "note": RECOMPUTES}
     elif setup.recomputes_by_layer is None:
-        raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute"
+        )
     return content
 
 
@@ -71,10 +91,14 @@ def read(source: Source, reading: Reading) -> None:
     if content is None:
         scripts.read(source, reading)
         return
-    arguments.read(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    arguments.read(
+        content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore
+    )
 
 
-_KEYS = any_key("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+_KEYS = any_key(
+    "train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16"
+)
 _TRAINER = words(
     r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch|(?m:^[^#\n]*\btrl\s+sft\b)"
 )
@@ -90,8 +114,10 @@ register(
         axes=arguments.AXES,
         log="deepspeed",
         file="deepspeed.json",
-        reads="its JSON file, or a launch script of Hugging Face's Trainer, or TRL's, with `--file ds.json`",
-        writes="JSON: batch, ZeRO, precision, offload; recomputation is the Trainer's (`--gradient_checkpointing`), which the "
+        reads="its JSON file, or a launch script of Hugging Face's Trainer, or TRL's, with `--file "
+        "ds.json`",
+        writes="JSON: batch, ZeRO, precision, offload; recomputation is the Trainer's "
+        "(`--gradient_checkpointing`), which the "
         "file's `for_the_training_script` and standard error say",
         checked="DeepSpeed 0.18.3's DeepSpeedConfig on 8 to 1,024 processes; read back by `import`",
     )

@@ -1,4 +1,6 @@
-"""LLaMA-Factory 0.9.5: its YAML file is read; a script is written that fine-tunes over FSDP 2, started by Accelerate."""
+"""LLaMA-Factory 0.9.5: its YAML file is read; a script is written that fine-tunes over FSDP 2,
+started by Accelerate.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ ARGUMENTS = "sft.yaml"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that writes Accelerate's and LLaMA-Factory's file, and starts `src/train.py` of a checkout."""
+    """Return a script that writes Accelerate's and LLaMA-Factory's file, and starts `src/train.py`
+    of a checkout.
+    """
     fine_tuning.check(setup, tool=TOOL, loss="unfused")
     files = {ARGUMENTS: config(setup)}
     return fine_tuning.script(setup, tool=TOOL, program=f"src/train.py {ARGUMENTS}", files=files)
@@ -42,7 +46,11 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         content |= {"lora_rank": w.lora.rank, "lora_dropout": w.lora.dropout}
         content["lora_target"] = ",".join(targets(setup, tool=TOOL))
         if w.frozen_precision == "nf4":
-            content |= {"quantization_bit": 4, "quantization_method": "bnb", "quantization_type": "nf4"}
+            content |= {
+                "quantization_bit": 4,
+                "quantization_method": "bnb",
+                "quantization_type": "nf4",
+            }
             content["double_quantization"] = True
     return content
 
@@ -52,18 +60,31 @@ _STAGES = ("pt", "sft")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of LLaMA-Factory's file: over DeepSpeed where it names one of its files, else with a copy
-    of the model on each device. Raises InputError."""
+    """Fill the reading with the query of LLaMA-Factory's file: over DeepSpeed where it names one of
+    its files, else with a copy of the model on each device. Raises InputError.
+    """
     settings = as_settings(source.keys(reading), lines=source.text)
     values = {each.name: each.text for each in settings}
     reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():
         if name not in values:
-            settings.append(Setting(name=name, written=f"{name.replace('-', '_')} (LLaMA-Factory's default)", values=(value,)))
+            settings.append(
+                Setting(
+                    name=name,
+                    written=f"{name.replace('-', '_')} (LLaMA-Factory's default)",
+                    values=(value,),
+                )
+            )
     checkpointed = values.get("disable-gradient-checkpointing", "false") != "true"
-    settings = [each for each in settings if each.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")]
+    settings = [
+        each
+        for each in settings
+        if each.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")
+    ]
     name = "disable_gradient_checkpointing"
-    settings.append(Setting(name="gradient-checkpointing", written=name, values=(str(checkpointed).lower(),)))
+    settings.append(
+        Setting(name="gradient-checkpointing", written=name, values=(str(checkpointed).lower(),))
+    )
     if (stage := values.get("stage", "sft")) not in _STAGES:
         reading.refuse(f"stage {stage}: is not modelled; {', '.join(_STAGES)} are")
     if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
@@ -76,7 +97,14 @@ def read(source: Source, reading: Reading) -> None:
     text = deepspeed_file(settings, source.files, reading)
     content = None if text is None else parsed(text)
     num_gpus = reading.num_gpus
-    arguments.read(content, text=text or "", words=settings, reading=reading, num_gpus=num_gpus, spare=source.ignore)
+    arguments.read(
+        content,
+        text=text or "",
+        words=settings,
+        reading=reading,
+        num_gpus=num_gpus,
+        spare=source.ignore,
+    )
 
 
 _KEYS = ("finetuning_type", "cutoff_len", "template")
@@ -99,7 +127,8 @@ register(
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
         reads="its YAML file, with `--file ds.json` where that names one of DeepSpeed",
-        writes="a script that writes Accelerate's and LLaMA-Factory's file and starts `src/train.py`, in full or with LoRA and "
+        writes="a script that writes Accelerate's and LLaMA-Factory's file and starts "
+        "`src/train.py`, in full or with LoRA and "
         "QLoRA",
         checked="the fields of LLaMA-Factory 0.9.5's and transformers' classes",
     )

@@ -1,6 +1,8 @@
-"""A vLLM deployment as KServe's LLMInferenceService (serving.kserve.io/v1alpha1), which llm-d's router and scheduler serve.
+"""A vLLM deployment as KServe's LLMInferenceService (serving.kserve.io/v1alpha1), which llm-d's
+router and scheduler serve.
 
-Its controller mounts the checkpoint at /mnt/models and merges this container over its own of the name `main`.
+Its controller mounts the checkpoint at /mnt/models and merges this container over its own of the
+name `main`.
 """
 
 import re
@@ -15,44 +17,63 @@ from hp_tool.formats.setup import ServingSetup, Values, headline, option_words
 from hp_tool.formats.tools import vllm
 
 PORT, DECODE_PORT = 8000, 8001
-"""A replica's; one that only decodes stands behind a sidecar that has the first (config-llm-decode-template.yaml of KServe)."""
+"""A replica's; one that only decodes stands behind a sidecar that has the first
+(config-llm-decode-template.yaml of KServe).
+"""
 MOUNTED = "/mnt/models"
 
 
 def text(setup: ServingSetup) -> str:
-    """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their own for workers."""
+    """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their
+    own for workers.
+    """
     refuse_unsaid(setup)
     spec = _workload(setup, vllm.start(setup)[1], port=PORT)
     return f"# {headline(setup)}; {setup.replicas} replicas\n{_manifest(setup, spec)}"
 
 
 def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """The manifest of pools: the service's own replicas decode. Raises UnsupportedError for two kinds of GPU."""
+    """The manifest of pools: the service's own replicas decode. Raises UnsupportedError for two
+    kinds of GPU.
+    """
     if prefill.cluster.gpu.name != decode.cluster.gpu.name:
         raise UnsupportedError(
-            "which nodes have which GPU is not said in a manifest; describe pools of one kind, or choose vllm or sglang",
+            "which nodes have which GPU is not said in a manifest; describe pools of one kind, or "
+            "choose vllm or sglang",
             field="cluster.stages",
         )
     sides = ((prefill, PORT), (decode, DECODE_PORT))
-    first, second = (_workload(side, vllm.replica_of_pool(side)[1], port=port, sends=True) for side, port in sides)
+    first, second = (
+        _workload(side, vllm.replica_of_pool(side)[1], port=port, sends=True)
+        for side, port in sides
+    )
     heads = f"# {headline(prefill)} for prefill, {decode.cluster.num_gpus} for decoding"
-    return f"{heads}; {prefill.replicas} and {decode.replicas} replicas\n{_manifest(decode, {**second, 'prefill': first})}"
+    return (
+        f"{heads}; {prefill.replicas} and {decode.replicas} "
+        f"replicas\n{_manifest(decode, {**second, 'prefill': first})}"
+    )
 
 
 def _name(setup: ServingSetup) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", setup.model.name.casefold()).strip("-")[:50] or "model"
 
 
-def _workload(setup: ServingSetup, options: Values, *, port: int, sends: bool = False) -> dict[str, Any]:
+def _workload(
+    setup: ServingSetup, options: Values, *, port: int, sends: bool = False
+) -> dict[str, Any]:
     """Replicas with their sizes and pod; `sends`: caches travel, by the pod's own address."""
     c, ranks = setup.parallel, setup.gpus_per_replica
     if ranks > setup.cluster.gpus_per_node:
         raise UnsupportedError(
-            f"a replica of {ranks} GPUs spans nodes of {setup.cluster.gpus_per_node}; a manifest describes replicas of one pod",
+            f"a replica of {ranks} GPUs spans nodes of {setup.cluster.gpus_per_node}; a manifest "
+            "describes replicas of one pod",
             field="parallel",
         )
     arguments = [word for name, words in option_words(options).items() for word in (name, *words)]
-    address = {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    address = {
+        "name": "VLLM_NIXL_SIDE_CHANNEL_HOST",
+        "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+    }
     container = {
         "name": "main",
         "command": ["vllm", "serve", MOUNTED],
@@ -89,7 +110,8 @@ register(
         kind="inference",
         write=text,
         write_pools=pools,
-        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which is one pod; pools too",
+        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which "
+        "is one pod; pools too",
         checked="a schema of the fields it uses, after KServe's types",
     )
 )

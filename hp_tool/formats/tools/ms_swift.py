@@ -1,4 +1,6 @@
-"""ms-swift 3 and 4: commands that pretrain and fine-tune, by the Trainer (`swift sft`) or by Megatron Core (`megatron sft`)."""
+"""ms-swift 3 and 4: commands that pretrain and fine-tune, by the Trainer (`swift sft`) or by
+Megatron Core (`megatron sft`).
+"""
 
 import json
 import math
@@ -7,7 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.reading import Reading, Setting, fraction, settings_of, sort, table, whole_number
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    fraction,
+    settings_of,
+    sort,
+    table,
+    whole_number,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, words
 from hp_tool.formats.source import Source, file_of, parsed
@@ -16,23 +26,48 @@ from hp_tool.formats.tools.megatron_lm.read import read as read_megatron
 from hp_tool.formats.trainer import arguments
 
 _ARGUMENTS = {
-    "tuner-type": "finetuning-type", "train-type": "finetuning-type", "target-modules": "lora-target",
-    "quant-bits": "quantization-bit", "quant-method": "quantization-method",
-    **{name: name for name in (
-        "model", "lora-rank", "lora-dropout", "max-length", "gradient-accumulation-steps", "attn-impl", "optim",
-        "per-device-train-batch-size", "gradient-checkpointing",
-    )},
-}  # fmt: skip
+    "tuner-type": "finetuning-type",
+    "train-type": "finetuning-type",
+    "target-modules": "lora-target",
+    "quant-bits": "quantization-bit",
+    "quant-method": "quantization-method",
+    **{
+        name: name
+        for name in (
+            "model",
+            "lora-rank",
+            "lora-dropout",
+            "max-length",
+            "gradient-accumulation-steps",
+            "attn-impl",
+            "optim",
+            "per-device-train-batch-size",
+            "gradient-checkpointing",
+        )
+    },
+}
 """ms-swift's arguments, and the Trainer's that say the same."""
 _DEFAULTS = {
-    "finetuning-type": "lora", "lora-dropout": "0.05", "gradient-checkpointing": "true", "per-device-train-batch-size": "1",
-}  # fmt: skip
+    "finetuning-type": "lora",
+    "lora-dropout": "0.05",
+    "gradient-checkpointing": "true",
+    "per-device-train-batch-size": "1",
+}
 _MEGATRON = {
-    "micro-batch-size": ("1",), "global-batch-size": ("16",), "recompute-granularity": ("selective",), "moe-grouped-gemm": (),
-    "use-distributed-optimizer": (), "cross-entropy-loss-fusion": (), "moe-token-dispatcher-type": ("alltoall",),
-    "expert-tensor-parallel-size": ("1",), "attention-dropout": ("0",), "hidden-dropout": ("0",),
-}  # fmt: skip
-"""What `megatron sft` takes where a command does not say, in Megatron's own arguments; dropout is the checkpoint's."""
+    "micro-batch-size": ("1",),
+    "global-batch-size": ("16",),
+    "recompute-granularity": ("selective",),
+    "moe-grouped-gemm": (),
+    "use-distributed-optimizer": (),
+    "cross-entropy-loss-fusion": (),
+    "moe-token-dispatcher-type": ("alltoall",),
+    "expert-tensor-parallel-size": ("1",),
+    "attention-dropout": ("0",),
+    "hidden-dropout": ("0",),
+}
+"""What `megatron sft` takes where a command does not say, in Megatron's own arguments; dropout is
+the checkpoint's.
+"""
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
 _MAX_REFERENCES = 5
 """Variables that one assignment may stand for, one behind the other."""
@@ -45,11 +80,16 @@ def read(source: Source, reading: Reading) -> None:
     launch, script = source.launch(reading)
     tool, _, task = launch.program.partition(" ")
     if task not in ("sft", "pt"):
-        reading.refuse(f"{launch.program}: runs other passes than pretraining and supervised fine-tuning")
+        reading.refuse(
+            f"{launch.program}: runs other passes than pretraining and supervised fine-tuning"
+        )
     reading.num_gpus = reading.num_gpus or _processes(source, reading)
     own = table("ms-swift")
     if tool == "megatron":
-        switched = {name: replace(each, arity="?") if each.arity == "0" else each for name, each in table(TABLE).items()}
+        switched = {
+            name: replace(each, arity="?") if each.arity == "0" else each
+            for name, each in table(TABLE).items()
+        }
         settings = settings_of(launch.words, table={**own, **switched}, reading=reading)
         _by_megatron(settings, source, reading)
     else:
@@ -58,37 +98,62 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _processes(source: Source, reading: Reading) -> int | None:
-    """Return how many processes the environment of the command asks for; alone on one device it is one."""
+    """Return how many processes the environment of the command asks for; alone on one device it is
+    one.
+    """
 
     def written(name: str, depth: int = 0) -> str:
         assigned = re.search(rf"(?<!\w){name}=['\"]?([^\s'\"\\;]+)", source.text)
         text = source.variables.get(name) or (assigned[1] if assigned else "")
         reference = re.fullmatch(r"\$\{?(\w+)(?::?-([^}]*))?\}?", text)
-        return (reference and depth < _MAX_REFERENCES and (written(reference[1], depth + 1) or reference[2])) or text
+        return (
+            reference
+            and depth < _MAX_REFERENCES
+            and (written(reference[1], depth + 1) or reference[2])
+        ) or text
 
     counts = {name: written(name) for name in ("NPROC_PER_NODE", "NNODES")}
     for name, text in counts.items():
         if text and not text.isdecimal():
-            reading.lack("cluster.num_gpus", f"{name} is {text}, which is no number here (--var {name}=...); add", example="")
+            reading.lack(
+                "cluster.num_gpus",
+                f"{name} is {text}, which is no number here (--var {name}=...); add",
+                example="",
+            )
             return None
     if counts["NPROC_PER_NODE"]:
         return int(counts["NPROC_PER_NODE"]) * int(counts["NNODES"] or 1)
     if written("CUDA_VISIBLE_DEVICES").isdecimal():
         return 1
-    reading.hints["cluster.num_gpus"] = "NPROC_PER_NODE says it; without, one process spreads the layers over its devices"
+    reading.hints["cluster.num_gpus"] = (
+        "NPROC_PER_NODE says it; without, one process spreads the layers over its devices"
+    )
     return None
 
 
 def _named(name: str, *values: str, written: str = "") -> Setting:
-    return Setting(name=name, written=written or f"{name.replace('-', '_')} (ms-swift's default)", values=values)
+    return Setting(
+        name=name,
+        written=written or f"{name.replace('-', '_')} (ms-swift's default)",
+        values=values,
+    )
 
 
-def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading) -> None:
-    """Read what Hugging Face's Trainer runs: over DeepSpeed where it is named, else with a copy of the model on each device."""
-    words_ = [replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS]
+def _by_trainer(
+    settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading
+) -> None:
+    """Read what Hugging Face's Trainer runs: over DeepSpeed where it is named, else with a copy of
+    the model on each device.
+    """
+    words_ = [
+        replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS
+    ]
     others = (each for each in settings if each.name not in _ARGUMENTS)
     texts = {
-        each.name: each.text for each in sort(others, table=table("ms-swift"), reading=reading, spare=source.ignore).values()
+        each.name: each.text
+        for each in sort(
+            others, table=table("ms-swift"), reading=reading, spare=source.ignore
+        ).values()
     }
     known = {each.name: each.text for each in words_}
     unknown = {each.name for each in words_ if each.unknown}
@@ -97,20 +162,34 @@ def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str
     if kind not in ("lora", "full") and "finetuning-type" not in unknown:
         reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
     micro_name = "per-device-train-batch-size"
-    micro_text = reading.given_size("parallel.micro_batch_size") if micro_name in unknown else known.get(micro_name, "1")
+    micro_text = (
+        reading.given_size("parallel.micro_batch_size")
+        if micro_name in unknown
+        else known.get(micro_name, "1")
+    )
     if "gradient-accumulation-steps" not in known and reading.num_gpus and micro_text:
         micro = whole_number(micro_text, "per_device_train_batch_size")
-        words_.append(_named("gradient-accumulation-steps", str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus))))))
+        words_.append(
+            _named(
+                "gradient-accumulation-steps",
+                str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus)))),
+            )
+        )
     words_ += _precision(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
     text = _deepspeed(texts.get("deepspeed"), files, reading)
     stage_is_missing = any(each.field == "parallel.zero_stage" for each in reading.missing)
     if text is None and kind == "full" and "deepspeed" not in texts and not stage_is_missing:
-        reading.refuse("tuner_type full without deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
+        reading.refuse(
+            "tuner_type full without deepspeed: weights and states in 16 bits, without a copy in "
+            "32, are not read"
+        )
     content = None if text is None else parsed(text)
     num_gpus, spare = reading.num_gpus, source.ignore
-    arguments.read(content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare)
+    arguments.read(
+        content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare
+    )
 
 
 def _precision(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
@@ -138,16 +217,31 @@ def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> 
         return json.dumps({"zero_optimization": zero})
     text = file_of(files, name)
     if text is None:
-        reading.lack("parallel.zero_stage", f"{name} is not at hand; give it with --file {name}", example=None)
+        reading.lack(
+            "parallel.zero_stage",
+            f"{name} is not at hand; give it with --file {name}",
+            example=None,
+        )
     return text
 
 
 def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> None:
-    """Read what Megatron Core runs, in its own arguments; the model is named, and brings its shape."""
+    """Read what Megatron Core runs, in its own arguments; the model is named, and brings its
+    shape.
+    """
     megatron, own = table(TABLE), table("ms-swift")
     settings = [replace(each, name=_RENAMED.get(each.name, each.name)) for each in settings]
     last = {each.name: each for each in settings}
-    taken = {"model", "max-length", "torch-dtype", "tuner-type", "train-type", "lora-rank", "lora-dropout", "target-modules"}
+    taken = {
+        "model",
+        "max-length",
+        "torch-dtype",
+        "tuner-type",
+        "train-type",
+        "lora-rank",
+        "lora-dropout",
+        "target-modules",
+    }
     passed: list[Setting] = []
     for each in settings:
         argument = megatron.get(each.name)
@@ -159,7 +253,11 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
             reading.refuse(f"{each.written} {each.text}: takes true or false")
         elif each.text != "none":
             passed.append(each)
-    others = [each for each in settings if each.name in taken or each.name not in megatron or each not in passed]
+    others = [
+        each
+        for each in settings
+        if each.name in taken or each.name not in megatron or each not in passed
+    ]
     sort(
         [each for each in others if each.name not in megatron or each.name in own],
         table=own,
@@ -170,7 +268,10 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
     length = last.get("max-length")
     if length is not None:
         passed += [replace(length, name=name) for name in ("seq-length", "max-position-embeddings")]
-    if last.get("torch-dtype", _named("torch-dtype", "bfloat16")).text != "float32" and not {"fp16", "bf16"} & last.keys():
+    if (
+        last.get("torch-dtype", _named("torch-dtype", "bfloat16")).text != "float32"
+        and not {"fp16", "bf16"} & last.keys()
+    ):
         passed.append(_named("bf16", written="torch_dtype"))
     read_megatron(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]
@@ -187,8 +288,12 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
 
 
 def _megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:
-    lora: dict[str, Any] = {"rank": whole_number(last["lora-rank"].text if "lora-rank" in last else "8", "lora_rank")}
-    lora["dropout"] = fraction(last["lora-dropout"].text if "lora-dropout" in last else "0.05", "lora_dropout")
+    lora: dict[str, Any] = {
+        "rank": whole_number(last["lora-rank"].text if "lora-rank" in last else "8", "lora_rank")
+    }
+    lora["dropout"] = fraction(
+        last["lora-dropout"].text if "lora-dropout" in last else "0.05", "lora_dropout"
+    )
     if "target-modules" in last and (names := last["target-modules"].values) != ("all-linear",):
         lora["target_modules"] = list(names)
     reading.query["training"] |= {"task": "lora", "lora": lora}
@@ -197,7 +302,13 @@ def _megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:
 register(
     Format(
         name="ms-swift",
-        signs=(Sign(of="script", rank=14, holds=words(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b")),),
+        signs=(
+            Sign(
+                of="script",
+                rank=14,
+                holds=words(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
+            ),
+        ),
         read=read,
         reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`",
     )

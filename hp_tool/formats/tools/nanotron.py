@@ -15,9 +15,15 @@ from hp_tool.formats.tools.megatron_lm.scripts import trained_with
 
 TOOL = "nanotron 0.4"
 _MODEL = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "tie_word_embeddings", "max_position_embeddings",
-)  # fmt: skip
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
 """Fields of a model, which are its keys under model.model_config, too."""
 _RESOLVED = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
 """Fields that may stay open, and what they come to."""
@@ -25,11 +31,26 @@ _EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts
 _NO_EXPERTS = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "gradient_precision", "tensor_parallel_size",
-    "pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "micro_batch_size", "sequence_parallel",
-    "recompute", "zero_stage", "gated_mlp", "normalization", "position_embedding", "head_dim", "attention_bias", "mlp_bias",
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "gradient_precision",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "expert_parallel_size",
+    "context_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "recompute",
+    "zero_stage",
+    "gated_mlp",
+    "normalization",
+    "position_embedding",
+    "head_dim",
+    "attention_bias",
+    "mlp_bias",
     *_MODEL,
-}  # fmt: skip
+}
 _YOURS = (
     ("general:", "project and run"),
     ("  train_steps:", "how long it trains"),
@@ -45,17 +66,26 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     """The YAML file's content. Raises UnsupportedError for what nanotron cannot say or run."""
     refuse_unsaid(setup, tool=TOOL, expressed=SAID, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
-    plain = m.head_size * m.num_attention_heads == m.hidden_size and not m.has_attention_bias and not m.has_mlp_bias
+    plain = (
+        m.head_size * m.num_attention_heads == m.hidden_size
+        and not m.has_attention_bias
+        and not m.has_mlp_bias
+    )
     if not (plain and m.gated_mlp and m.normalization == "rmsnorm" and m.positions == "rotary"):
-        raise UnsupportedError(f"{TOOL}'s Llama has no setting for the architecture of {m.name}", field="model")
+        raise UnsupportedError(
+            f"{TOOL}'s Llama has no setting for the architecture of {m.name}", field="model"
+        )
     gradients = w.gradient_precision or "fp32"
     if w.precision != "bf16" or gradients not in ("fp32", "bf16") or c.zero_stage > 1:
         raise UnsupportedError(
-            f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 or 1",
+            f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 "
+            "or 1",
             field="training.precision",
         )
     if setup.recomputes_by_layer is None:
-        raise UnsupportedError(f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute"
+        )
     flags, _ = trained_with(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}
     scattered = c.sequence_parallel and c.tensor_parallel_size > 1
@@ -113,24 +143,37 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         },
         "tokenizer": {"tokenizer_name_or_path": "gpt2"},
         "data_stages": [
-            {"name": "stable", "start_training_step": 1, "data": {"dataset": None, "num_loading_workers": 1, "seed": 42}}
+            {
+                "name": "stable",
+                "start_training_step": 1,
+                "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
+            }
         ],
         "checkpoints": {"checkpoint_interval": 1000, "checkpoints_path": "checkpoints"},
-        "logging": {"iteration_step_info_interval": 1, "log_level": "info", "log_level_replica": "info"},
+        "logging": {
+            "iteration_step_info_interval": 1,
+            "log_level": "info",
+            "log_level_replica": "info",
+        },
     }
 
 
 def text(setup: TrainingSetup) -> str:
-    """The file for run_train.py --config-file; what is the user's is listed at its top and marked in place."""
+    """The file for run_train.py --config-file; what is the user's is listed at its top and marked
+    in place.
+    """
     import yaml
 
     flags, lacking = trained_with(setup)
     lacking += ("rope_scaling",) if "use-rope-scaling" in flags else ()
     yours = list(_YOURS)
     if lacking:
-        yours.append(("    is_llama_config:", f"what the model is trained with: {', '.join(lacking)}"))
+        yours.append(
+            ("    is_llama_config:", f"what the model is trained with: {', '.join(lacking)}")
+        )
     head = [
-        f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {setup.cluster.num_nodes} "
+        f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes "
+        f"{setup.cluster.num_nodes} "
         f"--nproc-per-node {setup.processes_per_node} run_train.py --config-file THIS.",
         *fill_in(what for _, what in yours),
     ]
@@ -144,12 +187,22 @@ def text(setup: TrainingSetup) -> str:
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a nanotron file."""
     content, num_gpus = source.keys(reading), reading.num_gpus
-    by_name = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
+    by_name = sort(
+        as_settings(content, lines=source.text),
+        table=table("nanotron"),
+        reading=reading,
+        spare=source.ignore,
+    )
     settings = Settings(by_name)
     text_of, size, on = settings.text, settings.size, settings.on
     degrees = [size(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
-    context, experts = size("parallelism.context-parallel-size"), size("parallelism.expert-parallel-size")
-    if any(each.field == "cluster.num_gpus" for each in reading.missing):  # replicas follow from the devices that are given
+    context, experts = (
+        size("parallelism.context-parallel-size"),
+        size("parallelism.expert-parallel-size"),
+    )
+    if any(
+        each.field == "cluster.num_gpus" for each in reading.missing
+    ):  # replicas follow from the devices that are given
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")
@@ -167,11 +220,20 @@ def read(source: Source, reading: Reading) -> None:
         elif name in by_name:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
-            reading.lack(f"model.{field}", f"model.model_config.{field} is not said; add", example="...")
-    of_experts = [each for name, each in by_name.items() if _EXPERTS.search(name) and each.text not in _NO_EXPERTS]
+            reading.lack(
+                f"model.{field}", f"model.model_config.{field} is not said; add", example="..."
+            )
+    of_experts = [
+        each
+        for name, each in by_name.items()
+        if _EXPERTS.search(name) and each.text not in _NO_EXPERTS
+    ]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
-    mode, dtype = text_of("parallelism.tp-mode", "ALL_REDUCE").upper(), text_of("model.dtype", "bfloat16")
+    mode, dtype = (
+        text_of("parallelism.tp-mode", "ALL_REDUCE").upper(),
+        text_of("model.dtype", "bfloat16"),
+    )
     if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
         reading.refuse(f"parallelism.tp_mode {mode}: ALL_REDUCE and REDUCE_SCATTER are read")
     if dtype not in DTYPES.values():
@@ -185,7 +247,11 @@ def read(source: Source, reading: Reading) -> None:
             "global_batch_size": micro * steps * degrees[0],
             "precision": next((ours for ours, theirs in DTYPES.items() if theirs == dtype), "bf16"),
             "framework": "nanotron",
-            **({} if on("optimizer.accumulate-grad-in-fp32", default=True) else {"gradient_precision": "bf16"}),
+            **(
+                {}
+                if on("optimizer.accumulate-grad-in-fp32", default=True)
+                else {"gradient_precision": "bf16"}
+            ),
         },
         "parallel": {
             "tensor_parallel_size": degrees[1],
@@ -202,7 +268,13 @@ def read(source: Source, reading: Reading) -> None:
 register(
     Format(
         name="nanotron",
-        signs=(Sign(of="keys", rank=40, holds=lambda evidence: {"parallelism", "tokens"} <= evidence.keys),),
+        signs=(
+            Sign(
+                of="keys",
+                rank=40,
+                holds=lambda evidence: {"parallelism", "tokens"} <= evidence.keys,
+            ),
+        ),
         read=read,
         write=text,
         options=lambda setup: key_values(config(setup)),
@@ -211,6 +283,7 @@ register(
         axes={"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
         reads="its YAML file",
         writes="the YAML file of its Llama, which starts on random tokens",
-        checked="not installed in the tests: its configuration classes were read; read back by `import`",
+        checked="not installed in the tests: its configuration classes were read; read back by "
+        "`import`",
     )
 )

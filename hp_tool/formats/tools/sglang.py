@@ -22,15 +22,16 @@ VERSION = "0.5.6.post2"
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
-    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data parallelism TP counts all ranks, and
-    limits are divided by the attention groups.
+    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data
+    parallelism TP counts all ranks, and limits are divided by the attention groups.
     """
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
     deepep = travels_by_deepep(setup)
     if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:
         ranks = c.tensor_parallel_size * groups
         raise UnsupportedError(
-            f"SGLang's DeepEP divides the experts over all {ranks} ranks of a stage; set expert_parallel_size to {ranks}",
+            f"SGLang's DeepEP divides the experts over all {ranks} ranks of a stage; set "
+            f"expert_parallel_size to {ranks}",
             field="parallel.expert_parallel_size",
         )
     return f"python -m sglang.launch_server --model-path {model_word(setup)}", {
@@ -48,15 +49,25 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--moe-a2a-backend": "deepep" if deepep else None,
         "--enable-two-batch-overlap": w.two_batch_overlap is True,
         **_speculative(setup),
-        **number_formats(setup, engine="sglang", version=VERSION, cache={"bf16": "bf16", "fp8": "fp8_e4m3"}),
+        **number_formats(
+            setup, engine="sglang", version=VERSION, cache={"bf16": "bf16", "fp8": "fp8_e4m3"}
+        ),
     }
 
 
-ALGORITHMS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle3": "EAGLE3", "eagle": "EAGLE", "model": "STANDALONE"}
+ALGORITHMS = {
+    "ngram": "NGRAM",
+    "mtp": "NEXTN",
+    "eagle3": "EAGLE3",
+    "eagle": "EAGLE",
+    "model": "STANDALONE",
+}
 
 
 def _speculative(setup: ServingSetup) -> Values:
-    """A chain of drafted tokens, verified with the one before them (docs/advanced_features/speculative_decoding.md)."""
+    """A chain of drafted tokens, verified with the one before them
+    (docs/advanced_features/speculative_decoding.md).
+    """
     if (how := drafts(setup)) is None:
         return {}
     method, numbers = how
@@ -71,12 +82,17 @@ def _speculative(setup: ServingSetup) -> Values:
 
 
 def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
-    """`start` of a replica that prefills or decodes; the one that prefills is told the ranks it sends to."""
+    """`start` of a replica that prefills or decodes; the one that prefills is told the ranks it
+    sends to.
+    """
     program, options = start(setup)
     options = {**options, "--disaggregation-mode": mode}
     if mode == "prefill":
         theirs = start(other)[1]
-        for name, flag in (("--tp-size", "--disaggregation-decode-tp"), ("--dp-size", "--disaggregation-decode-dp")):
+        for name, flag in (
+            ("--tp-size", "--disaggregation-decode-tp"),
+            ("--dp-size", "--disaggregation-decode-dp"),
+        ):
             options[flag] = theirs[name] if theirs[name] != options[name] else None
     return program, options
 
@@ -94,7 +110,8 @@ def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
             Role(name="decode", meaning=f"one of {decode.replicas} replicas", command=second),
             Role(
                 name="router",
-                meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every replica",
+                meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every "
+                "replica",
                 command=["python -m sglang_router.launch_router --pd-disaggregation"],
             ),
         ],
@@ -106,14 +123,21 @@ register(
         name="sglang",
         title="SGLang",
         kind="inference",
-        signs=(Sign(of="script", rank=21, holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b")),),
+        signs=(
+            Sign(
+                of="script",
+                rank=21,
+                holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b"),
+            ),
+        ),
         read=reader("sglang"),
         write=lambda setup: command(setup, tool=f"sglang {VERSION}", start=start),
         write_pools=pools,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="sglang",
         reads="`sglang.launch_server`: a query of kind inference",
-        writes="the command of one replica; of pools a script that starts one of either, or the router",
+        writes="the command of one replica; of pools a script that starts one of either, or the "
+        "router",
         checked="options and values recorded from the engine's own parser; read back by `import`",
     )
 )

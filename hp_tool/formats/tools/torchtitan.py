@@ -1,4 +1,6 @@
-"""torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
+"""torchtitan 0.2's TOML file, both ways: sections and keys as in
+torchtitan/config/job_config.py.
+"""
 
 import re
 import tomllib
@@ -30,8 +32,17 @@ FLAVORS = {
 }
 """Catalogue name -> (model.name, model.flavor)."""
 _SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
-_CONVERTERS = {"bf16": [], "fp32": [], "fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}
-_OLDER_CONVERTERS = {"float8": "quantize.linear.float8", "mx": "quantize.linear.mx", "mxfp8": "quantize.linear.mx"}
+_CONVERTERS = {
+    "bf16": [],
+    "fp32": [],
+    "fp8": ["quantize.linear.float8"],
+    "mxfp8": ["quantize.linear.mx"],
+}
+_OLDER_CONVERTERS = {
+    "float8": "quantize.linear.float8",
+    "mx": "quantize.linear.mx",
+    "mxfp8": "quantize.linear.mx",
+}
 """Names of release 0.1."""
 _CHECKPOINTS: dict[str, dict[str, str]] = {
     "none": {"mode": "none"},
@@ -42,25 +53,55 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
 MAX_DOTS = 1_000
 """On one line: a long list of numbers has some."""
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "parameter_precision",
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
-    "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
-    "data_parallel_shard_size", "context_parallel_communication",
-}  # fmt: skip
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "attention",
+    "optimizer",
+    "parameter_precision",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "recompute",
+    "zero_stage",
+    "data_parallel_shard_size",
+    "context_parallel_communication",
+}
 
 
 def config(
-    setup: TrainingSetup, *, tool: str = TOOL, expressed: Set[str] = SAID, flavors: Mapping[str, tuple[str, str]] = FLAVORS
+    setup: TrainingSetup,
+    *,
+    tool: str = TOOL,
+    expressed: Set[str] = SAID,
+    flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
     refuse_unsaid(setup, tool=tool, expressed=expressed | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in flavors:
-        raise UnsupportedError(f"{tool} has no flavor for {setup.model.name}; it has {', '.join(flavors)}", field="model")
+        raise UnsupportedError(
+            f"{tool} has no flavor for {setup.model.name}; it has {', '.join(flavors)}",
+            field="model",
+        )
     if w.precision not in _CONVERTERS or w.attention != "flash" or w.optimizer != "adam":
-        raise UnsupportedError(f"{tool} trains with Adam, fused attention and {', '.join(_CONVERTERS)}", field="training")
-    if c.zero_stage < 2 and c.data_parallel_size > 1 and c.tensor_parallel_size * c.pipeline_parallel_size > 1:
-        raise UnsupportedError(f"{tool} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage")
+        raise UnsupportedError(
+            f"{tool} trains with Adam, fused attention and {', '.join(_CONVERTERS)}",
+            field="training",
+        )
+    if (
+        c.zero_stage < 2
+        and c.data_parallel_size > 1
+        and c.tensor_parallel_size * c.pipeline_parallel_size > 1
+    ):
+        raise UnsupportedError(
+            f"{tool} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage"
+        )
     exchange = setup.strategy.context_parallel_communication
     if c.context_parallel_size > 1 and exchange not in (None, "p2p", "all_gather"):
         raise UnsupportedError(
@@ -68,7 +109,9 @@ def config(
             field="parallel.context_parallel_communication",
         )
     if setup.recompute.granularity not in _CHECKPOINTS or setup.recompute.num_layers is not None:
-        raise UnsupportedError(f"{tool} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{tool} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute"
+        )
     name, flavor = flavors[setup.model.name]
     copies = c.data_parallel_size
     shard = c.data_parallel_shard_size or (copies if c.zero_stage >= 2 else 1)
@@ -81,7 +124,8 @@ def config(
         "model": model,
         "optimizer": {"name": "AdamW"},
         "training": {
-            # A pipeline takes its micro-batches out of the local batch; without one, gradients accumulate over steps.
+            # A pipeline takes its micro-batches out of the local batch; without one, gradients
+            # accumulate over steps.
             "local_batch_size": c.micro_batch_size * (setup.accumulation_steps if pipelined else 1),
             "global_batch_size": w.global_batch_size,
             "seq_len": w.sequence_length,
@@ -120,45 +164,78 @@ def toml(setup: TrainingSetup) -> str:
 
 
 def _text(source: Source, reading: Reading) -> str:
-    """Return the TOML file, which a script may only name. Raises InputError where it is not at hand."""
-    if re.search(r"(?m)^[ \t]*\[\w", source.text) or not re.search(r"--job\.config_file|torchtitan", source.text):
+    """Return the TOML file, which a script may only name. Raises InputError where it is not at
+    hand.
+    """
+    if re.search(r"(?m)^[ \t]*\[\w", source.text) or not re.search(
+        r"--job\.config_file|torchtitan", source.text
+    ):
         return source.text
     launch, script = source.launch(reading)
     arguments = [word.text for word in launch.words]
-    named = next((word.partition("=")[2] for word in arguments if word.startswith("--job.config_file=")), "")
+    named = next(
+        (word.partition("=")[2] for word in arguments if word.startswith("--job.config_file=")), ""
+    )
     named = named or next(
-        (arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word in ("--job.config_file", "--job.config-file")), ""
+        (
+            arguments[i + 1]
+            for i, word in enumerate(arguments[:-1])
+            if word in ("--job.config_file", "--job.config-file")
+        ),
+        "",
     )
     text = beside(script, named)
     if not text:
         raise InputError(
-            f"the command's file {named or '(none named)'} is not at hand; import it, or give it with --file", field="command"
+            f"the command's file {named or '(none named)'} is not at hand; import it, or give it "
+            "with --file",
+            field="command",
         )
     reading.refused += [
         f"{word}: overrides on the command line are not read; write them into the file"
         for word in arguments
-        if re.match(r"--(?!(job|metrics|profiling|checkpoint|lr_scheduler|comm|validation|experimental)\.)\w+\.", word)
+        if re.match(
+            r"--(?!(job|metrics|profiling|checkpoint|lr_scheduler|comm|validation|experimental)\.)\w+\.",
+            word,
+        )
     ]
     return text
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query that a TOML file asks for. Raises InputError, UnsupportedError."""
+    """Fill the reading with the query that a TOML file asks for. Raises InputError,
+    UnsupportedError.
+    """
     text = _text(source, reading)
-    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
-        raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
+    if any(
+        line.count(".") > MAX_DOTS for line in text.splitlines()
+    ):  # tomllib takes the square of a dotted key's length
+        raise InputError(
+            f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax"
+        )
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
-    sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=source.ignore)
+    sort(
+        as_settings(tables, lines=text),
+        table=table("torchtitan"),
+        reading=reading,
+        spare=source.ignore,
+    )
     fill(tables, source=source, reading=reading)
 
 
 def fill(
-    tables: Mapping[str, Any], *, source: Source, reading: Reading, flavors: Mapping[str, tuple[str, str]] = FLAVORS
+    tables: Mapping[str, Any],
+    *,
+    source: Source,
+    reading: Reading,
+    flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> None:
-    """Fill the reading with the query that sections ask for. Raises InputError, UnsupportedError."""
+    """Fill the reading with the query that sections ask for. Raises InputError,
+    UnsupportedError.
+    """
 
     def section(name: str) -> dict[str, Any]:
         content = tables.get(name, {})
@@ -167,7 +244,9 @@ def fill(
         return content
 
     model, batch, split = section("model"), section("training"), section("parallelism")
-    t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))
+    t, p, c = (
+        _size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context")
+    )
     replicas = max((reading.num_gpus or 0) // (t * p * c), 1)
     shard = _size(split, "data_parallel_shard_degree", usual=-1, least=-1)
     copies = _size(split, "data_parallel_replicate_degree")
@@ -186,14 +265,19 @@ def fill(
         "micro_batch_size": micro,
         "sequence_parallel": t > 1,
         "recompute": _recompute(section("activation_checkpoint")),
-        "zero_stage": _zero_stage(split, reading, sharded=shard > 1 or copies == 1, pipelined=p > 1),
+        "zero_stage": _zero_stage(
+            split, reading, sharded=shard > 1 or copies == 1, pipelined=p > 1
+        ),
     }
     if copies > 1 and shard > 1:
         parallel["data_parallel_shard_size"] = shard
     if c > 1:
         method = split.get("context_parallel_rotate_method", "allgather")
         if method not in ("allgather", "alltoall"):
-            reading.refuse(f"parallelism.context_parallel_rotate_method {method}: allgather and alltoall are read")
+            reading.refuse(
+                f"parallelism.context_parallel_rotate_method {method}: allgather and alltoall are "
+                "read"
+            )
         p2p = method == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
@@ -216,29 +300,53 @@ def fill(
         "framework": "torch-fsdp",
     }
     if batch.get("dtype", "float32") == "bfloat16":
-        training |= dict.fromkeys(("parameter_precision", "gradient_precision", "optimizer_precision"), "bf16")
-    reading.query = {"kind": "training", **({"model": shape} if shape else {}), "training": training, "parallel": parallel}
+        training |= dict.fromkeys(
+            ("parameter_precision", "gradient_precision", "optimizer_precision"), "bf16"
+        )
+    reading.query = {
+        "kind": "training",
+        **({"model": shape} if shape else {}),
+        "training": training,
+        "parallel": parallel,
+    }
 
 
 def _chunks(split: dict[str, Any], *, stages: int, layers: int) -> int:
-    """Model chunks a rank: two, or what layers_per_stage makes of the layers and the ends that count as some."""
+    """Model chunks a rank: two, or what layers_per_stage makes of the layers and the ends that
+    count as some.
+    """
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
-    ends = sum(_size(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1) for end in ("first", "last"))
-    return max(-(-(layers + ends) // _size(split, "pipeline_parallel_layers_per_stage")) // stages, 1)
+    ends = sum(
+        _size(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1)
+        for end in ("first", "last")
+    )
+    return max(
+        -(-(layers + ends) // _size(split, "pipeline_parallel_layers_per_stage")) // stages, 1
+    )
 
 
 def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1) -> int:
     value = section.get(name, usual)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (value == 0 and least != 0):
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < least
+        or (value == 0 and least != 0)
+    ):
         raise InputError(f"{name} must be a whole number, got {value!r}", field=name)
     return value
 
 
-def _precision(model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading) -> str:
+def _precision(
+    model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading
+) -> str:
     """Converters name the precision; release 0.1 had switches of its own."""
     listed = model.get("converters", [])
-    converters = {_OLDER_CONVERTERS.get(name, name) for name in (listed.split(",") if isinstance(listed, str) else listed)}
+    converters = {
+        _OLDER_CONVERTERS.get(name, name)
+        for name in (listed.split(",") if isinstance(listed, str) else listed)
+    }
     if float8.get("enable_float8_linear") is True:
         converters.add("quantize.linear.float8")
     for name in sorted(converters - {each for names in _CONVERTERS.values() for each in names}):
@@ -259,18 +367,23 @@ def _recompute(section: dict[str, Any]) -> str:
     if mode == "selective" and option == "op":
         return "per_op"
     raise UnsupportedError(
-        f"activation_checkpoint {mode} {option} is not modelled; choose none, full, or selective with option op",
+        f"activation_checkpoint {mode} {option} is not modelled; choose none, full, or selective "
+        "with option op",
         field="activation_checkpoint.mode",
     )
 
 
 def _zero_stage(split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool) -> int:
-    """FSDP reshards after the forward pass by default unless a pipeline would gather for every micro-batch."""
+    """FSDP reshards after the forward pass by default unless a pipeline would gather for every
+    micro-batch.
+    """
     if not sharded:
         return 0
     policy = split.get("fsdp_reshard_after_forward", "default")
     if policy not in ("default", "always", "never"):
-        reading.refuse(f"parallelism.fsdp_reshard_after_forward {policy}: default, always and never are read")
+        reading.refuse(
+            f"parallelism.fsdp_reshard_after_forward {policy}: default, always and never are read"
+        )
     return 2 if policy == "never" or (policy == "default" and pipelined) else 3
 
 
@@ -281,7 +394,11 @@ register(
             Sign(
                 of="text",
                 rank=10,
-                holds=words(r"(?m)^[ \t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ \t]*(#.*)?$"),
+                holds=words(
+                    r"(?m)^[ "
+                    r"\t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ "
+                    r"\t]*(#.*)?$"
+                ),
             ),
             Sign(of="script", rank=70, holds=words(r"--job\.config_file|--model\.flavor")),
         ),
@@ -295,6 +412,7 @@ register(
         file="torchtitan.toml",
         reads="the TOML file of 0.1 and 0.2 (0.3 has `torchtitan-python`)",
         writes="TOML, for the models torchtitan has flavors of",
-        checked="torchtitan 0.2.2's ConfigManager and ParallelDims on 8 to 1,024 processes; read back by `import`",
+        checked="torchtitan 0.2.2's ConfigManager and ParallelDims on 8 to 1,024 processes; read "
+        "back by `import`",
     )
 )

@@ -23,7 +23,10 @@ FLAVORS = torchtitan.FLAVORS | {
     "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
 }
 """Catalogue name -> (package of torchtitan.models, its flavor)."""
-_CONVERTERS = {"Float8LinearConverter": "quantize.linear.float8", "MXFP8LinearConverter": "quantize.linear.mx"}
+_CONVERTERS = {
+    "Float8LinearConverter": "quantize.linear.float8",
+    "MXFP8LinearConverter": "quantize.linear.mx",
+}
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
 _GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
@@ -35,19 +38,27 @@ _KINDS = ("loss", "activation_checkpoint", "optimizer")
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a module with one function, `run`. Raises UnsupportedError for what torchtitan cannot say or run."""
+    """Return a module with one function, `run`. Raises UnsupportedError for what torchtitan cannot
+    say or run.
+    """
     content = config(setup)
     model, converters = content["model"], content["model"].get("converters", [])
     names = {theirs: ours for ours, theirs in _CONVERTERS.items()}
     kinds = [names[each] for each in converters]
     checkpoint = _CHECKPOINTS[content["activation_checkpoint"]["mode"]]
-    flavor = f'"{model["flavor"]}"' + (f", converters=[{', '.join(f'{each}.Config()' for each in kinds)}]" if kinds else "")
+    flavor = f'"{model["flavor"]}"' + (
+        f", converters=[{', '.join(f'{each}.Config()' for each in kinds)}]" if kinds else ""
+    )
     imports = [
         "from torchtitan.components.loss import CrossEntropyLoss",
         "from torchtitan.components.optimizer import default_adamw",
         *(f"from torchtitan.components.quantization import {each}" for each in kinds),
         "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        *((f"from torchtitan.distributed.activation_checkpoint import {checkpoint}",) if checkpoint else ()),
+        *(
+            (f"from torchtitan.distributed.activation_checkpoint import {checkpoint}",)
+            if checkpoint
+            else ()
+        ),
         "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
         f"from torchtitan.models.{model['name']} import model_registry",
@@ -68,7 +79,8 @@ def text(setup: TrainingSetup) -> str:
             '        hf_assets_path="./assets/hf",  # FILL IN 1',
             '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # FILL IN 1',
             "        optimizer=default_adamw(lr=3e-4),  # FILL IN 1",
-            "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
+            "        "
+            "loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
             *_section("training", "TrainingConfig", content["training"]),
             *_section("parallelism", "ParallelismConfig", content["parallelism"]),
             f"        activation_checkpoint={f'{checkpoint}.Config()' if checkpoint else None},",
@@ -80,26 +92,40 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _section(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
-    rows = (f"            {key}={json.dumps(value) if isinstance(value, str) else value}," for key, value in content.items())
+    rows = (
+        f"            {key}={json.dumps(value) if isinstance(value, str) else value},"
+        for key, value in content.items()
+    )
     return (f"        {name}={kind}(", *rows, "        ),")
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the sections, as those of 0.2's file. Raises UnsupportedError for what 0.3 cannot say or run."""
+    """Return the sections, as those of 0.2's file. Raises UnsupportedError for what 0.3 cannot say
+    or run.
+    """
     expressed = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
     content = torchtitan.config(setup, tool=TOOL, expressed=expressed, flavors=FLAVORS)
     c, w = setup.parallel, setup.workload
     if c.expert_tensor_parallel_size > 1:
-        raise UnsupportedError(f"{TOOL} splits no expert: set 1", field="parallel.expert_tensor_parallel_size")
-    if c.context_parallel_size > 1 and setup.strategy.context_parallel_communication != "all_gather":
         raise UnsupportedError(
-            f"{TOOL} gathers keys and values: choose all_gather", field="parallel.context_parallel_communication"
+            f"{TOOL} splits no expert: set 1", field="parallel.expert_tensor_parallel_size"
+        )
+    if (
+        c.context_parallel_size > 1
+        and setup.strategy.context_parallel_communication != "all_gather"
+    ):
+        raise UnsupportedError(
+            f"{TOOL} gathers keys and values: choose all_gather",
+            field="parallel.context_parallel_communication",
         )
     if w.loss != "unfused":
-        raise UnsupportedError(f"{TOOL} computes no loss {w.loss}: choose unfused", field="training.cross_entropy")
+        raise UnsupportedError(
+            f"{TOOL} computes no loss {w.loss}: choose unfused", field="training.cross_entropy"
+        )
     if w.cuda_graphs and (c.pipeline_parallel_size > 1 or c.expert_parallel_size > 1):
         raise UnsupportedError(
-            f"{TOOL} records no graphs of a pipeline, nor of expert parallelism", field="training.cuda_graphs"
+            f"{TOOL} records no graphs of a pipeline, nor of expert parallelism",
+            field="training.cuda_graphs",
         )
     for name in _GONE:
         del content["parallelism"][name]
@@ -110,54 +136,89 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query that a function asks for. Raises InputError, UnsupportedError."""
+    """Fill the reading with the query that a function asks for. Raises InputError,
+    UnsupportedError.
+    """
     functions = Functions(source.text)
     name = _chosen(functions, source.variables.get("CONFIG"))
     trainer = functions.value(name)
     if not isinstance(trainer, Call) or trainer.name != RESULT:
-        shown = trainer.text if isinstance(trainer, Unread) else trainer.name if isinstance(trainer, Call) else repr(trainer)
-        raise UnsupportedError(f"{name} returns {shown}, and only running would tell which {RESULT} it is", field="config")
+        shown = (
+            trainer.text
+            if isinstance(trainer, Unread)
+            else trainer.name
+            if isinstance(trainer, Call)
+            else repr(trainer)
+        )
+        raise UnsupportedError(
+            f"{name} returns {shown}, and only running would tell which {RESULT} it is",
+            field="config",
+        )
     arguments = table("torchtitan-python")
     settings = []
     for each in _settings(trainer, prefix=""):
         argument = look_up(each.name, arguments)
         if each.unknown and argument is not None and argument.fate == "read":
-            reading.refuse(f"{each.written} (line {each.line}): only running would tell {each.text}; write its value out")
+            reading.refuse(
+                f"{each.written} (line {each.line}): only running would tell {each.text}; write "
+                "its value out"
+            )
         else:
             settings.append(each)
     sort(settings, table=arguments, reading=reading, spare=source.ignore)
     if reading.refused:
         return
-    sections = {section: _plain_values(trainer.arguments.get(section)) for section in ("training", "parallelism")}
+    sections = {
+        section: _plain_values(trainer.arguments.get(section))
+        for section in ("training", "parallelism")
+    }
     spec = trainer.arguments.get("model_spec")
     kind = spec.name if isinstance(spec, Call) else "none"
     if kind != "model_registry":
-        raise UnsupportedError(f"model_spec is {kind}, where only model_registry(...) is read", field="model_spec")
+        raise UnsupportedError(
+            f"model_spec is {kind}, where only model_registry(...) is read", field="model_spec"
+        )
     assert isinstance(spec, Call)
-    converters = [each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []]
+    converters = [
+        each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []
+    ]
     flavor = str(_flavor(spec))
     family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
     if family.startswith("."):
         family = _family_named(name, flavor)
         if not family:
-            reading.lack("model", f"the file does not name the package of model_registry({flavor!r}); add", example="NAME")
-    model = {"name": family, "flavor": flavor, "converters": [_CONVERTERS.get(each, each) for each in converters]}
+            reading.lack(
+                "model",
+                f"the file does not name the package of model_registry({flavor!r}); add",
+                example="NAME",
+            )
+    model = {
+        "name": family,
+        "flavor": flavor,
+        "converters": [_CONVERTERS.get(each, each) for each in converters],
+    }
     checkpoint = _class_of(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
     mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
     recompute = {"mode": mode, "selective_ac_option": "op"}
     loss = _class_of(trainer.arguments, "loss", usual="BaseLoss")
     if loss not in _LOSSES:
-        raise UnsupportedError(f"loss {loss} is not modelled; {', '.join(_LOSSES)} are", field="loss")
+        raise UnsupportedError(
+            f"loss {loss} is not modelled; {', '.join(_LOSSES)} are", field="loss"
+        )
     tables = {**sections, "model": model, "activation_checkpoint": recompute}
     torchtitan.fill(tables, source=source, reading=reading, flavors=FLAVORS)
     training, parallel = reading.query["training"], reading.query["parallel"]
     training["cross_entropy"] = _LOSSES[loss]
     training["cuda_graphs"] = sections["training"].get("disable_cuda_graphs") is not True
-    parallel["sequence_parallel"] &= sections["parallelism"].get("enable_sequence_parallel") is not False
+    parallel["sequence_parallel"] &= (
+        sections["parallelism"].get("enable_sequence_parallel") is not False
+    )
 
 
 def _chosen(functions: Functions, wanted: str | None) -> str:
-    """Return the name of the function to read. Raises InputError where there is none, or are several."""
+    """Return the name of the function to read. Raises InputError where there is none, or are
+    several.
+    """
     names = functions.returning(RESULT)
     if wanted is None and len(names) == 1:
         return names[0]
@@ -166,20 +227,27 @@ def _chosen(functions: Functions, wanted: str | None) -> str:
     raise InputError(
         f"no function returns {RESULT}"
         if not names
-        else f"the file has {len(names)} configurations; name one with --var CONFIG=...: {', '.join(names[:40])}",
+        else (
+            f"the file has {len(names)} configurations; name one with --var CONFIG=...: "
+            f"{', '.join(names[:40])}"
+        ),
         field="config",
     )
 
 
 def _family_named(name: str, flavor: str) -> str:
-    """Return the package of torchtitan.models that a function's name spells with its flavor, as qwen3_8b does; or ''.
+    """Return the package of torchtitan.models that a function's name spells with its flavor, as
+    qwen3_8b does; or ''.
 
-    A file that imports model_registry from its own package lies in a folder that it does not name. A name that only begins
-    like a package may belong to another: qwen35_4b is a function of qwen3_5.
+    A file that imports model_registry from its own package lies in a folder that it does not name.
+    A name that only begins like a package may belong to another: qwen35_4b is a function of
+    qwen3_5.
     """
     spelled = "_".join(re.findall(r"[a-z0-9]+", flavor.lower()))
     families = sorted({family for family, _ in FLAVORS.values()})
-    return next((family for family in families if f"{name}_".startswith(f"{family}_{spelled}_")), "")
+    return next(
+        (family for family in families if f"{name}_".startswith(f"{family}_{spelled}_")), ""
+    )
 
 
 def _flavor(spec: Call) -> Any:
@@ -216,14 +284,27 @@ def _leaves(name: str, value: Any, *, line: int) -> Iterator[Setting]:
     yield _setting(name, items, line=line)
     calls = [each for each in items if isinstance(each, Call)]
     for key in dict.fromkeys(key for each in calls for key in each.arguments):
-        values = dict.fromkeys(str(_word(each.arguments[key])) for each in calls if key in each.arguments)
+        values = dict.fromkeys(
+            str(_word(each.arguments[key])) for each in calls if key in each.arguments
+        )
         yield _setting(f"{name}.{key}", list(values), line=line)
 
 
 _SECTIONS = (
-    "model_spec", "training", "parallelism", "compile", "comm", "debug", "profiler", "metrics", "tokenizer", "dataloader",
-    "lr_scheduler", "checkpoint", "validator",
-)  # fmt: skip
+    "model_spec",
+    "training",
+    "parallelism",
+    "compile",
+    "comm",
+    "debug",
+    "profiler",
+    "metrics",
+    "tokenizer",
+    "dataloader",
+    "lr_scheduler",
+    "checkpoint",
+    "validator",
+)
 
 
 def _setting(name: str, items: list[Any], *, line: int) -> Setting:
@@ -240,14 +321,24 @@ def _setting(name: str, items: list[Any], *, line: int) -> Setting:
 def _word(value: Any) -> str:
     if isinstance(value, Call | Unread):
         return value.name if isinstance(value, Call) else value.text
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, list) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, list)
+        else str(value)
+    )
 
 
 register(
     Format(
         name="torchtitan-python",
         title="torchtitan, as Python",
-        signs=(Sign(of="text", rank=9, holds=words(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\(")),),
+        signs=(
+            Sign(
+                of="text",
+                rank=9,
+                holds=words(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\("),
+            ),
+        ),
         read=read,
         write=text,
         options=lambda setup: key_values(config(setup)),
@@ -258,8 +349,11 @@ register(
             "expert_tensor_parallel_size": 1,
         },
         log="torchtitan",
-        reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; nothing is executed",
-        writes="a module with one function, for `--module` and `--config`, for the models torchtitan has flavors of",
-        checked="fields and choices recorded from torchtitan 0.3.0's classes; read back by `import`",
+        reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; "
+        "nothing is executed",
+        writes="a module with one function, for `--module` and `--config`, for the models "
+        "torchtitan has flavors of",
+        checked="fields and choices recorded from torchtitan 0.3.0's classes; read back by "
+        "`import`",
     )
 )

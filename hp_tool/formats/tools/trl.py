@@ -11,16 +11,25 @@ TOOL = "TRL 1.16"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that writes Accelerate's file and starts `trl.scripts.sft`. Raises UnsupportedError."""
+    """Return a script that writes Accelerate's file and starts `trl.scripts.sft`. Raises
+    UnsupportedError.
+    """
     fine_tuning.check(setup, tool=TOOL, loss="chunked", chooses_width=True)
-    return fine_tuning.script(setup, tool=TOOL, program="-m trl.scripts.sft", options=option_words(arguments(setup)))
+    return fine_tuning.script(
+        setup, tool=TOOL, program="-m trl.scripts.sft", options=option_words(arguments(setup))
+    )
 
 
 def arguments(setup: TrainingSetup) -> Values:
     """Return arguments of trl.scripts.sft: SFTConfig's, ModelConfig's and the Trainer's."""
     w = setup.workload
-    options: dict[str, Any] = {f"--{name}": str(value) for name, value in trainer_arguments(setup).items()}
-    options |= {"--max_length": w.sequence_length, "--attn_implementation": "sdpa" if w.attention == "flash" else "eager"}
+    options: dict[str, Any] = {
+        f"--{name}": str(value) for name, value in trainer_arguments(setup).items()
+    }
+    options |= {
+        "--max_length": w.sequence_length,
+        "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
+    }
     options["--loss_type"] = "chunked_nll"  # in 1.16 as nll, which earlier releases compute at once
     wide = w.lora is None or "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
@@ -49,7 +58,8 @@ register(
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
         loss="chunked",
-        writes="a script that writes Accelerate's file and starts `trl.scripts.sft`, in full or with LoRA and QLoRA",
+        writes="a script that writes Accelerate's file and starts `trl.scripts.sft`, in full or "
+        "with LoRA and QLoRA",
         checked="the fields of TRL 1.16's and transformers' classes; read back by `import`",
     )
 )

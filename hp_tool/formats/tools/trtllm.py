@@ -3,7 +3,14 @@
 import json
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engines import above_one, command, model_word, narrowing, option_values, refuse_drafts
+from hp_tool.formats.engines import (
+    above_one,
+    command,
+    model_word,
+    narrowing,
+    option_values,
+    refuse_drafts,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, key_within, words
@@ -12,21 +19,24 @@ VERSION = "1.0"
 
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
-    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py, and in the file that
-    --extra_llm_api_options names what has no option there (see `extra_options`). With attention data parallelism every rank of
-    its tensor-parallel group attends to requests of its own: groups of several ranks have no word.
+    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py, and in
+    the file that --extra_llm_api_options names what has no option there (see `extra_options`). With
+    attention data parallelism every rank of its tensor-parallel group attends to requests of its
+    own: groups of several ranks have no word.
     """
     c, w = setup.parallel, setup.workload
     narrowing(setup, engine="trtllm", words={})
     refuse_drafts(setup, tool="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
+            "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size "
+            "to 1, or choose sglang",
             field="parallel.attention_data_parallel_size",
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve takes a share of the memory that weights leave free, not of the device; set inference.memory_fraction"
+            "trtllm-serve takes a share of the memory that weights leave free, not of the device; "
+            "set inference.memory_fraction"
             " instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )
@@ -61,10 +71,17 @@ def extra_options(setup: ServingSetup) -> dict[str, object]:
 
 
 def text(setup: ServingSetup) -> str:
-    """Return a shell script that starts one replica. Raises UnsupportedError for what the command cannot say."""
+    """Return a shell script that starts one replica. Raises UnsupportedError for what the command
+    cannot say.
+    """
     before, last = [], []
     if extra := extra_options(setup):
-        before = ['extra="$(mktemp --suffix=.yaml)"', "cat > \"$extra\" <<'END'", json.dumps(extra), "END"]
+        before = [
+            'extra="$(mktemp --suffix=.yaml)"',
+            "cat > \"$extra\" <<'END'",
+            json.dumps(extra),
+            "END",
+        ]
         last = ['--extra_llm_api_options "$extra"']
     return command(setup, tool=f"trtllm {VERSION}", start=start, before=before, last=last)
 

@@ -1,4 +1,6 @@
-"""verl 0.6: the actor's update of its PPO and GRPO trainers, as overrides of ppo_trainer.yaml, both ways."""
+"""verl 0.6: the actor's update of its PPO and GRPO trainers, as overrides of ppo_trainer.yaml, both
+ways.
+"""
 
 import re
 import shlex
@@ -26,7 +28,14 @@ from hp_tool.formats.reading import (
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
 from hp_tool.formats.scripts import FILL, assignments, bash, fill_in
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
+from hp_tool.formats.setup import (
+    SHAPE,
+    TrainingSetup,
+    headline,
+    one_word,
+    option_words,
+    refuse_unsaid,
+)
 from hp_tool.formats.shell import Word
 from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.source import Source, beside, mapping_of, parsed
@@ -39,15 +48,20 @@ _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = {"dp": "fsdp", "megatron": "megatron"}
-"""model_engine, which chooses the files of all workers since 0.7, and the actor's strategy in them."""
+"""model_engine, which chooses the files of all workers since 0.7, and the actor's strategy in
+them.
+"""
 ENGINE = "model-engine"
 _TRAINERS = {"ppo_trainer": "dp", "ppo_megatron_trainer": "megatron"}
 """verl's own files, and the engine that each chooses."""
 _SIZES = {
-    "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
-    "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size", "context_parallel_size": "context_parallel_size",
-    "expert_parallel_size": "expert_model_parallel_size", "expert_tensor_parallel_size": "expert_tensor_parallel_size",
-}  # fmt: skip
+    "tensor_parallel_size": "tensor_model_parallel_size",
+    "pipeline_parallel_size": "pipeline_model_parallel_size",
+    "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size",
+    "context_parallel_size": "context_parallel_size",
+    "expert_parallel_size": "expert_model_parallel_size",
+    "expert_tensor_parallel_size": "expert_tensor_parallel_size",
+}
 """Fields of `parallel`, and their keys under actor.megatron."""
 _SAID = {
     "sequence_length",
@@ -61,17 +75,24 @@ _SAID = {
 SAID = _SAID | {"offload", "offload_fraction", "moe_token_dispatcher_type", *_SIZES}
 """Fields that overrides of Megatron's workers express."""
 SAID_BY_FSDP = _SAID | {"data_parallel_shard_size", "context_parallel_size"}
-"""Fields that overrides of FSDP's workers express; they split neither matrices nor experts, and have no pipeline."""
+"""Fields that overrides of FSDP's workers express; they split neither matrices nor experts, and
+have no pipeline.
+"""
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
 _YOURS = (
     ("the model's folder or id, where verl knows it under another name", ()),
     ("your data and reward", ("data.train_files=train.parquet", "data.val_files=test.parquet")),
-    ("your algorithm and rollouts", (
-        "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1", "trainer.logger=[console]",
-    )),
-)  # fmt: skip
+    (
+        "your algorithm and rollouts",
+        (
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
+            "trainer.logger=[console]",
+        ),
+    ),
+)
 """What the trainer needs beside the actor's update; all of it is the user's."""
 _ON_HOST = f"{_ACTOR}.optim.override_optimizer_config"
 """What else is called offload waits in host memory only while rollouts use the device."""
@@ -80,27 +101,36 @@ ROLLOUTS = 8
 
 
 def _has_megatron(workload: TrainingWorkload) -> bool:
-    """Return whether the workers are Megatron's; False: FSDP's. Raises UnsupportedError for any other framework."""
+    """Return whether the workers are Megatron's; False: FSDP's. Raises UnsupportedError for any
+    other framework.
+    """
     workers = wrapped(workload.framework)
     if workers not in ("megatron-core", "torch-fsdp"):
         raise UnsupportedError(
-            f"{TOOL} trains by Megatron Core or FSDP, not {workers}; ask again with training.framework: verl, or verl-fsdp",
+            f"{TOOL} trains by Megatron Core or FSDP, not {workers}; ask again with "
+            "training.framework: verl, or verl-fsdp",
             field="training.framework",
         )
     return workers == "megatron-core"
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
+    """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for
+    what they cannot say.
+    """
     w, c = setup.workload, setup.parallel
     megatron = _has_megatron(w)
     fields = SAID if megatron else SAID_BY_FSDP
     refuse_unsaid(setup, tool=TOOL if megatron else f"{TOOL} over FSDP", expressed=fields | SHAPE)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
-        raise UnsupportedError(f"{TOOL} trains in bf16, with the optimizer offloaded or nothing", field="training.precision")
+        raise UnsupportedError(
+            f"{TOOL} trains in bf16, with the optimizer offloaded or nothing",
+            field="training.precision",
+        )
     if w.global_batch_size % ROLLOUTS:
         raise UnsupportedError(
-            f"{TOOL}: a batch of {ROLLOUTS} answers a prompt has a multiple of {ROLLOUTS} sequences",
+            f"{TOOL}: a batch of {ROLLOUTS} answers a prompt has a multiple of {ROLLOUTS} "
+            "sequences",
             field="training.global_batch_size",
         )
     prompts = w.global_batch_size // ROLLOUTS
@@ -118,10 +148,13 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     }
     if not megatron:
         if setup.recomputes_by_layer is None:
-            raise UnsupportedError(f"{TOOL} over FSDP recomputes none or per_layer", field="parallel.recompute")
+            raise UnsupportedError(
+                f"{TOOL} over FSDP recomputes none or per_layer", field="parallel.recompute"
+            )
         if c.zero_stage < 2:
             raise UnsupportedError(
-                f"{TOOL} over FSDP shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage"
+                f"{TOOL} over FSDP shards gradients too: choose zero_stage 2 or 3",
+                field="parallel.zero_stage",
             )
         return options | {
             "actor_rollout_ref.model.enable_gradient_checkpointing": str(setup.recomputes_by_layer),
@@ -130,7 +163,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3),
         }
     if c.zero_stage > 1:
-        raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
+        raise UnsupportedError(
+            f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas",
+            field="parallel.zero_stage",
+        )
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
     if setup.model.num_experts:
         options[f"++{_CONFIG}.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
@@ -141,11 +177,16 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         f"{_ACTOR}.megatron.use_distributed_optimizer": str(c.zero_stage == 1),
     }
     if w.offload == "optimizer":
-        options |= {f"++{_ON_HOST}.{name}": "True" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")}
+        options |= {
+            f"++{_ON_HOST}.{name}": "True"
+            for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")
+        }
         options[f"++{_ON_HOST}.optimizer_offload_fraction"] = f"{w.offload_fraction or 1.0:g}"
     ends = option_words(shorter_ends(setup))
     return options | {
-        f"++{_CONFIG}.{field_name(name)}": f"[{','.join(words)}]" if name == MODULES else " ".join(words) or "True"
+        f"++{_CONFIG}.{field_name(name)}": f"[{','.join(words)}]"
+        if name == MODULES
+        else " ".join(words) or "True"
         for name, words in (option_words(recomputation(setup.recompute)) | ends).items()
     }
 
@@ -161,9 +202,13 @@ def text(setup: TrainingSetup) -> str:
         marked += [f"# {FILL} {number}: {what}", *lines]
     return bash(
         (
-            f"# {TOOL}: {headline(setup)}. The actor's update alone; a batch is counted in prompts of {ROLLOUTS} answers.",
+            f"# {TOOL}: {headline(setup)}. The actor's update alone; a batch is counted in prompts "
+            f"of {ROLLOUTS} answers.",
             *fill_in(what for what, _ in _YOURS),
-            *(f"export {name}={value}" for name, value in (environment(setup) if megatron else {}).items()),
+            *(
+                f"export {name}={value}"
+                for name, value in (environment(setup) if megatron else {}).items()
+            ),
             "OVERRIDES=(",
             *(f"    {line}" for line in marked),
             ")",
@@ -173,30 +218,45 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _settings(source: Source, reading: Reading) -> list[Setting]:
-    """Return the settings of a file, or those that a script's command overrides, after those of the file that it chooses."""
+    """Return the settings of a file, or those that a script's command overrides, after those of the
+    file that it chooses.
+    """
     content = mapping_of(source.text)
     if content is not None:
         return _of_file(content, text=source.text, source=source)
     launch, script = source.launch(reading)
-    chosen = re.search(r"--config[-_]name[= ]+(\S+)", " ".join(word.text.strip("'\"") for word in launch.words))
+    chosen = re.search(
+        r"--config[-_]name[= ]+(\S+)", " ".join(word.text.strip("'\"") for word in launch.words)
+    )
     settings = settings_of(launch.words, reading)
     name = PurePosixPath(chosen[1]).name.removesuffix(".yaml") if chosen else "ppo_trainer"
     if (engine := _TRAINERS.get(name)) is not None:
-        return [Setting(name=ENGINE, written=chosen[0], values=(engine,)), *settings] if chosen else settings
+        return (
+            [Setting(name=ENGINE, written=chosen[0], values=(engine,)), *settings]
+            if chosen
+            else settings
+        )
     file = beside(script, f"{name}.yaml")
     if file is not None:
         return [*_of_file(parsed(file), text="", source=source), *settings]
     if "config-name" not in map(plain, source.ignore):
-        reading.refuse(f"--config-name {name}: the file is not at hand; give it with --file {name}.yaml")
+        reading.refuse(
+            f"--config-name {name}: the file is not at hand; give it with --file {name}.yaml"
+        )
     return settings
 
 
 def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
     """Return the settings of a file, and the engine that its list of defaults chooses."""
-    settings, defaults = file_settings(interpolated(content, variables=source.variables), text=text), content.get("defaults")
+    settings, defaults = (
+        file_settings(interpolated(content, variables=source.variables), text=text),
+        content.get("defaults"),
+    )
     for each in defaults if isinstance(defaults, list) else ():
         engines = (
-            {str(key).removeprefix("override "): str(value) for key, value in each.items()} if isinstance(each, dict) else {}
+            {str(key).removeprefix("override "): str(value) for key, value in each.items()}
+            if isinstance(each, dict)
+            else {}
         )
         if (engine := engines.get("model_engine") or _TRAINERS.get(str(each))) is not None:
             settings.append(Setting(name=ENGINE, written=f"defaults: {each}", values=(engine,)))
@@ -204,22 +264,31 @@ def _of_file(content: dict[str, Any], *, text: str, source: Source) -> list[Sett
 
 
 def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
-    """Return whether the actor's workers are Megatron's; refuse others than FSDP's, and what the workers would ignore."""
+    """Return whether the actor's workers are Megatron's; refuse others than FSDP's, and what the
+    workers would ignore.
+    """
     engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
     if engine and engine not in _ENGINES:
         reading.refuse(f"model_engine {engine}: is not modelled; {', '.join(_ENGINES)} are")
     if strategy and strategy not in _STRATEGIES:
-        reading.refuse(f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are")
+        reading.refuse(
+            f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are"
+        )
     megatron = (strategy or _ENGINES.get(engine)) == "megatron"
     for key in () if megatron else _SIZES.values():
         if (size := settings.text(f"{_ACTOR}.megatron.{key}", "1")) != "1":
-            reading.refuse(f"{_ACTOR}.megatron.{key} {size}: FSDP's workers ignore it; set model_engine=megatron")
+            reading.refuse(
+                f"{_ACTOR}.megatron.{key} {size}: FSDP's workers ignore it; set "
+                "model_engine=megatron"
+            )
     return megatron
 
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the actor's update."""
-    by_name = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
+    by_name = sort(
+        _settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore
+    )
     settings = Settings(by_name)
     text_of, size, on = settings.text, settings.size, settings.on
     megatron = _has_megatron_workers(settings, reading)
@@ -227,31 +296,58 @@ def read(source: Source, reading: Reading) -> None:
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
     if any(each.field == "training.sequence_length" for each in reading.missing):
-        length = whole_number(reading.overrides.get("training.sequence_length", 0), "training.sequence_length")
+        length = whole_number(
+            reading.overrides.get("training.sequence_length", 0), "training.sequence_length"
+        )
     batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
     micro = size(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
     if on(f"{_ACTOR}.use_dynamic_bsz"):
-        micro = max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1) if length else 0
+        micro = (
+            max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1) if length else 0
+        )
     if micro == 0:
-        reading.lack("parallel.micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add", example=1)
+        reading.lack(
+            "parallel.micro_batch_size",
+            f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add",
+            example=1,
+        )
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
-    training: dict[str, Any] = {"sequence_length": length, "global_batch_size": batch, "precision": "bf16"}
+    training: dict[str, Any] = {
+        "sequence_length": length,
+        "global_batch_size": batch,
+        "precision": "bf16",
+    }
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
     if on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
-        if (share := fraction(text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction")) < 1.0:
+        if (
+            share := fraction(
+                text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction"
+            )
+        ) < 1.0:
             training["offload_fraction"] = share
     if megatron:
         training["framework"] = "verl"
         tensor = size(f"{section}.tensor_model_parallel_size")
-        parallel |= {field: size(f"{section}.{key}") for field, key in _SIZES.items() if field != "expert_tensor_parallel_size"}
+        parallel |= {
+            field: size(f"{section}.{key}")
+            for field, key in _SIZES.items()
+            if field != "expert_tensor_parallel_size"
+        }
         parallel["expert_tensor_parallel_size"] = size(
-            f"{section}.expert_tensor_parallel_size", tensor if parallel["expert_parallel_size"] > 1 else 1
+            f"{section}.expert_tensor_parallel_size",
+            tensor if parallel["expert_parallel_size"] > 1 else 1,
         )
-        parallel["sequence_parallel"] = on(f"{section}.sequence_parallel", default=True) and tensor > 1
+        parallel["sequence_parallel"] = (
+            on(f"{section}.sequence_parallel", default=True) and tensor > 1
+        )
         parallel["zero_stage"] = int(on(f"{section}.use_distributed_optimizer", default=True))
         override = f"{section}.override_transformer_config"
-        dispatcher = "flex" if on(f"{override}.moe_enable_deepep") else text_of(f"{override}.moe_token_dispatcher_type")
+        dispatcher = (
+            "flex"
+            if on(f"{override}.moe_enable_deepep")
+            else text_of(f"{override}.moe_token_dispatcher_type")
+        )
         parallel |= {"moe_token_dispatcher_type": dispatcher} if dispatcher else {}
         parallel["recompute"] = recompute_of(
             text_of(f"{override}.recompute_granularity", "none"),
@@ -260,13 +356,18 @@ def read(source: Source, reading: Reading) -> None:
             num_layers=size(f"{override}.recompute_num_layers"),
         )
     else:
-        shard, ulysses = size(f"{section}.fsdp_size", -1), size(f"{_ACTOR}.ulysses_sequence_parallel_size")
+        shard, ulysses = (
+            size(f"{section}.fsdp_size", -1),
+            size(f"{_ACTOR}.ulysses_sequence_parallel_size"),
+        )
         training["framework"] = "verl-fsdp"
         checkpointed = on("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
         parallel |= {
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
-            "context_parallel_size": ulysses if ulysses > 1 else size(f"{section}.ulysses_sequence_parallel_size"),
+            "context_parallel_size": ulysses
+            if ulysses > 1
+            else size(f"{section}.ulysses_sequence_parallel_size"),
             "zero_stage": 3 if on(f"{section}.reshard_after_forward", default=True) else 2,
             "recompute": "per_layer" if checkpointed else "none",
         }
@@ -278,7 +379,9 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
-    """Return Hydra's overrides among a command's words; refuse those that delete a key, or that only running would tell."""
+    """Return Hydra's overrides among a command's words; refuse those that delete a key, or that
+    only running would tell.
+    """
     settings = []
     for word in words:
         name, separator, value = word.text.partition("=")
@@ -286,7 +389,15 @@ def settings_of(words: Iterable[Word], reading: Reading) -> list[Setting]:
             reading.refuse(f"{word.text}: deletes a key, which is not read")
         elif separator and not name.startswith("-"):
             key, values = plain(name.lstrip("+")), (value.strip("'\""),)
-            settings.append(Setting(name=key, written=name, values=values, line=word.line or None, unknown=word.unknown))
+            settings.append(
+                Setting(
+                    name=key,
+                    written=name,
+                    values=values,
+                    line=word.line or None,
+                    unknown=word.unknown,
+                )
+            )
         elif word.unknown and (reading.absent or not are_variables(word.unknown)):
             reading.refuse(f"{word.text}: {untold(word.unknown)}")
         else:
@@ -300,7 +411,12 @@ register(
         name="verl",
         signs=(
             Sign(of="keys", rank=20, holds=any_key("actor_rollout_ref", "critic")),
-            Sign(of="script", rank=17, holds=words(r"verl\.trainer\.(fsdp_)?sft_trainer"), refused="verl's trainer of SFT"),
+            Sign(
+                of="script",
+                rank=17,
+                holds=words(r"verl\.trainer\.(fsdp_)?sft_trainer"),
+                refused="verl's trainer of SFT",
+            ),
             Sign(of="script", rank=30, holds=words(r"\bverl\.trainer\.|actor_rollout_ref\.")),
         ),
         read=read,
@@ -308,7 +424,9 @@ register(
         options=overrides,
         axes={"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
         fsdp_axes={
-            **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"), 1),
+            **dict.fromkeys(
+                ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"), 1
+            ),
             "expert_tensor_parallel_size": 1,
             "recompute": ("none", "per_layer"),
             "zero_stage": (2, 3),

@@ -46,7 +46,9 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--data-parallel-size": above_one(c.attention_data_parallel_size),
         "--enable-expert-parallel": c.expert_parallel_size > 1,
         "--enable-eplb": c.redundant_experts > 0,
-        "--eplb-config": json.dumps({"num_redundant_experts": c.redundant_experts}) if c.redundant_experts else None,
+        "--eplb-config": json.dumps({"num_redundant_experts": c.redundant_experts})
+        if c.redundant_experts
+        else None,
         "--all2all-backend": "deepep_low_latency" if travels_by_deepep(setup) else None,
         "--enable-dbo": w.two_batch_overlap is True,
         "--speculative-config": _speculative(setup),
@@ -55,7 +57,9 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def _speculative(setup: ServingSetup) -> str | None:
-    """SpeculativeConfig as JSON (vllm/config/speculative.py); a draft of no EAGLE's name says itself what it is."""
+    """SpeculativeConfig as JSON (vllm/config/speculative.py); a draft of no EAGLE's name says
+    itself what it is.
+    """
     if (how := drafts(setup)) is None:
         return None
     method, numbers = how
@@ -76,19 +80,26 @@ def replica_of_pool(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of either pool. A router is apart: vLLM's package has none."""
+    """Return a script that starts a replica of either pool. A router is apart: vLLM's package has
+    none.
+    """
     sides = {"prefill": prefill, "decode": decode}
     return pools_command(
         tool=f"vllm {VERSION}",
         prefill=prefill,
         decode=decode,
         before=(
-            "# Requests go through a router that has them prefilled first, as tests/v1/kv_connector/nixl_integration/",
+            "# Requests go through a router that has them prefilled first, as "
+            "tests/v1/kv_connector/nixl_integration/",
             "# toy_proxy_server.py of vLLM's source does.",
             f'export {_HOST}="{required(_HOST, "set it to the address of this host")}"',
         ),
         roles=[
-            Role(name=name, meaning=f"one of {setup.replicas} replicas", command=replica(*replica_of_pool(setup)))
+            Role(
+                name=name,
+                meaning=f"one of {setup.replicas} replicas",
+                command=replica(*replica_of_pool(setup)),
+            )
             for name, setup in sides.items()
         ],
     )
@@ -104,7 +115,9 @@ register(
             Sign(
                 of="script",
                 rank=20,
-                holds=words(r"(?m)(?<![\w/.-])vllm\s+serve\b|vllm/vllm-openai\b|vllm\.entrypoints\.(openai\.)?api_server"),
+                holds=words(
+                    r"(?m)(?<![\w/.-])vllm\s+serve\b|vllm/vllm-openai\b|vllm\.entrypoints\.(openai\.)?api_server"
+                ),
             ),
         ),
         read=reader("vllm"),

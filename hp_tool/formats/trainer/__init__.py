@@ -1,1 +1,3 @@
-"""A Trainer of Hugging Face, under DeepSpeed or Accelerate: its arguments, and the files beside them."""
+"""A Trainer of Hugging Face, under DeepSpeed or Accelerate: its arguments, and the files beside
+them.
+"""

@@ -11,35 +11,52 @@ from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
 EXCHANGES = {"p2p": "alltoall", "all_gather": "allgather"}
-"""How ranks of a split sequence exchange keys and values: torch rotates them by all-to-all, or gathers them (its default)."""
+"""How ranks of a split sequence exchange keys and values: torch rotates them by all-to-all, or
+gathers them (its default).
+"""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies of FSDP 1, which files also give by their numbers, from 1."""
 _SECTIONS = {
     "fsdp_": "fsdp_config",
     "parallelism_config_": "parallelism_config",
-    **dict.fromkeys(("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"),
+    **dict.fromkeys(
+        ("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"
+    ),
 }
 """Options of `accelerate launch`, and where its file has them."""
 
 
 def read(
-    content: Mapping[str, Any], *, text: str, reading: Reading, words: Iterable[Setting] = (), spare: Iterable[str] = ()
+    content: Mapping[str, Any],
+    *,
+    text: str,
+    reading: Reading,
+    words: Iterable[Setting] = (),
+    spare: Iterable[str] = (),
 ) -> None:
-    """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data parallelism; the script's
-    arguments say the batch."""
+    """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data
+    parallelism; the script's arguments say the batch.
+    """
     reading.tool = "accelerate"
     if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
         reading.num_gpus = whole_number(content["num_processes"], "num_processes")
     kind = str(content.get("distributed_type", "MULTI_GPU"))
     leaves = {each.name: each for each in as_settings(content, lines=text)}
     if kind not in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
-        reading.refused.append(f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read")
-    settings = [*words, Setting(name="zero-stage", written="distributed_type", values=(_zero_stage(kind, leaves),))]
+        reading.refused.append(
+            f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read"
+        )
+    settings = [
+        *words,
+        Setting(name="zero-stage", written="distributed_type", values=(_zero_stage(kind, leaves),)),
+    ]
     precision = _value(leaves, "mixed-precision", "no")
     if precision not in ("no", "bf16", "fp16", "fp8") and not leaves["mixed-precision"].unknown:
         reading.refuse(f"mixed_precision {precision}: no, bf16, fp16 and fp8 are read")
     if precision in ("bf16", "fp16", "fp8"):
-        settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision"))
+        settings.append(
+            Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision")
+        )
     checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
     steps = leaves.pop("deepspeed-config.gradient-accumulation-steps", None)
     if steps is not None and steps.unknown:
@@ -48,20 +65,28 @@ def read(
         settings.append(replace(steps, name="gradient-accumulation-steps"))
     leaves = sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
     degrees = _degrees(leaves, reading) if kind == "FSDP" else {}
-    replicas = (reading.num_gpus or 0) // math.prod(size for size in degrees.values() if isinstance(size, int))
+    replicas = (reading.num_gpus or 0) // math.prod(
+        size for size in degrees.values() if isinstance(size, int)
+    )
     arguments.read(None, words=settings, reading=reading, num_gpus=replicas, spare=spare)
     training, parallel = reading.query["training"], reading.query["parallel"]
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
         training["framework"] = "torch-fsdp"
-        parallel["recompute"] = "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
+        parallel["recompute"] = (
+            "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
+        )
         parallel |= degrees
         if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
             parallel["sequence_parallel"] = False
-        shard = whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"), "dp_shard_size")
+        shard = whole_number(
+            _value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
+            "dp_shard_size",
+        )
         copies = whole_number(
-            _value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"), "dp_replicate_size"
+            _value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"),
+            "dp_replicate_size",
         )
         if copies > 1:
             parallel["data_parallel_shard_size"] = shard
@@ -75,25 +100,43 @@ def read(
         ("gradient-accumulation-steps", "training.global_batch_size"),
     ):
         if all(each.name not in (name, "train-batch-size") for each in settings):
-            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add", example="...")
+            reading.lack(
+                field,
+                f"the script's --{name.replace('-', '_')} says it, not this file; add",
+                example="...",
+            )
     if all(each.field != "cluster.num_gpus" for each in reading.read):
         reading.read.append(
-            Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")
+            Read(
+                flag="num_processes",
+                value=_value(leaves, "num-processes", ""),
+                line=None,
+                field="cluster.num_gpus",
+            )
         )
 
 
 def _degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
-    """Return by how many ranks matrices and sequences are split, and how the latter exchange keys and values."""
+    """Return by how many ranks matrices and sequences are split, and how the latter exchange keys
+    and values.
+    """
     names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
     sizes: dict[str, Any] = {
-        field: whole_number(_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key)
+        field: whole_number(
+            _value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key
+        )
         for field, key in names.items()
     }
     if sizes["context_parallel_size"] > 1:
         word = _value(leaves, "parallelism-config.parallelism-config-cp-comm-strategy", "allgather")
         if word not in EXCHANGES.values():
-            reading.refuse(f"parallelism_config_cp_comm_strategy {word}: {' and '.join(EXCHANGES.values())} are read")
-        sizes["context_parallel_communication"] = next((ours for ours, its in EXCHANGES.items() if its == word), "p2p")
+            reading.refuse(
+                f"parallelism_config_cp_comm_strategy {word}: {' and '.join(EXCHANGES.values())} "
+                "are read"
+            )
+        sizes["context_parallel_communication"] = next(
+            (ours for ours, its in EXCHANGES.items() if its == word), "p2p"
+        )
     return sizes
 
 
@@ -103,14 +146,22 @@ def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
     if kind != "FSDP":
         return "0"
     if _value(leaves, "fsdp-config.fsdp-version", "1") == "2":
-        resharded = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper() in ("TRUE", "FULL_SHARD")
+        resharded = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper() in (
+            "TRUE",
+            "FULL_SHARD",
+        )
         return "3" if resharded else "2"
     return {"SHARD_GRAD_OP": "2", "NO_SHARD": "0"}.get(_strategy(leaves), "3")
 
 
 def _strategy(leaves: Mapping[str, Setting]) -> str:
-    """Return the sharding strategy of FSDP 1, which newer files name in fsdp_reshard_after_forward."""
-    names = (_value(leaves, f"fsdp-config.fsdp-{name}", "").upper() for name in ("sharding-strategy", "reshard-after-forward"))
+    """Return the sharding strategy of FSDP 1, which newer files name in
+    fsdp_reshard_after_forward.
+    """
+    names = (
+        _value(leaves, f"fsdp-config.fsdp-{name}", "").upper()
+        for name in ("sharding-strategy", "reshard-after-forward")
+    )
     word = next((each for each in names if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
     return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
 
@@ -125,13 +176,19 @@ def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading:
         return
     nodes = whole_number(_value(leaves, "num-machines", "0"), "num_machines")
     if reading.num_gpus is None or not nodes:
-        reading.lack("parallel.data_parallel_shard_size", "HYBRID_SHARD shards within a node; add", example="8")
+        reading.lack(
+            "parallel.data_parallel_shard_size",
+            "HYBRID_SHARD shards within a node; add",
+            example="8",
+        )
     elif nodes > 1:
         parallel["data_parallel_shard_size"] = reading.num_gpus // nodes
 
 
 def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
-    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say it."""
+    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say
+    it.
+    """
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
@@ -140,11 +197,17 @@ def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
         reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
     if "hybrid_shard_zero2" in parts:
         reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not read")
-    return {"fsdp_sharding_strategy": next((part.upper() for part in parts if part in strategies), "FULL_SHARD")}
+    return {
+        "fsdp_sharding_strategy": next(
+            (part.upper() for part in parts if part in strategies), "FULL_SHARD"
+        )
+    }
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return what the options of `accelerate launch` say, as its file would; empty where they only start processes."""
+    """Return what the options of `accelerate launch` say, as its file would; empty where they only
+    start processes.
+    """
     content: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
@@ -153,12 +216,20 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
         if word in ("-m", "--module"):  # the script follows, and its own arguments
             break
         name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
-        value = word.partition("=")[2] if separator else "true" if name.replace("_", "-") in SWITCHES else next(rest, "")
+        value = (
+            word.partition("=")[2]
+            if separator
+            else "true"
+            if name.replace("_", "-") in SWITCHES
+            else next(rest, "")
+        )
         section = next((each for start, each in _SECTIONS.items() if name.startswith(start)), None)
         if name in _KINDS:
             content["distributed_type"] = _KINDS[name]
         elif section is not None:
-            content.setdefault(section, {})[name] = value.lower() if value.lower() in ("true", "false") else value
+            content.setdefault(section, {})[name] = (
+                value.lower() if value.lower() in ("true", "false") else value
+            )
         elif name in ("mixed_precision", "num_processes", "num_machines"):
             content[name] = value
     return content if content.keys() - {"num_processes", "num_machines"} else {}

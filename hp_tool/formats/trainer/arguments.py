@@ -1,4 +1,6 @@
-"""DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto"."""
+"""DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the
+file calls "auto".
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,27 +8,55 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, as_settings, fraction, plain, sort, table, whole_number
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    as_settings,
+    fraction,
+    plain,
+    sort,
+    table,
+    whole_number,
+)
 
 BESIDE = "for_the_training_script"
-"""A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the file."""
+"""A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the
+file.
+"""
 _BESIDE = f"{plain(BESIDE)}.gradient-checkpointing"
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "full"),
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
-_OTHER_ADAMS = re.compile(r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam")
+_OTHER_ADAMS = re.compile(
+    r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam"
+)
 """Parts of names of optimizers whose states are not two of 32 bits for each weight."""
 _OFF = ("false", "no", "none", "0", "")
 LENGTHS = (
-    "max-seq-length", "max-length", "model-max-length", "block-size", "cutoff-len", "max-seq-len", "seq-length", "max-len",
-)  # fmt: skip
+    "max-seq-length",
+    "max-length",
+    "model-max-length",
+    "block-size",
+    "cutoff-len",
+    "max-seq-len",
+    "seq-length",
+    "max-len",
+)
 """Names that trainers give the length of a sequence."""
 _AUTO = {
-    "parallel.micro_batch_size": ("per-device-train-batch-size", "train_micro_batch_size_per_gpu", "4"),
+    "parallel.micro_batch_size": (
+        "per-device-train-batch-size",
+        "train_micro_batch_size_per_gpu",
+        "4",
+    ),
     "training.precision": ("bf16", "bf16.enabled", "bf16"),
-    "training.global_batch_size": ("gradient-accumulation-steps", "gradient_accumulation_steps", "256"),
+    "training.global_batch_size": (
+        "gradient-accumulation-steps",
+        "gradient_accumulation_steps",
+        "256",
+    ),
 }
 """What "auto" leaves to the trainer: its argument, the file's key, an example."""
 
@@ -41,7 +71,11 @@ class _Run:
 
     def key(self, name: str) -> str | None:
         setting = self.keys.get(name)
-        return None if setting is None or setting.values in ((), ("auto",), ("none",)) else setting.text
+        return (
+            None
+            if setting is None or setting.values in ((), ("auto",), ("none",))
+            else setting.text
+        )
 
     def argument(self, *names: str) -> str | None:
         """Return what the first of these arguments that is there says; a switch says true."""
@@ -52,7 +86,9 @@ class _Run:
         return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
 
     def batch(self, num_gpus: int) -> tuple[int, int]:
-        """Return sequences of a micro-batch, and of an optimizer step. Raises InputError where the file contradicts itself."""
+        """Return sequences of a micro-batch, and of an optimizer step. Raises InputError where the
+        file contradicts itself.
+        """
         file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
         steps_name = "gradient-accumulation-steps"
         micro = _count(
@@ -73,7 +109,8 @@ class _Run:
         micro = micro or max(whole // max((steps or 1) * num_gpus, 1), 1)
         if steps is not None and num_gpus and whole != micro * steps * num_gpus:
             raise InputError(
-                f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} "
+                f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
+                f"gradient_accumulation_steps {steps} "
                 f"x {num_gpus} GPUs; change one of them",
                 field="train_batch_size",
             )
@@ -81,17 +118,25 @@ class _Run:
 
     def zero_stage(self) -> int:
         name = "zero_optimization.stage"
-        stage = whole_number(self.key("zero-optimization.stage") or self.argument("zero-stage") or 0, name)
+        stage = whole_number(
+            self.key("zero-optimization.stage") or self.argument("zero-stage") or 0, name
+        )
         if stage not in (0, 1, 2, 3):
             raise InputError(f"{name} must be from 0 to 3, got {stage!r}", field=name)
         return stage
 
     def recomputes(self) -> bool:
-        checkpointing = self.argument("activation-checkpointing", "gradient-checkpointing")  # the newer name wins
+        checkpointing = self.argument(
+            "activation-checkpointing", "gradient-checkpointing"
+        )  # the newer name wins
         if (checkpointing or self.key(_BESIDE) or "no").lower() not in _OFF:
             return True
-        trainer = "per-device-train-batch-size" in self.arguments  # does not call deepspeed.checkpointing, which the block sets
-        return not trainer and any(name.startswith("activation-checkpointing") for name in self.keys)
+        trainer = (
+            "per-device-train-batch-size" in self.arguments
+        )  # does not call deepspeed.checkpointing, which the block sets
+        return not trainer and any(
+            name.startswith("activation-checkpointing") for name in self.keys
+        )
 
 
 def read(
@@ -103,12 +148,19 @@ def read(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's arguments."""
+    """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's
+    arguments.
+    """
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort(words, table=table("trainer"), reading=reading, spare=spare)
     leaves = as_settings(content or {}, lines=text)
     automatic = [each for each in leaves if each.values == ("auto",)]
-    keys = sort((each for each in leaves if each.values != ("auto",)), table=table("deepspeed"), reading=reading, spare=spare)
+    keys = sort(
+        (each for each in leaves if each.values != ("auto",)),
+        table=table("deepspeed"),
+        reading=reading,
+        spare=spare,
+    )
     keys |= sort(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
     run = _Run(keys, arguments, reading)
@@ -126,19 +178,30 @@ def read(
     if device and (share := run.key("zero-optimization.offload-optimizer.ratio")) is not None:
         training["offload_fraction"] = fraction(share, "zero_optimization.offload_optimizer.ratio")
     if device not in (None, "cpu"):
-        reading.refuse(f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is")
+        reading.refuse(
+            f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is"
+        )
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
     dtype = (run.argument("torch-dtype", "dtype") or "").lower()
     narrow = dtype in ("bfloat16", "float16")
-    if run.argument("use-peft") is not None and training.get("task") == "lora" and dtype in ("", "float32"):
+    if (
+        run.argument("use-peft") is not None
+        and training.get("task") == "lora"
+        and dtype in ("", "float32")
+    ):
         training["parameter_precision"] = "fp32"  # TRL's default
     if narrow and training["framework"] == "hf-trainer" and "task" not in training:
-        reading.refuse("dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 are not read")
+        reading.refuse(
+            "dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 "
+            "are not read"
+        )
     in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16
-    if in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF:  # Liger's never forms all logits
+    if (
+        in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF
+    ):  # Liger's never forms all logits
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
@@ -150,7 +213,9 @@ def read(
         "recompute": "full" if run.recomputes() else "none",
     }
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
-    if (model := run.argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")) is not None:
+    if (
+        model := run.argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")
+    ) is not None:
         reading.query["model"] = model
 
 
@@ -166,19 +231,36 @@ def _count(value: str | None, name: str) -> int | None:
 
 def _lack(reading: Reading, path: str, *, auto: bool) -> None:
     argument, key, example = _AUTO[path]
-    why = f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}' if auto else f"nothing says {key}"
+    why = (
+        f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}'
+        if auto
+        else f"nothing says {key}"
+    )
     reading.lack(path, f"{why}; add", example=example)
 
 
-def _precision(keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading) -> str:
+def _precision(
+    keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading
+) -> str:
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
-    for name, key in (("bf16", "bf16.enabled"), ("bf16", "bfloat16.enabled"), ("fp16", "fp16.enabled")):
+    for name, key in (
+        ("bf16", "bf16.enabled"),
+        ("bf16", "bfloat16.enabled"),
+        ("fp16", "fp16.enabled"),
+    ):
         if key in keys and keys[key].values == ("true",):
             return name
-    kind = next((name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF), words.get("mixed-precision"))
+    kind = next(
+        (name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF),
+        words.get("mixed-precision"),
+    )
     if kind in ("bf16", "fp16"):
         return kind
-    auto = [key for key in ("bf16.enabled", "fp16.enabled") if key in keys and keys[key].values == ("auto",)]
+    auto = [
+        key
+        for key in ("bf16.enabled", "fp16.enabled")
+        if key in keys and keys[key].values == ("auto",)
+    ]
     if auto and not arguments:
         _lack(reading, "training.precision", auto=True)
     return "fp32"
@@ -196,19 +278,32 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
 
 
 def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading) -> None:
-    """Adapters and frozen weights; what TRL (use_peft) and LLaMA-Factory leave out takes their defaults."""
+    """Adapters and frozen weights; what TRL (use_peft) and LLaMA-Factory leave out takes their
+    defaults.
+    """
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
     trl = words.get("use-peft", "no") not in _OFF
     used = trl or any(words.get(name, "no") not in _OFF for name in ("use-lora", "lora"))
     if not used and words.get("finetuning-type") != "lora":
         return
     training["task"] = "lora"
-    usual = next((words[name] for name in ("use-lora", "lora") if words.get(name, "").isdecimal() and words[name] != "1"), "16")
+    usual = next(
+        (
+            words[name]
+            for name in ("use-lora", "lora")
+            if words.get(name, "").isdecimal() and words[name] != "1"
+        ),
+        "16",
+    )
     usual = "8" if words.get("finetuning-type") == "lora" else usual
-    training["lora"] = {"rank": whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")}
+    training["lora"] = {
+        "rank": whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")
+    }
     targets = arguments.get("lora-target-modules", arguments.get("lora-target"))
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
-        training["lora"]["target_modules"] = [part for value in targets.values for part in value.split(",") if part]
+        training["lora"]["target_modules"] = [
+            part for value in targets.values for part in value.split(",") if part
+        ]
     elif targets is None and trl:  # PEFT's own choice for Llama, Mistral, Qwen and their kin
         training["lora"]["target_modules"] = ["q_proj", "v_proj"]
     if "lora-dropout" in words or trl:
@@ -216,18 +311,32 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: R
     if words.get("load-in-4bit", "no") not in _OFF or words.get("quantization-bit") == "4":
         _four_bits(training, words, reading)
     elif words.get("quantization-bit", "4") != "4":
-        reading.refuse(f"quantization_bit {words['quantization-bit']}: only 4 is read; write training.frozen_precision")
+        reading.refuse(
+            f"quantization_bit {words['quantization-bit']}: only 4 is read; write "
+            "training.frozen_precision"
+        )
 
 
 def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Reading) -> None:
-    """Frozen weights of 4 bits: nf4 whose scales are quantised too; LLaMA-Factory's double_quantization is on by itself."""
+    """Frozen weights of 4 bits: nf4 whose scales are quantised too; LLaMA-Factory's
+    double_quantization is on by itself.
+    """
     kind = words.get("bnb-4bit-quant-type", words.get("quantization-type", "nf4"))
     factory = words.get("quantization-bit") == "4"
-    nested = words.get("double-quantization" if factory else "use-bnb-nested-quant", "true" if factory else "no") not in _OFF
+    nested = (
+        words.get(
+            "double-quantization" if factory else "use-bnb-nested-quant",
+            "true" if factory else "no",
+        )
+        not in _OFF
+    )
     if kind != "nf4" or not nested:
         reading.refuse(
-            f"4 bits as {kind}{'' if nested else ' with scales of 32 bits (no use_bnb_nested_quant)'}: nf4 with quantised "
-            "scales is modelled; --ignore load_in_4bit, and add --set training.frozen_precision=nf4 to take it as that"
+            "4 bits as "
+            f"{kind}{'' if nested else ' with scales of 32 bits (no use_bnb_nested_quant)'}: nf4 "
+            "with quantised "
+            "scales is modelled; --ignore load_in_4bit, and add --set "
+            "training.frozen_precision=nf4 to take it as that"
         )
         return
     training["frozen_precision"] = "nf4"

@@ -1,1 +1,3 @@
-"""The second engine, plain torch: FSDP2, DTensor tensor parallelism, torch's pipelining and checkpointing. No Megatron here."""
+"""The second engine, plain torch: FSDP2, DTensor tensor parallelism, torch's pipelining and
+checkpointing. No Megatron here.
+"""

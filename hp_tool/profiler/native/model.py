@@ -10,7 +10,9 @@ _ROTARY_BASE = 10_000.0
 
 
 class Decoder(nn.Module):
-    """The layers `first` to `last` of a model; the first stage embeds, the last has the output layer."""
+    """The layers `first` to `last` of a model; the first stage embeds, the last has the output
+    layer.
+    """
 
     def __init__(self, model: ModelSpec, *, layers: range, sequence_length: int) -> None:
         super().__init__()
@@ -19,14 +21,22 @@ class Decoder(nn.Module):
         is_first, is_last = layers.start == 0, layers.stop == model.num_hidden_layers
         self.embedding = nn.Embedding(model.vocab_size, width) if is_first else None
         rows = (model.max_position_embeddings or sequence_length) + model.position_embedding_offset
-        self.positions = nn.Embedding(rows, width) if is_first and model.positions == "learned" else None
+        self.positions = (
+            nn.Embedding(rows, width) if is_first and model.positions == "learned" else None
+        )
         self.layers = nn.ModuleDict({str(number): Block(model) for number in layers})
         self.norm = _norm(model, width) if is_last else None
         self.output = nn.Linear(width, model.vocab_size, bias=False) if is_last else None
 
     def tie(self) -> None:
-        """Make the output layer's weight the embedding's, where the model wants it and both are here."""
-        if self.model.tie_word_embeddings and self.embedding is not None and self.output is not None:
+        """Make the output layer's weight the embedding's, where the model wants it and both are
+        here.
+        """
+        if (
+            self.model.tie_word_embeddings
+            and self.embedding is not None
+            and self.output is not None
+        ):
             self.output.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,7 +54,10 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = _norm(model, model.hidden_size), _norm(model, model.hidden_size)
+        self.attention_norm, self.mlp_norm = (
+            _norm(model, model.hidden_size),
+            _norm(model, model.hidden_size),
+        )
         self.attention, self.mlp = Attention(model), Mlp(model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,18 +73,27 @@ class Attention(nn.Module):
         self.size, self.rotary = model.head_size, model.positions == "rotary"
         queries, keys = model.num_attention_heads * self.size, model.kv_heads * self.size
         self.q = nn.Linear(model.hidden_size, queries, bias=model.has_attention_bias)
-        self.k, self.v = (nn.Linear(model.hidden_size, keys, bias=model.has_attention_bias) for _ in range(2))
+        self.k, self.v = (
+            nn.Linear(model.hidden_size, keys, bias=model.has_attention_bias) for _ in range(2)
+        )
         self.out = nn.Linear(queries, model.hidden_size, bias=model.has_attention_output_bias)
         normed = model.query_key_norm is not None
-        self.q_norm, self.k_norm = (_norm(model, self.size) if normed else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = (
+            _norm(model, self.size) if normed else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for project in (self.q, self.k, self.v))
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary:
             q, k = _rotate(q), _rotate(k)
         grouped = q.shape[1] != k.shape[1]
-        context = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        context = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=grouped
+        )
         return self.out(context.transpose(1, 2).flatten(2))
 
 
@@ -84,16 +106,26 @@ class Mlp(nn.Module):
         self.down = nn.Linear(width, model.hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
+        inner = (
+            functional.gelu(self.up(x))
+            if self.gate is None
+            else functional.silu(self.gate(x)) * self.up(x)
+        )
         return self.down(inner)
 
 
 def _norm(model: ModelSpec, width: int) -> nn.Module:
-    return nn.RMSNorm(width, eps=1e-5) if model.normalization == "rmsnorm" else nn.LayerNorm(width, eps=1e-5)
+    return (
+        nn.RMSNorm(width, eps=1e-5)
+        if model.normalization == "rmsnorm"
+        else nn.LayerNorm(width, eps=1e-5)
+    )
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    """[b, heads, s, d] turned by its places' angles (arXiv 2104.09864), the halves of a head paired."""
+    """[b, heads, s, d] turned by its places' angles (arXiv 2104.09864), the halves of a head
+    paired.
+    """
     half = x.shape[-1] // 2
     speeds = _ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)[:, None] * speeds

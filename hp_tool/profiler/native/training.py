@@ -1,6 +1,8 @@
-"""The plain-torch engine: real optimizer steps, and before them the model divided into pipeline stages, its matrices over a
-tensor-parallel mesh, its parameters by FSDP, with recomputation. A layer is materialised, filled and sharded before the next
-one, so that no rank ever has the whole model."""
+"""The plain-torch engine: real optimizer steps, and before them the model divided into pipeline
+stages, its matrices over a tensor-parallel mesh, its parameters by FSDP, with recomputation. A
+layer is materialised, filled and sharded before the next one, so that no rank ever has the whole
+model.
+"""
 
 import itertools
 import math
@@ -26,7 +28,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import recompute_name
@@ -52,9 +59,15 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
     stages = build_stages(request, mesh, device=device)
     parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
     optimizers = {"adam": lambda: torch.optim.AdamW(parameters, lr=_LEARNING_RATE, foreach=True)}
-    optimizers["sgd"] = lambda: torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9, foreach=True)
+    optimizers["sgd"] = lambda: torch.optim.SGD(
+        parameters, lr=_LEARNING_RATE, momentum=0.9, foreach=True
+    )
     optimizer = optimizers[request.training.optimizer]()
-    loss_of = _Pipeline(request, mesh, stages, device=device) if mesh["pp"].size() > 1 else _Plain(request, stages[0][1])
+    loss_of = (
+        _Pipeline(request, mesh, stages, device=device)
+        if mesh["pp"].size() > 1
+        else _Plain(request, stages[0][1])
+    )
     rows = _rows(request, mesh, device=device)
 
     def step() -> tuple[torch.Tensor | None, float]:
@@ -68,7 +81,9 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
 
 
 class _Plain:
-    """Micro-batches one after another; gradients are reduced after each one, so that they stay sharded."""
+    """Micro-batches one after another; gradients are reduced after each one, so that they stay
+    sharded.
+    """
 
     def __init__(self, request: ProfileRequest, model: Decoder) -> None:
         self.size, self.model = request.parallel.micro_batch_size, model
@@ -84,16 +99,27 @@ class _Plain:
 
 
 class _Pipeline:
-    """torch's own schedules over this rank's stages; only the ranks of the last stage know the loss."""
+    """torch's own schedules over this rank's stages; only the ranks of the last stage know the
+    loss.
+    """
 
     def __init__(
-        self, request: ProfileRequest, mesh: DeviceMesh, stages: list[tuple[int, Decoder]], *, device: torch.device
+        self,
+        request: ProfileRequest,
+        mesh: DeviceMesh,
+        stages: list[tuple[int, Decoder]],
+        *,
+        device: torch.device,
     ) -> None:
         parallel = request.parallel
         group, p = mesh["pp"].get_group(), parallel.pipeline_parallel_size
         total = p * parallel.virtual_pipeline_parallel_size
-        made = [PipelineStage(model, number, total, device, group=group) for number, model in stages]
-        count = request.training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)
+        made = [
+            PipelineStage(model, number, total, device, group=group) for number, model in stages
+        ]
+        count = request.training.global_batch_size // (
+            parallel.data_parallel_size * parallel.micro_batch_size
+        )
         self.schedule: Any
         if len(made) > 1:
             self.schedule = ScheduleInterleaved1F1B(made, n_microbatches=count, loss_fn=_loss)
@@ -110,12 +136,17 @@ class _Pipeline:
 
 @torch.no_grad()
 def _clip(parameters: list[torch.nn.Parameter], mesh: DeviceMesh, *, max_norm: float) -> float:
-    """Scale all gradients so that their norm is at most `max_norm`, and return it. Operations cannot mix different meshes."""
+    """Scale all gradients so that their norm is at most `max_norm`, and return it. Operations
+    cannot mix different meshes.
+    """
     by_mesh: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
             by_mesh[parameter.grad.device_mesh].append(parameter.grad)
-    squares = [torch.nn.utils.get_total_norm(gradients).full_tensor() ** 2 for gradients in by_mesh.values()]
+    squares = [
+        torch.nn.utils.get_total_norm(gradients).full_tensor() ** 2
+        for gradients in by_mesh.values()
+    ]
     square = torch.stack(squares).sum()
     if mesh["pp"].size() > 1:
         distributed.all_reduce(square, group=mesh["pp"].get_group())
@@ -131,9 +162,13 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> torch.Tensor:
-    """[B / d, s + 1] tokens of this data-parallel rank; a row depends only on the seed and its number."""
+    """[B / d, s + 1] tokens of this data-parallel rank; a row depends only on the seed and its
+    number.
+    """
     d = request.parallel.data_parallel_size
-    rank = mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+    rank = (
+        mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+    )
     mine = range(rank, request.training.global_batch_size, d)
     return torch.stack([steps.sample(request, number) for number in mine]).to(device)
 
@@ -147,23 +182,31 @@ def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "replicate", "shard", "tp"))
 
 
-def build_stages(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> list[tuple[int, Decoder]]:
+def build_stages(
+    request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device
+) -> list[tuple[int, Decoder]]:
     """(number, model) of this rank's stages: every p-th of p v."""
     parallel, model = request.parallel, request.model
     p = parallel.pipeline_parallel_size
-    counts = chunk_layers(num_layers=model.num_hidden_layers, stages=p, chunks=parallel.virtual_pipeline_parallel_size)
+    counts = chunk_layers(
+        num_layers=model.num_hidden_layers, stages=p, chunks=parallel.virtual_pipeline_parallel_size
+    )
     stages = []
     for number in range(mesh["pp"].get_local_rank(), len(counts), p):
         before = sum(counts[:number])
         layers = range(before, before + counts[number])
         with torch.device("meta"):
-            decoder = Decoder(model, layers=layers, sequence_length=request.training.sequence_length)
+            decoder = Decoder(
+                model, layers=layers, sequence_length=request.training.sequence_length
+            )
         _distribute(decoder, request, mesh, device=device)
         stages.append((number, decoder))
     return stages
 
 
-def _distribute(decoder: Decoder, request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> None:
+def _distribute(
+    decoder: Decoder, request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device
+) -> None:
     sequence_parallel = request.parallel.sequence_parallel
     if mesh["tp"].size() > 1:
         parallelize_module(decoder, mesh["tp"], _ends_plan(decoder, sequence_parallel))
@@ -179,8 +222,9 @@ def _distribute(decoder: Decoder, request: ProfileRequest, mesh: DeviceMesh, *, 
 
 
 def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
-    """Recompute a layer: per_layer keeps only its input; per_op keeps attention, reduce-scatters and every second matmul, as
-    torchtitan does."""
+    """Recompute a layer: per_layer keeps only its input; per_op keeps attention, reduce-scatters
+    and every second matmul, as torchtitan does.
+    """
     name = recompute_name(request.parallel.recompute)
     if name == "none":
         return
@@ -201,7 +245,11 @@ def _per_op() -> Any:
 
 
 def _ends(decoder: Decoder) -> list[nn.Module]:
-    return [each for each in (decoder.embedding, decoder.positions, decoder.norm, decoder.output) if each is not None]
+    return [
+        each
+        for each in (decoder.embedding, decoder.positions, decoder.norm, decoder.output)
+        if each is not None
+    ]
 
 
 def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelStyle]:
@@ -211,7 +259,9 @@ def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelS
     if decoder.embedding is not None:
         plan["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=hidden)
     if decoder.positions is not None and sequence_parallel:
-        plan["positions"] = PrepareModuleOutput(output_layouts=(Replicate(),), desired_output_layouts=(Shard(0),))
+        plan["positions"] = PrepareModuleOutput(
+            output_layouts=(Replicate(),), desired_output_layouts=(Shard(0),)
+        )
     if decoder.output is not None:
         plan["output"] = ColwiseParallel(input_layouts=hidden, output_layouts=Replicate())
         if sequence_parallel:
@@ -220,25 +270,44 @@ def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelS
 
 
 def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Column- then row-parallel matrices; with sequence parallelism, norms on a share of the rows."""
+    """Column- then row-parallel matrices; with sequence parallelism, norms on a share of the
+    rows.
+    """
     out = RowwiseParallel(output_layouts=Shard(1) if sequence_parallel else Replicate())
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
     plan |= {"attention.out": out, "mlp.up": ColwiseParallel(), "mlp.down": out}
     if layer.mlp.gate is not None:
         plan["mlp.gate"] = ColwiseParallel()
     if not isinstance(layer.attention.q_norm, nn.Identity):
-        # Each rank has its heads alone, [b, heads, s, d]: the norms' gradients are sums over the ranks.
-        plan |= {f"attention.{name}_norm": SequenceParallel(sequence_dim=1, use_local_output=True) for name in "qk"}
+        # Each rank has its heads alone, [b, heads, s, d]: the norms' gradients are sums over the
+        # ranks.
+        plan |= {
+            f"attention.{name}_norm": SequenceParallel(sequence_dim=1, use_local_output=True)
+            for name in "qk"
+        }
     if sequence_parallel:
-        gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-        plan |= {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(), "attention": gathered, "mlp": gathered}
+        gathered = PrepareModuleInput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+        )
+        plan |= {
+            "attention_norm": SequenceParallel(),
+            "mlp_norm": SequenceParallel(),
+            "attention": gathered,
+            "mlp": gathered,
+        }
     return plan
 
 
 def _fsdp_options(request: ProfileRequest, mesh: DeviceMesh) -> dict[str, object]:
-    """ZeRO 3 frees gathered weights after the forward pass, ZeRO 2 keeps them until the backward pass is over."""
+    """ZeRO 3 frees gathered weights after the forward pass, ZeRO 2 keeps them until the backward
+    pass is over.
+    """
     half = request.training.precision == "bf16"
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if half
+        else MixedPrecisionPolicy()
+    )
     hybrid = mesh["replicate"].size() > 1
     return {
         "mesh": mesh["replicate", "shard"] if hybrid else mesh["shard"],
@@ -249,9 +318,16 @@ def _fsdp_options(request: ProfileRequest, mesh: DeviceMesh) -> dict[str, object
 
 @torch.no_grad()
 def _materialise(
-    module: nn.Module, prefix: str, request: ProfileRequest, *, device: torch.device, only: Iterable[nn.Module] | None = None
+    module: nn.Module,
+    prefix: str,
+    request: ProfileRequest,
+    *,
+    device: torch.device,
+    only: Iterable[nn.Module] | None = None,
 ) -> None:
-    """Give a module memory and values that depend on its parameters' names alone, not on how the model is divided."""
+    """Give a module memory and values that depend on its parameters' names alone, not on how the
+    model is divided.
+    """
     for each in [module] if only is None else only:
         each.to_empty(device=device)
     if isinstance(module, Decoder):
@@ -261,14 +337,18 @@ def _materialise(
             continue
         full = _values(name, torch.Size(parameter.shape), request)
         if isinstance(parameter, DTensor):
-            local = distribute_tensor(full.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+            local = distribute_tensor(
+                full.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
             parameter.to_local().copy_(local.to_local())
         else:
             parameter.copy_(full)
 
 
 def _values(name: str, shape: torch.Size, request: ProfileRequest) -> torch.Tensor:
-    """Normal matrices, the residual ones narrower by depth; vectors one (norms) or zero (biases)."""
+    """Normal matrices, the residual ones narrower by depth; vectors one (norms) or zero
+    (biases).
+    """
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     residual = "attention.out" in name or "mlp.down" in name

@@ -1,1 +1,3 @@
-"""The ranking of a training query: bounds, enumeration, order, the row to try, and the nearest misses."""
+"""The ranking of a training query: bounds, enumeration, order, the row to try, and the nearest
+misses.
+"""

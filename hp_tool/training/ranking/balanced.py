@@ -1,4 +1,6 @@
-"""Stages of unlike layers that take equally long, for the pipelines of a ranking in which that may win."""
+"""Stages of unlike layers that take equally long, for the pipelines of a ranking in which that may
+win.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,19 @@ WORTH = 0.99
 
 
 def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
-    """The search's problem with stages that take equally long and the layouts to try them with, for each number of stages and
-    chunks: those of its fastest layout, by which the bounds of the others fall too.
+    """The search's problem with stages that take equally long and the layouts to try them with, for
+    each number of stages and chunks: those of its fastest layout, by which the bounds of the others
+    fall too.
     """
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:
         return
     every = Open.joined(search.pipelined)
     order = np.argsort(every.bound_s, kind="stable")
-    pairs = np.stack([every.candidates.pipeline_parallel_size, every.candidates.virtual_pipeline_parallel_size], axis=1)
+    pairs = np.stack(
+        [every.candidates.pipeline_parallel_size, every.candidates.virtual_pipeline_parallel_size],
+        axis=1,
+    )
     _, firsts, pair = np.unique(pairs[order], axis=0, return_index=True, return_inverse=True)
     fastest = every.candidates.take(order[firsts])
     alone = ends_alone_differ(model, problem.workload)
@@ -36,10 +42,15 @@ def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
     for place, seconds in enumerate(layer_seconds(problem, fastest) if len(firsts) else ()):
         p, v = pairs[order[firsts[place]]].tolist()
         sizes = balanced_chunks(seconds, stages=p, chunks=v, ends_alone=alone)
-        usual = chunk_layers(num_layers=model.num_hidden_layers, stages=p, chunks=v, begins_dense=model.begins_dense)
+        usual = chunk_layers(
+            num_layers=model.num_hidden_layers, stages=p, chunks=v, begins_dense=model.begins_dense
+        )
         if sizes is None:
             continue
-        after, before = (pipeline_seconds(seconds, each, stages=p, micro_batches=m[place]) for each in (sizes, usual))
+        after, before = (
+            pipeline_seconds(seconds, each, stages=p, micro_batches=m[place])
+            for each in (sizes, usual)
+        )
         if after > WORTH * before:
             continue
         try:

@@ -25,7 +25,9 @@ class Best:
     """What may be among a query's best, best first; arrays of shape (n,)."""
 
     problems: tuple[TrainingProblem, ...]
-    """The query's, and the same with strategies that it leaves open; of each value of `training` that it lists."""
+    """The query's, and the same with strategies that it leaves open; of each value of `training`
+    that it lists.
+    """
     predictors: tuple[CalibratedPredictor | None, ...]
     """What corrects each problem's costs."""
     rows: CostedRows
@@ -52,7 +54,9 @@ class Best:
 
     @staticmethod
     def joined(parts: Sequence[Best]) -> Best:
-        """The rows of several trainings, of at least one, in seconds for as many tokens as a step of the first has."""
+        """The rows of several trainings, of at least one, in seconds for as many tokens as a step
+        of the first has.
+        """
         if len(parts) == 1:
             return parts[0]
         tokens = [step_tokens(part.problems[0].workload) for part in parts]
@@ -64,8 +68,12 @@ class Best:
             problems=tuple(problem for part in parts for problem in part.problems),
             predictors=tuple(predictor for part in parts for predictor in part.predictors),
             rows=replace(rows, step_s=rows.step_s * scales, expected_s=rows.expected_s * scales),
-            variant=np.concatenate([part.variant + first for part, first in zip(parts, variants, strict=False)]),
-            layout=np.concatenate([part.layout + first for part, first in zip(parts, layouts, strict=False)]),
+            variant=np.concatenate(
+                [part.variant + first for part, first in zip(parts, variants, strict=False)]
+            ),
+            layout=np.concatenate(
+                [part.layout + first for part, first in zip(parts, layouts, strict=False)]
+            ),
             value_s=np.concatenate([part.value_s for part in parts]) * scales,
             computed=sum(part.computed for part in parts),
             pruned=sum(part.pruned for part in parts),
@@ -75,15 +83,23 @@ class Best:
 
 
 def best_of(
-    problem: TrainingProblem, *, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
+    problem: TrainingProblem,
+    *,
+    keep: int,
+    rank_by: RankBy = "expected",
+    predictor: CalibratedPredictor | None = None,
 ) -> Best:
-    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with others met; best first."""
+    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with
+    others met; best first.
+    """
     problems = [problem]
     searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
 
     def search_on(other: TrainingProblem, layouts: Open) -> None:
         problems.append(other)
-        search = BestSearch(other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s)
+        search = BestSearch(
+            other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s
+        )
         searches.append(search.run_on(layouts))
 
     for other in variants(problem) if searches[0].exchanged else ():
@@ -100,7 +116,9 @@ def best_of(
         rows=CostedRows.concatenate(rows),
         variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
         layout=np.concatenate([search.layout for search in searches]),
-        value_s=np.concatenate([search.value(each) for search, each in zip(searches, rows, strict=True)]),
+        value_s=np.concatenate(
+            [search.value(each) for search, each in zip(searches, rows, strict=True)]
+        ),
         computed=sum(search.computed for search in searches),
         pruned=sum(search.pruned for search in searches),
         feasible=sum(search.feasible for search in searches),
@@ -114,7 +132,9 @@ def _reranked(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
     search.rows, search.layout = search.rows.take(kept), search.layout[kept]
     if not len(kept):
         return search.rows
-    rows, limited = with_residuals(search.rows.candidates, problem=search.problem, predictor=predictor)
+    rows, limited = with_residuals(
+        search.rows.candidates, problem=search.problem, predictor=predictor
+    )
     search.rejections.update(limited)
     search.feasible -= int(np.count_nonzero(~rows.acceptable))
     return rows

@@ -1,4 +1,6 @@
-"""From what is among the best to the rows shown: groups that cannot be told apart, and the one to try first."""
+"""From what is among the best to the rows shown: groups that cannot be told apart, and the one to
+try first.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Choice:
 def choose(best: Best, *, count: int) -> Choice:
     """The `count` best layouts, each with its best recomputation and sharding, in groups.
 
-    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times its fastest.
+    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times its
+    fastest.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
@@ -62,7 +65,9 @@ def choose(best: Best, *, count: int) -> Choice:
 
 
 def _groups(best: Best) -> IntArray:
-    """(n,) the group of each row: a new one begins with the first that can be told apart from the first of the last."""
+    """(n,) the group of each row: a new one begins with the first that can be told apart from the
+    first of the last.
+    """
     group, start = np.ones(len(best.layout), dtype=np.int64), 0
     while len(apart := np.flatnonzero(~_alike(best, start)[start:])):
         start += int(apart[0])
@@ -71,18 +76,28 @@ def _groups(best: Best) -> IntArray:
 
 
 def _alike(best: Best, first: int) -> BoolArray:
-    """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first` holds 1."""
+    """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first`
+    holds 1.
+    """
     unchecked = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
         table = unchecked_table(case=problem, candidates=best.rows.candidates.take(rows))
-        unchecked = unchecked if unchecked.shape[1] else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
+        unchecked = (
+            unchecked
+            if unchecked.shape[1]
+            else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
+        )
         unchecked[rows] = table
     differing = (unchecked ^ unchecked[first]).sum(axis=1)
     first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
     same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
-    apart = math.sqrt(2.0) * step_log_sd(case=first_of_all)  # of two trainings nothing is taken to cancel
-    bound = NORMAL_QUANTILE * np.where(same, ratio_log_sd(first_of_all.profile, differing=differing), apart)
+    apart = math.sqrt(2.0) * step_log_sd(
+        case=first_of_all
+    )  # of two trainings nothing is taken to cancel
+    bound = NORMAL_QUANTILE * np.where(
+        same, ratio_log_sd(first_of_all.profile, differing=differing), apart
+    )
     alike: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
     return alike
 
@@ -96,8 +111,9 @@ def simplest(
     value_s: FloatArray,
     more_axes: IntArray | int = 0,
 ) -> int:
-    """The row to try: safe, then on the fewest axes, then with the most devices left when a node is lost, then with most free
-    memory, then fastest. `fails`: chance of running out of memory; `more_axes` are used besides those of the candidate.
+    """The row to try: safe, then on the fewest axes, then with the most devices left when a node is
+    lost, then with most free memory, then fastest. `fails`: chance of running out of memory;
+    `more_axes` are used besides those of the candidate.
     """
     free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
     axes = _axes(candidates, layers=problem.model.total_layers) + more_axes
@@ -108,23 +124,39 @@ def simplest(
 def _axes(c: Candidates, *, layers: int) -> IntArray:
     """(n,) how many ways to divide the work or to save memory are used beyond the plain ones."""
     sizes = (
-        c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.context_parallel_size,
-        c.expert_parallel_size, c.expert_tensor_parallel_size,
-    )  # fmt: skip
-    partial = (c.recompute_method == FULL_BLOCK) | ((c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > 1))
+        c.tensor_parallel_size,
+        c.pipeline_parallel_size,
+        c.virtual_pipeline_parallel_size,
+        c.context_parallel_size,
+        c.expert_parallel_size,
+        c.expert_tensor_parallel_size,
+    )
+    partial = (c.recompute_method == FULL_BLOCK) | (
+        (c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > 1)
+    )
     uneven = layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size) != 0
-    more = (c.recompute_modules > CORE_ATTN, partial, uneven, c.zero_stage > 1, c.data_parallel_shard_size > 0)
+    more = (
+        c.recompute_modules > CORE_ATTN,
+        partial,
+        uneven,
+        c.zero_stage > 1,
+        c.data_parallel_shard_size > 0,
+    )
     used: IntArray = np.stack([*(size > 1 for size in sizes), *more]).sum(axis=0)
     return used
 
 
 def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
-    """(n,) share of the replicas that go on when a node is lost: the most that the others hold and that divide the batch."""
+    """(n,) share of the replicas that go on when a node is lost: the most that the others hold and
+    that divide the batch.
+    """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
     most = (cluster.num_gpus - cluster.gpus_per_node) // ranks
     left = np.zeros(len(c))
-    for row, (count, size) in enumerate(zip(most.tolist(), c.micro_batch_size.tolist(), strict=True)):
+    for row, (count, size) in enumerate(
+        zip(most.tolist(), c.micro_batch_size.tolist(), strict=True)
+    ):
         left[row] = next((d for d in range(count, 0, -1) if batch % (d * size) == 0), 0)
     return left / c.data_parallel_size
 
@@ -134,9 +166,13 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
-        rows = recommendations(best.rows.candidates.take(places), problem=problem, predictor=predictor)
+        rows = recommendations(
+            best.rows.candidates.take(places), problem=problem, predictor=predictor
+        )
         described |= dict(zip(places.tolist(), rows, strict=True))
-    return tuple(_with_risk(replace(described[place], rank=place + 1)) for place in sorted(described))
+    return tuple(
+        _with_risk(replace(described[place], rank=place + 1)) for place in sorted(described)
+    )
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
@@ -144,8 +180,12 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
     rows = recommendations_of(choice.best)
     problem = choice.best.problems[0]
     if problem.strategy.dynamic_context_parallel:
-        return _by_schedule(rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile))))
-    return tuple(replace(row, group=int(group)) for row, group in zip(rows, choice.group, strict=True))
+        return _by_schedule(
+            rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile)))
+        )
+    return tuple(
+        replace(row, group=int(group)) for row, group in zip(rows, choice.group, strict=True)
+    )
 
 
 def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
@@ -167,5 +207,7 @@ def _with_risk(row: Recommendation) -> Recommendation:
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows
     return replace(
-        row, out_of_memory_probability=fails, expected_step_s=known.time.step_s / (1.0 - fails) if fails < 1.0 else None
+        row,
+        out_of_memory_probability=fails,
+        expected_step_s=known.time.step_s / (1.0 - fails) if fails < 1.0 else None,
     )

@@ -1,14 +1,18 @@
 """The best candidates of one problem, found exactly without costing all of it.
 
-A layout fixes every axis but three: what is recomputed, how states are sharded (ZeRO stage, shard size), and how ranks exchange
-a split sequence. Every layout is costed with the usual values of these (`space.axes`); the others are costed only where
+A layout fixes every axis but three: what is recomputed, how states are sharded (ZeRO stage, shard
+size), and how ranks exchange a split sequence. Every layout is costed with the usual values of
+these (`space.axes`); the others are costed only where
 bounds let them matter:
 
 - Recomputation only adds time: no step is shorter than the same one without it.
 - Sharding changes the parts SHARDED alone: a step without these bounds all ways to shard.
-- Exchanging a sequence differently changes the part EXCHANGED alone, and as much of the bubble as its share of a stage.
-- Every recomputation keeps at least its layers' inputs, as full recomputation does, whose memory without buffers is a bound.
-- Block recomputation keeps at least what full does; shard groups hold at least what all replicas together do.
+- Exchanging a sequence differently changes the part EXCHANGED alone, and as much of the bubble as
+  its share of a stage.
+- Every recomputation keeps at least its layers' inputs, as full recomputation does, whose memory
+  without buffers is a bound.
+- Block recomputation keeps at least what full does; shard groups hold at least what all replicas
+  together do.
 """
 
 from __future__ import annotations
@@ -31,7 +35,13 @@ from hp_tool.domain.query import RankBy
 from hp_tool.space import default_axes, legal_chunks, spanned
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.ranking.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
+from hp_tool.training.ranking.free import (
+    every_chunk_count,
+    group_stages,
+    more_module_sets,
+    more_shards,
+    more_zero_stages,
+)
 from hp_tool.training.ranking.rank import NO_ROWS, CostedRows, corrected_costs, judged, keep_heap
 
 SHARDED = ("data_parallel", "optimizer", "offload")
@@ -40,7 +50,9 @@ EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Rank 1 may take so many times the fastest expected step."""
 FIRST, BLOCK = 256, 1 << 17
-"""Rows whose other values are costed first, which lower the limit for the others, and candidates costed together then."""
+"""Rows whose other values are costed first, which lower the limit for the others, and candidates
+costed together then.
+"""
 ROUNDING = 1.0 - 1e-9
 """Bounds are sums of floating-point numbers."""
 
@@ -60,14 +72,21 @@ class Open:
 
     def take(self, indices: NDArray[np.intp]) -> Open:
         """The chosen rows, in the given order."""
-        columns: dict[str, Any] = {f.name: getattr(self, f.name).take(indices) for f in fields(Open)}
+        columns: dict[str, Any] = {
+            f.name: getattr(self, f.name).take(indices) for f in fields(Open)
+        }
         return Open(**columns)
 
     @staticmethod
     def joined(parts: list[Open]) -> Open:
         """The rows of all parts; at least one."""
-        columns: dict[str, Any] = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Open)[1:]}
-        return Open(candidates=Candidates.concatenate([part.candidates for part in parts]), **columns)
+        columns: dict[str, Any] = {
+            f.name: np.concatenate([getattr(part, f.name) for part in parts])
+            for f in fields(Open)[1:]
+        }
+        return Open(
+            candidates=Candidates.concatenate([part.candidates for part in parts]), **columns
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +103,9 @@ class GridCosts:
 
 
 class BestSearch:
-    """Finds every candidate of one problem up to `reach_s`: what fewer than `keep` layouts beat, or is nearly the fastest."""
+    """Finds every candidate of one problem up to `reach_s`: what fewer than `keep` layouts beat, or
+    is nearly the fastest.
+    """
 
     def __init__(
         self,
@@ -102,7 +123,10 @@ class BestSearch:
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem, self.axes)
         self.counts = every_chunk_count(problem)
-        self.stages, self.shards = more_zero_stages(problem, self.axes), more_shards(problem, self.axes)
+        self.stages, self.shards = (
+            more_zero_stages(problem, self.axes),
+            more_shards(problem, self.axes),
+        )
         self.group_stages = group_stages(problem, (*self.axes.zero_stage, *self.stages))
         methods = [method for method, _, _ in self.axes.recompute]
         self.plain = methods.index(NONE) if NONE in methods else None
@@ -116,7 +140,9 @@ class BestSearch:
         self.exchanged: list[Open] = []
         """Layouts of which another exchange of the sequence may matter."""
         self.pipelined: list[Open] = []
-        """Layouts of unlike layers, which another split into stages may make shorter than their bounds say."""
+        """Layouts of unlike layers, which another split into stages may make shorter than their
+        bounds say.
+        """
         self._unsharded: list[Open] = []
         self._unrecomputed: list[Open] = []
 
@@ -128,16 +154,21 @@ class BestSearch:
         )
         self.combinations += int(self._number(c.take(legal), usual=len(self.axes.zero_stage)).sum())
         for block in self._blocks(
-            layouts.take(np.flatnonzero(legal)), each=len(self.axes.recompute) * len(self.axes.zero_stage)
+            layouts.take(np.flatnonzero(legal)),
+            each=len(self.axes.recompute) * len(self.axes.zero_stage),
         ):
-            grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage)
+            grid = spanned(
+                block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage
+            )
             self._usual(grid, block.layout, counted=True)
         self._shard()
         self._recompute()
         return self
 
     def run(self) -> BestSearch:
-        """Gather in `rows` every candidate up to `reach_s`, and those met on the way that are in a group with one of these."""
+        """Gather in `rows` every candidate up to `reach_s`, and those met on the way that are in a
+        group with one of these.
+        """
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
             self.rejections.update(chunk.rejections)
@@ -155,11 +186,15 @@ class BestSearch:
 
     def value(self, rows: CostedRows) -> FloatArray:
         """What ranks the rows, in seconds; infinity where they are not acceptable."""
-        return rows.expected_s if self.rank_by == "expected" else np.where(rows.acceptable, rows.step_s, np.inf)
+        return (
+            rows.expected_s
+            if self.rank_by == "expected"
+            else np.where(rows.acceptable, rows.step_s, np.inf)
+        )
 
     def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
-        """Cost layouts with their usual recomputations and states, and note for which of them others may matter; `counted`:
-        their combinations are.
+        """Cost layouts with their usual recomputations and states, and note for which of them
+        others may matter; `counted`: their combinations are.
         """
         if not len(grid):
             return
@@ -169,11 +204,16 @@ class BestSearch:
         self.combinations += 0 if counted else int(number.sum())
         bound_s = costs.unsharded_s.min(axis=(1, 2))
         every = Open(
-            candidates=base, layout=layout, bound_s=bound_s, full_s=costs.step_s[:, 0, 0],
+            candidates=base,
+            layout=layout,
+            bound_s=bound_s,
+            full_s=costs.step_s[:, 0, 0],
             full_fits=np.any(costs.may_fit, axis=(1, 2)),
-        )  # fmt: skip
+        )
         more = number > grid.shape[2] * (len(self.axes.recompute) + self._further(base))
-        self._unsharded.append(every.take(np.flatnonzero(more & (bound_s * ROUNDING <= self.reach_s))))
+        self._unsharded.append(
+            every.take(np.flatnonzero(more & (bound_s * ROUNDING <= self.reach_s)))
+        )
         split = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
         self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
@@ -181,8 +221,12 @@ class BestSearch:
             self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _number(self, rows: Candidates, *, usual: int) -> IntArray:
-        """(n,) combinations of the other axes with each of n layouts, which have `usual` states by default."""
-        replicated = np.asarray(rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64)
+        """(n,) combinations of the other axes with each of n layouts, which have `usual` states by
+        default.
+        """
+        replicated = np.asarray(
+            rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64
+        )
         groups = self._shard_groups(rows).sum(axis=1) * replicated
         states: IntArray = usual + replicated * len(self.stages) + groups * len(self.group_stages)
         return states * (len(self.axes.recompute) + self._further(rows))
@@ -203,12 +247,15 @@ class BestSearch:
     def _chunk_layers(self, rows: Candidates) -> IntArray:
         """Layers of the fullest model chunk."""
         layers: IntArray = -(
-            -self.problem.model.total_layers // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
+            -self.problem.model.total_layers
+            // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
         )
         return layers
 
     def _shard(self) -> None:
-        """Cost the other ZeRO stages of layouts that may matter, then those of their shard groups that may fit."""
+        """Cost the other ZeRO stages of layouts that may matter, then those of their shard groups
+        that may fit.
+        """
         if not self._unsharded:
             return
         every = Open.joined(self._unsharded)
@@ -222,7 +269,9 @@ class BestSearch:
                 groups = block.candidates.take(row)
                 columns = {f.name: getattr(groups, f.name) for f in fields(Candidates)}
                 columns["data_parallel_shard_size"] = np.array(self.shards)[size]
-                grid = spanned(Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages)
+                grid = spanned(
+                    Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages
+                )
                 self._cost(grid, block.layout[row])
 
     def _recompute(self) -> None:
@@ -231,7 +280,9 @@ class BestSearch:
             return
         for block in self._blocks(Open.joined(self._unrecomputed), each=max(len(self.modules), 1)):
             if self.modules:
-                self._cost(spanned(block.candidates, recompute=self.modules), block.layout, reopen=False)
+                self._cost(
+                    spanned(block.candidates, recompute=self.modules), block.layout, reopen=False
+                )
             if self.counts:
                 self._layered(block)
 
@@ -245,16 +296,21 @@ class BestSearch:
         if not len(places):
             return
         row, uniform = places % len(most), places >= len(most)
-        counts = 1 + uniform + np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+        counts = (
+            1 + uniform + np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+        )
         chosen = block.candidates.take(row)
         columns = {f.name: getattr(chosen, f.name) for f in fields(Candidates)}
-        columns |= {"recompute_method": np.where(uniform, FULL_UNIFORM, FULL_BLOCK), "recompute_num_layers": counts}
+        columns |= {
+            "recompute_method": np.where(uniform, FULL_UNIFORM, FULL_BLOCK),
+            "recompute_num_layers": counts,
+        }
         grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
         self._cost(grid, block.layout[row], reopen=False)
 
     def _blocks(self, rows: Open, *, each: int) -> Iterator[Open]:
-        """The rows in blocks, by rising bound, until none can matter: each block may lower the limit. `each` row stands for so
-        many candidates.
+        """The rows in blocks, by rising bound, until none can matter: each block may lower the
+        limit. `each` row stands for so many candidates.
         """
         order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
         for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
@@ -266,8 +322,8 @@ class BestSearch:
             yield block.take(near)
 
     def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
-        """Cost a grid of layouts, recomputations and states, and keep what may matter; `reopen`: also note the rows of which
-        other recomputations may matter.
+        """Cost a grid of layouts, recomputations and states, and keep what may matter; `reopen`:
+        also note the rows of which other recomputations may matter.
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
@@ -278,24 +334,48 @@ class BestSearch:
         self._keep(rows, np.repeat(layout, len(grid) // len(layout)))
 
         def shaped(column: Any) -> NDArray[Any]:
-            return np.broadcast_to(column, shape) if np.ndim(column) != 1 else np.reshape(column, shape)
+            return (
+                np.broadcast_to(column, shape)
+                if np.ndim(column) != 1
+                else np.reshape(column, shape)
+            )
 
         step_s, fits = shaped(costs.step_s), shaped(costs.feasible)
         may_fit = np.ones(shape, dtype=np.bool_)
         if self.full is not None and reopen:
-            least = shaped(costs.memory_total_bytes)[:, self.full] - shaped(costs.memory_parts["buffers"])[:, self.full]
+            least = (
+                shaped(costs.memory_total_bytes)[:, self.full]
+                - shaped(costs.memory_parts["buffers"])[:, self.full]
+            )
             may_fit &= (least * ROUNDING <= shaped(costs.capacity_bytes)[:, self.full])[:, None]
         if reopen and self.plain is not None and (self.modules or self.counts):
             plain_s = step_s[:, self.plain]
             row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.reach_s))
-            full_s = step_s[row, self.full, stage] if self.full is not None else np.full(len(row), np.inf)
-            full_fits = fits[row, self.full, stage] if self.full is not None else np.zeros(len(row), dtype=np.bool_)
+            full_s = (
+                step_s[row, self.full, stage]
+                if self.full is not None
+                else np.full(len(row), np.inf)
+            )
+            full_fits = (
+                fits[row, self.full, stage]
+                if self.full is not None
+                else np.zeros(len(row), dtype=np.bool_)
+            )
             chosen = grid.at((row, np.full(len(row), self.plain), stage))
             self._unrecomputed.append(
-                Open(candidates=chosen, layout=layout[row], bound_s=plain_s[row, stage], full_s=full_s, full_fits=full_fits)
+                Open(
+                    candidates=chosen,
+                    layout=layout[row],
+                    bound_s=plain_s[row, stage],
+                    full_s=full_s,
+                    full_fits=full_fits,
+                )
             )
         stage_s = sum(shaped(costs.parts[name]) for name in STAGE_PARTS)
-        bubble_s, exchanged_s = shaped(costs.parts["pipeline_bubble"]), shaped(costs.parts[EXCHANGED])
+        bubble_s, exchanged_s = (
+            shaped(costs.parts["pipeline_bubble"]),
+            shaped(costs.parts[EXCHANGED]),
+        )
         return GridCosts(
             step_s=step_s,
             unsharded_s=step_s - sum(shaped(costs.parts[name]) for name in SHARDED),
@@ -304,7 +384,9 @@ class BestSearch:
         )
 
     def _keep(self, rows: CostedRows, layout: IntArray) -> None:
-        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that and `reach_s`."""
+        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that
+        and `reach_s`.
+        """
         value = self.value(rows)
         near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))
         if not len(near):

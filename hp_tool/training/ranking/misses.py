@@ -17,11 +17,15 @@ NEAREST = 3
 """Misses in an answer."""
 
 
-def nearest_misses(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> tuple[Recommendation, ...]:
-    """The NEAREST of the usual values of the axes and of the fastest that fit, whatever max_days and max_cost say, which may
-    have other values and exchange a sequence in any way.
+def nearest_misses(
+    problem: TrainingProblem, predictor: CalibratedPredictor | None
+) -> tuple[Recommendation, ...]:
+    """The NEAREST of the usual values of the axes and of the fastest that fit, whatever max_days
+    and max_cost say, which may have other values and exchange a sequence in any way.
     """
-    unlimited = replace(problem, constraints=replace(problem.constraints, max_days=None, max_cost=None))
+    unlimited = replace(
+        problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
+    )
     best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
     rows, variant = best.rows, best.variant
     for chunk, _ in costed_chunks(problem=problem, predictor=predictor):
@@ -32,28 +36,41 @@ def nearest_misses(problem: TrainingProblem, predictor: CalibratedPredictor | No
     misses = []
     for place, number in enumerate(variant.tolist()):
         limited = replace(best.problems[number], constraints=problem.constraints)
-        (row,) = nearest_recommendations(rows.candidates.take(np.array([place])), problem=limited, predictor=predictor)
+        (row,) = nearest_recommendations(
+            rows.candidates.take(np.array([place])), problem=limited, predictor=predictor
+        )
         misses.append(replace(row, rank=place + 1))
     return tuple(misses)
 
 
-def nearest(rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None) -> NDArray[np.intp]:
-    """Indices of the NEAREST of candidates none of which is acceptable: first those that miss one limit alone, memory or time,
-    then by how far they are off: bytes over the capacity, or seconds over the longest step that max_days and max_cost allow,
-    whichever is the larger multiple. Equal ones, of which there may be two, count once; `variant` also tells them apart.
+def nearest(
+    rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
+) -> NDArray[np.intp]:
+    """Indices of the NEAREST of candidates none of which is acceptable: first those that miss one
+    limit alone, memory or time, then by how far they are off: bytes over the capacity, or seconds
+    over the longest step that max_days and max_cost allow, whichever is the larger multiple. Equal
+    ones, of which there may be two, count once; `variant` also tells them apart.
     """
-    capacity = problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
+    capacity = problem.cluster.gpu.memory_bytes * (
+        1.0 - problem.constraints.memory_headroom_fraction
+    )
     size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
     order = np.lexsort((rows.step_s, np.maximum(size, time), missed))[: 2 * NEAREST]
     columns = [getattr(rows.candidates, f.name)[order] for f in fields(Candidates)]
-    _, first = np.unique(np.stack(columns if variant is None else [*columns, variant[order]]), axis=1, return_index=True)
+    _, first = np.unique(
+        np.stack(columns if variant is None else [*columns, variant[order]]),
+        axis=1,
+        return_index=True,
+    )
     return order[np.sort(first)[:NEAREST]]
 
 
 def nearest_recommendations(
     chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Candidates that are not acceptable in full, with every limit they miss among their estimate's reasons."""
+    """Candidates that are not acceptable in full, with every limit they miss among their estimate's
+    reasons.
+    """
     rows = recommendations(chosen, problem=problem, predictor=predictor)
     return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)

@@ -1,4 +1,6 @@
-"""The space of a training query, costed chunk by chunk and ranked, and its best candidates as recommendations."""
+"""The space of a training query, costed chunk by chunk and ranked, and its best candidates as
+recommendations.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from hp_tool.units import MIB
 Row = TypeVar("Row")
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
-"""The best candidates by a calibration's few factors, whose order its residuals decide: those are too slow for millions."""
+"""The best candidates by a calibration's few factors, whose order its residuals decide: those are
+too slow for millions.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,9 @@ class CostedRows:
     acceptable: BoolArray
     """True where the candidate fits and keeps to the constraints."""
     expected_s: FloatArray
-    """step_s over the probability that the candidate runs at all: a run that ends out of memory yields no tokens. Where it is
-    not acceptable, infinity."""
+    """step_s over the probability that the candidate runs at all: a run that ends out of memory
+    yields no tokens. Where it is not acceptable, infinity.
+    """
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
         """The chosen rows, in the given order."""
@@ -51,7 +56,9 @@ class CostedRows:
         return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Indices of the `count` fastest acceptable candidates; equal times prefer less memory, then the earlier row."""
+        """Indices of the `count` fastest acceptable candidates; equal times prefer less memory,
+        then the earlier row.
+        """
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
             rows = rows[self.step_s[rows] <= np.partition(self.step_s[rows], count - 1)[count - 1]]
@@ -62,20 +69,28 @@ class CostedRows:
         """The rows of all parts, in order; of at least one part."""
         return CostedRows(
             candidates=Candidates.concatenate([part.candidates for part in parts]),
-            **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(CostedRows)[1:]},
+            **{
+                f.name: np.concatenate([getattr(part, f.name) for part in parts])
+                for f in fields(CostedRows)[1:]
+            },
         )
 
 
 _NOTHING = np.zeros(0)
 NO_ROWS = CostedRows(
     candidates=Candidates.from_columns({f.name: () for f in fields(Candidates)}),
-    step_s=_NOTHING, memory_total_bytes=_NOTHING, acceptable=_NOTHING > 0.0, expected_s=_NOTHING,
-)  # fmt: skip
+    step_s=_NOTHING,
+    memory_total_bytes=_NOTHING,
+    acceptable=_NOTHING > 0.0,
+    expected_s=_NOTHING,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace(CostedRows):
-    """Every legal candidate, or only the best acceptable ones, best first; and what became of all combinations of the axes."""
+    """Every legal candidate, or only the best acceptable ones, best first; and what became of all
+    combinations of the axes.
+    """
 
     legal: int
     """Candidates of which all memory and time parts were computed."""
@@ -86,12 +101,16 @@ class CostedSpace(CostedRows):
 
 
 def cost_space(
-    *, problem: TrainingProblem, keep: int | None = None, predictor: CalibratedPredictor | None = None
+    *,
+    problem: TrainingProblem,
+    keep: int | None = None,
+    predictor: CalibratedPredictor | None = None,
 ) -> CostedSpace:
     """Enumerate the legal candidates and cost them chunk by chunk.
 
-    `keep`: keep only so many of the best on the way; memory then stays bounded however large the space is. `predictor`:
-    corrects the costs; its factors decide which RERANKED are the best, its residuals their order.
+    `keep`: keep only so many of the best on the way; memory then stays bounded however large the
+    space is. `predictor`: corrects the costs; its factors decide which RERANKED are the best, its
+    residuals their order.
     """
     rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
@@ -110,14 +129,16 @@ def cost_space(
         rejections.update(limited)
         feasible -= int(np.count_nonzero(~rows.acceptable))
         rows = rows.take(rows.best(keep))
-    return CostedSpace(**rows.columns(), legal=legal, feasible=feasible, rejections=dict(rejections))
+    return CostedSpace(
+        **rows.columns(), legal=legal, feasible=feasible, rejections=dict(rejections)
+    )
 
 
 def costed_chunks(
     *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[CostedRows, Counter[str]]]:
-    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the way to them. Only the
-    factors of a `predictor` are applied.
+    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the
+    way to them. Only the factors of a `predictor` are applied.
     """
     keep_heap()
     axes = default_axes(query=problem.parallel, case=problem)
@@ -141,8 +162,12 @@ def corrected_costs(
 def with_residuals(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Candidates costed by a calibration with its residuals, and how many of them each limit turns away."""
-    costs, fails = predictor.judged(problem.costs(candidates), candidates=candidates, problem=problem)
+    """Candidates costed by a calibration with its residuals, and how many of them each limit turns
+    away.
+    """
+    costs, fails = predictor.judged(
+        problem.costs(candidates), candidates=candidates, problem=problem
+    )
     return judged(candidates, costs, problem=problem, predictor=predictor, fails=fails)
 
 
@@ -154,8 +179,9 @@ def judged(
     predictor: CalibratedPredictor | None = None,
     fails: FloatArray | None = None,
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Legal candidates with what ranks them, and how many of them each limit turns away, and crashes that `predictor` knows.
-    `fails`: (n,) chance of running out of memory; None: by the cost model.
+    """Legal candidates with what ranks them, and how many of them each limit turns away, and
+    crashes that `predictor` knows. `fails`: (n,) chance of running out of memory; None: by the cost
+    model.
     """
     shape = candidates.shape
     step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
@@ -168,13 +194,19 @@ def judged(
         if fails is None:
             device_bytes = _each(np.asarray(costs.device_bytes, dtype=np.float64), shape)[good]
             risk = out_of_memory_probability(
-                case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good], device_bytes=device_bytes
+                case=problem,
+                candidates=candidates.take(good),
+                total_bytes=total_bytes[good],
+                device_bytes=device_bytes,
             )
         else:
             risk = fails[good]
         with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
             expected_s[good] = step_s[good] / (1.0 - risk)
-    counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
+    counts = {
+        MEMORY: int(np.count_nonzero(~fits)),
+        "target_missed": int(np.count_nonzero(~in_time)),
+    }
     counts[CRASHED] = int(np.count_nonzero(crashed))
     rows = CostedRows(
         candidates=candidates,
@@ -192,7 +224,9 @@ def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
-    """The best of the rows ranked so far and of a new chunk; most chunks hold none that is fast enough."""
+    """The best of the rows ranked so far and of a new chunk; most chunks hold none that is fast
+    enough.
+    """
     *before, new = parts
     if before and len(ranked := before[0].step_s) == count:
         rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked[-1]))
@@ -220,7 +254,11 @@ def recommendations(
         estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
         rows.append(
             Recommendation(
-                rank=index + 1, parallel=config, set=dict(problem.chosen), estimate=estimate, calibrated_estimate=calibrated
+                rank=index + 1,
+                parallel=config,
+                set=dict(problem.chosen),
+                estimate=estimate,
+                calibrated_estimate=calibrated,
             )
         )
     return tuple(rows)
@@ -231,14 +269,17 @@ def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> 
     groups: list[int] = []
     first: Row | None = None
     for row in rows:
-        groups.append(groups[-1] if first is not None and alike(row, first) else len(set(groups)) + 1)
+        groups.append(
+            groups[-1] if first is not None and alike(row, first) else len(set(groups)) + 1
+        )
         first = row if first is None or len(groups) == 1 or groups[-1] != groups[-2] else first
     return groups
 
 
 @functools.cache
 def keep_heap() -> None:
-    """Make the C library reuse the memory of one chunk for the next. Until a block of this size has been freed, glibc
-    returns large blocks to the system (mallopt(3)), and fetching them again costs more than the arithmetic.
+    """Make the C library reuse the memory of one chunk for the next. Until a block of this size has
+    been freed, glibc returns large blocks to the system (mallopt(3)), and fetching them again costs
+    more than the arithmetic.
     """
     np.empty(_HEAP_BYTES, dtype=np.uint8)

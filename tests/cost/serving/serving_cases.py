@@ -29,7 +29,9 @@ class Serving:
 
     def costs(self, *, concurrency: list[int]) -> ServingCosts:
         """The configuration under each load."""
-        rows = ServingCandidates.from_configs([self.config] * len(concurrency), concurrency=concurrency)
+        rows = ServingCandidates.from_configs(
+            [self.config] * len(concurrency), concurrency=concurrency
+        )
         return serving_costs(case=self.case, candidates=rows)
 
 
@@ -48,7 +50,11 @@ def servings(draw: st.DrawFn) -> Serving:
     shape = model(draw(st.sampled_from(MODELS)))
     t, p = draw(st.sampled_from((1, 2, 4, 8))), draw(st.sampled_from((1, 2, 4)))
     d = draw(st.sampled_from((1, 2, 4))) if shape.num_experts else 1
-    e = draw(st.sampled_from([k for k in (1, 2, 4, 8) if t * d % k == 0])) if shape.num_experts else 1
+    e = (
+        draw(st.sampled_from([k for k in (1, 2, 4, 8) if t * d % k == 0]))
+        if shape.num_experts
+        else 1
+    )
     replicas = draw(st.sampled_from((1, 2)))
     machine = cluster(ClusterQuery(gpu=draw(st.sampled_from(GPUS)), num_gpus=t * p * d * replicas))
     workload = InferenceWorkload(
@@ -68,9 +74,14 @@ def servings(draw: st.DrawFn) -> Serving:
         max_num_seqs=draw(st.sampled_from((1, 8, 256))),
         max_num_batched_tokens=draw(st.sampled_from((512, 8192))),
     )
-    setup = Serving(case=serving_case(model=shape, cluster=machine, workload=workload, engine=engine), config=config)
+    setup = Serving(
+        case=serving_case(model=shape, cluster=machine, workload=workload, engine=engine),
+        config=config,
+    )
     row = ServingCandidates.from_configs([config], concurrency=[1])
-    legal = not legality(model=shape, num_gpus=machine.num_gpus, candidates=row, longest_request=1)[0]
+    legal = not legality(model=shape, num_gpus=machine.num_gpus, candidates=row, longest_request=1)[
+        0
+    ]
     if not legal or not setup.costs(concurrency=[1]).fits[0]:
         from hypothesis import assume
 
@@ -80,5 +91,7 @@ def servings(draw: st.DrawFn) -> Serving:
 
 def columns(costs: ServingCosts) -> dict[str, np.ndarray]:
     """Every array of a result by name."""
-    named = {f.name: getattr(costs, f.name) for f in fields(costs) if f.name not in ("parts", "bytes")}
+    named = {
+        f.name: getattr(costs, f.name) for f in fields(costs) if f.name not in ("parts", "bytes")
+    }
     return named | {f"parts.{name}": value for name, value in costs.parts.items()}

@@ -19,8 +19,12 @@ SHARES = np.array([0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
 
 def quantiles(setup: Serving, *, load: float) -> Quantiles:
     """At SHARES."""
-    rows = ServingCandidates.from_configs([setup.config] * len(SHARES), concurrency=[1] * len(SHARES))
-    return open_quantiles(case=setup.case, candidates=rows, load=np.full(len(SHARES), load), share=SHARES)
+    rows = ServingCandidates.from_configs(
+        [setup.config] * len(SHARES), concurrency=[1] * len(SHARES)
+    )
+    return open_quantiles(
+        case=setup.case, candidates=rows, load=np.full(len(SHARES), load), share=SHARES
+    )
 
 
 @settings(few, max_examples=25)
@@ -41,8 +45,12 @@ def test_quantiles_rise_with_the_share_and_are_seconds(setup: Serving, load: flo
         (lambda n: n / np.hypot(1.0, n / 100.0), 50.0),
     ],
 )
-def test_the_load_spreads_as_the_flow_equivalent_server_does(rate: Callable[[np.ndarray], np.ndarray], load: float) -> None:
-    """Its stationary distribution is exact for processor sharing: p(n) ~ product of l / X(i), i up to n."""
+def test_the_load_spreads_as_the_flow_equivalent_server_does(
+    rate: Callable[[np.ndarray], np.ndarray], load: float
+) -> None:
+    """Its stationary distribution is exact for processor sharing: p(n) ~ product of l / X(i), i up
+    to n.
+    """
     n = np.arange(1.0, 4000.0)
     weights = np.exp(np.concatenate([[0.0], np.cumsum(np.log(rate(np.array(load)) / rate(n)))]))
     chance = weights / weights.sum()
@@ -56,14 +64,18 @@ def test_the_load_spreads_as_the_flow_equivalent_server_does(rate: Callable[[np.
 
 
 def test_a_request_that_stays_sees_the_average_of_what_comes_and_goes() -> None:
-    """Two thirds of the variance where stays are equal (M/D/inf), 0.74 by relaxation; all of it where nothing relaxes."""
+    """Two thirds of the variance where stays are equal (M/D/inf), 0.74 by relaxation; all of it
+    where nothing relaxes.
+    """
     moment, stay = load_deviations(np.array([100.0, 100.0]), elasticity=np.array([1.0, 1e-3]))
     assert stay[0] ** 2 / moment[0] ** 2 == pytest.approx(2.0 / np.e)
     assert stay[1] / moment[1] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_prompts_that_arrive_together_wait_for_each_other() -> None:
-    """Long prompts and short answers: the last hundredth waits for several prompts, the median for hardly one."""
+    """Long prompts and short answers: the last hundredth waits for several prompts, the median for
+    hardly one.
+    """
     setup = serving(input_length=8192, output_length=16)
     median, last = quantiles(setup, load=3.0).ttft_s[[2, 4]]
     prompt = setup.costs(concurrency=[1]).prompt_s[0]

@@ -1,4 +1,6 @@
-"""Speculation, cached prefixes and sliding windows: their limits, and which way each moves the result."""
+"""Speculation, cached prefixes and sliding windows: their limits, and which way each moves the
+result.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,20 @@ def test_a_pass_yields_one_token_at_least_and_all_of_them_at_most(rate: float, k
 
 
 @given(servings(), drafts)
-def test_speculation_that_is_never_right_only_costs_and_better_guesses_never_hurt(setup: Serving, k: int) -> None:
+def test_speculation_that_is_never_right_only_costs_and_better_guesses_never_hurt(
+    setup: Serving, k: int
+) -> None:
     plain = setup.costs(concurrency=[8])
 
     def at(rate: float, *, cost: float) -> float:
-        spec = SpeculativeSpec(num_speculative_tokens=k, acceptance_rate=rate, draft_cost_fraction=cost)
-        return float(replace(setup, case=replace(setup.case, speculative=spec)).costs(concurrency=[8]).request_latency_s[0])
+        spec = SpeculativeSpec(
+            num_speculative_tokens=k, acceptance_rate=rate, draft_cost_fraction=cost
+        )
+        return float(
+            replace(setup, case=replace(setup.case, speculative=spec))
+            .costs(concurrency=[8])
+            .request_latency_s[0]
+        )
 
     never, half, always = (at(rate, cost=0.05) for rate in (0.0, 0.5, 1.0))
     assert never >= plain.request_latency_s[0] * (1 - 1e-9)
@@ -50,14 +60,17 @@ def test_a_lone_sequence_decodes_as_much_faster_as_a_pass_yields_tokens() -> Non
 @given(servings(), st.sampled_from((0.1, 0.5, 0.9)))
 def test_a_cached_prefix_never_delays_the_first_token(setup: Serving, share: float) -> None:
     without, cached = (
-        replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)).costs(concurrency=[8]) for rate in (0.0, share)
+        replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)).costs(concurrency=[8])
+        for rate in (0.0, share)
     )
     assert cached.prompt_s[0] <= without.prompt_s[0] * (1 + 1e-9)
     assert cached.bytes.kv_capacity[0] == without.bytes.kv_capacity[0]
 
 
 @given(st.floats(1.0, 1e5), st.floats(0.0, 0.99), st.integers(1, 100_000), st.integers(0, 62))
-def test_a_window_hides_keys_and_nothing_else(length: float, share: float, window: int, windowed: int) -> None:
+def test_a_window_hides_keys_and_nothing_else(
+    length: float, share: float, window: int, windowed: int
+) -> None:
     model = replace(serving().case.model, sliding_window=window, sliding_window_layers=windowed)
     cached = share * length
     full = 0.5 * (cached + length)

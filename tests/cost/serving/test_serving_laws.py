@@ -1,4 +1,6 @@
-"""Laws of serving that hold whatever the constants: of precisions, of GPUs, of offline loads, and of who sends the requests."""
+"""Laws of serving that hold whatever the constants: of precisions, of GPUs, of offline loads, and
+of who sends the requests.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,26 @@ ENGINES = sorted({profile.engine for profile in engine_profiles()} - {"megatron-
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
 
 
-def on(gpu: str, *, name: str = "llama-3.1-70b", precision: str = "bf16", engine: str = "vllm", **changes: float) -> Serving:
+def on(
+    gpu: str,
+    *,
+    name: str = "llama-3.1-70b",
+    precision: str = "bf16",
+    engine: str = "vllm",
+    **changes: float,
+) -> Serving:
     """One model on eight GPUs of a kind, with changes to its engine's constants."""
     machine = cluster(ClusterQuery(gpu=gpu, num_gpus=8))
     profile = engine_efficiency(engine=engine, version=None, silicon=machine.gpu.silicon)
     workload = InferenceWorkload(
-        input_length=2048, output_length=256, precision=precision, kv_cache_precision="bf16"  # type: ignore[arg-type]
-    )  # fmt: skip
-    case = serving_case(model=model(name), cluster=machine, workload=workload, engine=replace(profile, **changes))
+        input_length=2048,
+        output_length=256,
+        precision=precision,
+        kv_cache_precision="bf16",  # type: ignore[arg-type]
+    )
+    case = serving_case(
+        model=model(name), cluster=machine, workload=workload, engine=replace(profile, **changes)
+    )
     return Serving(case=case, config=ServingConfig(tensor_parallel_size=8))
 
 
@@ -56,10 +70,12 @@ def test_a_card_with_more_bandwidth_on_the_same_die_is_never_later(engine: str, 
     cards = ("h100-sxm-80gb", "h200-sxm-141gb")
     slow, fast = (on(gpu, engine=engine, name=name).costs(concurrency=LOADS) for gpu in cards)
     assert np.all(fast.request_latency_s <= slow.request_latency_s * (1 + 1e-9))
-    # A faster device leaves more of a request's wait to the front end, before its first token: without one none is later. A
-    # pass that its launches bound takes as long on both.
+    # A faster device leaves more of a request's wait to the front end, before its first token:
+    # without one none is later. A pass that its launches bound takes as long on both.
     alone = {"request_overhead_s": 0.0, "stream_overhead_s": 0.0}
-    slow, fast = (on(gpu, engine=engine, name=name, **alone).costs(concurrency=LOADS) for gpu in cards)
+    slow, fast = (
+        on(gpu, engine=engine, name=name, **alone).costs(concurrency=LOADS) for gpu in cards
+    )
     for figure in FIGURES:
         assert np.all(getattr(fast, figure) <= getattr(slow, figure) * (1 + 1e-5)), figure
 
@@ -82,7 +98,9 @@ def test_prompts_come_together_only_where_the_client_sends_equal_lengths() -> No
     for name, setup in named.items():
         equal = CLIENTS[name].equal_lengths
         assert setup.case.prefill_group == (setup.case.engine.prefill_group if equal else 1.0), name
-        assert setup.case.input_length == round(CLIENTS[name].mean_length * unnamed.case.input_length), name
+        assert setup.case.input_length == round(
+            CLIENTS[name].mean_length * unnamed.case.input_length
+        ), name
     assert named["aiperf"].case.wave_share == pytest.approx(0.5)  # two requests for each in flight
     # Whoever comes with others waits for their prompts too.
     together, apart = named["vllm-bench"].costs(concurrency=[32]), unnamed.costs(concurrency=[32])

@@ -1,4 +1,6 @@
-"""What must hold for every serving problem: sums, independence of rows, limits, and which way each knob moves the result."""
+"""What must hold for every serving problem: sums, independence of rows, limits, and which way each
+knob moves the result.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_parts_sum_to_totals_and_everything_is_finite(setup: Serving) -> None:
         assert np.all(np.isfinite(column)) and np.all(column >= 0), name
     np.testing.assert_allclose(sum(costs.parts.values()), costs.request_latency_s, rtol=EXACT)
     output = setup.case.output_length
-    np.testing.assert_allclose(costs.ttft_s + (output - 1) * costs.tpot_s, costs.request_latency_s, rtol=EXACT)
+    np.testing.assert_allclose(
+        costs.ttft_s + (output - 1) * costs.tpot_s, costs.request_latency_s, rtol=EXACT
+    )
 
 
 @few
@@ -38,7 +42,9 @@ def test_parts_sum_to_totals_and_everything_is_finite(setup: Serving) -> None:
 def test_memory_adds_up(setup: Serving) -> None:
     memory = setup.costs(concurrency=[1]).bytes
     engine = setup.case.engine
-    free = memory.kv_capacity / (engine.memory_fraction if engine.memory_fraction_of == "free" else 1.0)
+    free = memory.kv_capacity / (
+        engine.memory_fraction if engine.memory_fraction_of == "free" else 1.0
+    )
     parts = memory.weights + memory.activations + memory.logits + memory.overhead + free
     np.testing.assert_allclose(parts, memory.capacity, rtol=EXACT)
 
@@ -46,8 +52,8 @@ def test_memory_adds_up(setup: Serving) -> None:
 @few
 @given(servings())
 def test_latency_never_falls_as_concurrency_rises(setup: Serving) -> None:
-    """But a token of attention groups that step together: the more requests, the more of their prompts come in one pass, and
-    the first tokens wait for what the later ones then do not.
+    """But a token of attention groups that step together: the more requests, the more of their
+    prompts come in one pass, and the first tokens wait for what the later ones then do not.
     """
     costs = setup.costs(concurrency=LOADS)
     together = setup.config.attention_data_parallel_size > 1
@@ -66,13 +72,23 @@ def test_a_row_depends_on_nothing_but_its_configuration(setup: Serving) -> None:
 
 
 @few
-@given(servings(), st.sampled_from(("memory_bandwidth_bytes_per_second", "nvlink_bandwidth_bytes_per_second", "network")))
+@given(
+    servings(),
+    st.sampled_from(
+        ("memory_bandwidth_bytes_per_second", "nvlink_bandwidth_bytes_per_second", "network")
+    ),
+)
 def test_more_bandwidth_never_hurts(setup: Serving, rate: str) -> None:
     cluster = setup.case.cluster
     if rate == "network":
-        faster = replace(cluster, inter_node_bandwidth_bytes_per_second=2 * cluster.inter_node_bandwidth_bytes_per_second)
+        faster = replace(
+            cluster,
+            inter_node_bandwidth_bytes_per_second=2 * cluster.inter_node_bandwidth_bytes_per_second,
+        )
     else:
-        faster = replace(cluster, gpu=replace(cluster.gpu, **{rate: 2 * (getattr(cluster.gpu, rate) or 3e10)}))
+        faster = replace(
+            cluster, gpu=replace(cluster.gpu, **{rate: 2 * (getattr(cluster.gpu, rate) or 3e10)})
+        )
     before = setup.costs(concurrency=LOADS)
     after = replace(setup, case=replace(setup.case, cluster=faster)).costs(concurrency=LOADS)
     assert np.all(after.request_latency_s <= before.request_latency_s * (1 + EXACT))
@@ -81,9 +97,15 @@ def test_more_bandwidth_never_hurts(setup: Serving, rate: str) -> None:
 @few
 @given(servings())
 def test_a_prefix_cache_never_hurts(setup: Serving) -> None:
-    # Of several chunks the last one's way through a pipeline is timed at their mean context (docs/serving.md).
-    assume(setup.config.pipeline_parallel_size == 1 or setup.case.input_length < setup.config.max_num_batched_tokens)
-    none, half = (replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)) for rate in (0.0, 0.5))
+    # Of several chunks the last one's way through a pipeline is timed at their mean context
+    # (docs/serving.md).
+    assume(
+        setup.config.pipeline_parallel_size == 1
+        or setup.case.input_length < setup.config.max_num_batched_tokens
+    )
+    none, half = (
+        replace(setup, case=replace(setup.case, prefix_cache_hit_rate=rate)) for rate in (0.0, 0.5)
+    )
     slow, fast = none.costs(concurrency=LOADS), half.costs(concurrency=LOADS)
     assert np.all(fast.request_latency_s <= slow.request_latency_s * (1 + EXACT))
 
@@ -98,31 +120,58 @@ def test_the_mean_lies_between_quantiles_and_quantiles_rise(setup: Serving) -> N
     assert np.all(np.diff(ttft, axis=0) >= 0)
     np.testing.assert_allclose(ttft.mean(axis=0), costs.ttft_s, rtol=0.02)
     if setup.case.output_length > 1:
-        tpot = tpot_quantile(tpot_s=costs.tpot_s[:, None], output_length=setup.case.output_length, **waits)
+        tpot = tpot_quantile(
+            tpot_s=costs.tpot_s[:, None], output_length=setup.case.output_length, **waits
+        )
         np.testing.assert_allclose(np.mean(tpot, axis=1), costs.tpot_s, rtol=0.02)
 
 
 def ideal(engine: EngineEfficiency) -> EngineEfficiency:
     """An engine that adds nothing to the kernels."""
     return replace(
-        engine, matmul_slowdown=1.0, attention_slowdown=1.0, layer_overhead_s=0.0, iteration_overhead_s=0.0,
-        sequence_overhead_s=0.0, prompt_layer_overhead_s=0.0, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0,
-    )  # fmt: skip
+        engine,
+        matmul_slowdown=1.0,
+        attention_slowdown=1.0,
+        layer_overhead_s=0.0,
+        iteration_overhead_s=0.0,
+        sequence_overhead_s=0.0,
+        prompt_layer_overhead_s=0.0,
+        request_overhead_s=0.0,
+        stream_overhead_s=0.0,
+        first_token_s=0.0,
+    )
 
 
 def perfect(setup: Serving) -> Serving:
     """The setup on kernels that reach the datasheet, without overhead, on one device."""
-    roof, link = Roofline(peak_fraction=1.0, bandwidth_fraction=1.0, overhead_s=0.0), setup.case.profile.gpu.nvlink
+    roof, link = (
+        Roofline(peak_fraction=1.0, bandwidth_fraction=1.0, overhead_s=0.0),
+        setup.case.profile.gpu.nvlink,
+    )
     gpu = replace(
-        setup.case.profile.gpu, matmul={"bf16": roof}, thin_matmul={"bf16": roof}, attention=roof, decode_attention=roof,
-        memory_fraction=1.0, kernel_overhead_s=0.0, nvlink=link, small_all_reduce=link,
-    )  # fmt: skip
-    case = replace(setup.case, profile=replace(setup.case.profile, gpu=gpu), engine=ideal(setup.case.engine), wave_share=0.0)
+        setup.case.profile.gpu,
+        matmul={"bf16": roof},
+        thin_matmul={"bf16": roof},
+        attention=roof,
+        decode_attention=roof,
+        memory_fraction=1.0,
+        kernel_overhead_s=0.0,
+        nvlink=link,
+        small_all_reduce=link,
+    )
+    case = replace(
+        setup.case,
+        profile=replace(setup.case.profile, gpu=gpu),
+        engine=ideal(setup.case.engine),
+        wave_share=0.0,
+    )
     return replace(setup, case=case, config=replace(setup.config, tensor_parallel_size=1))
 
 
 def test_decoding_tends_to_bytes_over_bandwidth() -> None:
-    """One request, a short prompt: every token reads all weights but the embedding, and its cache."""
+    """One request, a short prompt: every token reads all weights but the embedding, and its
+    cache.
+    """
     setup = perfect(serving(input_length=16, output_length=1024))
     case = setup.case
     model, device = case.model, case.cluster.gpu
@@ -138,7 +187,9 @@ def test_prefill_tends_to_flops_over_peak() -> None:
     model, device = case.model, case.cluster.gpu
     tokens = case.input_length
     matrices = total_parameters(model) - 2.0 * model.vocab_size * model.hidden_size
-    attention = 2.0 * model.num_hidden_layers * model.num_attention_heads * model.head_size * tokens**2
+    attention = (
+        2.0 * model.num_hidden_layers * model.num_attention_heads * model.head_size * tokens**2
+    )
     least = (2.0 * matrices * tokens + attention) / peak_flops(device, precision="bf16")
     ttft = setup.costs(concurrency=[1]).ttft_s[0]
     assert least < ttft < 1.1 * least
@@ -150,7 +201,9 @@ def test_a_full_cache_makes_requests_wait_and_no_longer_slows_those_that_run() -
     assert costs.kv_limited.tolist() == [False, True, True]
     assert costs.parts["queue"][0] == 0 and np.all(costs.parts["queue"][1:] > 0)
     assert costs.tpot_s[1] == pytest.approx(costs.tpot_s[2], rel=EXACT)
-    assert costs.output_tokens_per_second_per_gpu[1] == pytest.approx(costs.output_tokens_per_second_per_gpu[2])
+    assert costs.output_tokens_per_second_per_gpu[1] == pytest.approx(
+        costs.output_tokens_per_second_per_gpu[2]
+    )
 
 
 def test_narrow_weights_leave_more_room_and_decode_faster() -> None:
@@ -163,7 +216,9 @@ def test_narrow_weights_leave_more_room_and_decode_faster() -> None:
 
 def test_a_slow_front_end_bounds_the_request_rate() -> None:
     setup = serving(input_length=128, output_length=4)
-    slow = replace(setup, case=replace(setup.case, engine=replace(setup.case.engine, request_overhead_s=1.0)))
+    slow = replace(
+        setup, case=replace(setup.case, engine=replace(setup.case.engine, request_overhead_s=1.0))
+    )
     costs = slow.costs(concurrency=[64])
     rate = costs.output_tokens_per_second_per_gpu[0] * 2 / 4
     assert rate == pytest.approx(1.0 / (1.0 + 4 * setup.case.engine.stream_overhead_s), rel=0.001)

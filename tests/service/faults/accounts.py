@@ -1,4 +1,6 @@
-"""What the store says of its searches, held against its own runs and against what their owners were told."""
+"""What the store says of its searches, held against its own runs and against what their owners were
+told.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,29 @@ def searches(store: AccessStore) -> Iterator[SearchRecord]:
 
 
 def wrong_sums(store: AccessStore) -> Iterator[str]:
-    """Sums of GPU-seconds that are not those of the runs: on a search's page, in its result, in metrics and in quotas."""
+    """Sums of GPU-seconds that are not those of the runs: on a search's page, in its result, in
+    metrics and in quotas.
+    """
     total = today = 0.0
     for search in searches(store):
         runs = store.runs(search_id=search.id)
         spent = sum(run.gpu_seconds or 0.0 for run in runs)
         result = (search.result or {"search": {"gpu_seconds": spent}})["search"]["gpu_seconds"]
-        for place, shown in {"page": search.progress.get("gpu_seconds", 0.0), "result": result}.items():
+        for place, shown in {
+            "page": search.progress.get("gpu_seconds", 0.0),
+            "result": result,
+        }.items():
             if abs(shown - spent) > 1e-6:
-                yield f"search {search.id} shows {shown} GPU-seconds in its {place}; its runs took {spent}"
+                yield (
+                    f"search {search.id} shows {shown} GPU-seconds in its {place}; its runs took "
+                    f"{spent}"
+                )
         midnight = datetime.combine(datetime.now(UTC), time(), UTC)
-        today += sum(run.gpu_seconds or 0.0 for run in runs if run.finished_at is not None and run.finished_at >= midnight)
+        today += sum(
+            run.gpu_seconds or 0.0
+            for run in runs
+            if run.finished_at is not None and run.finished_at >= midnight
+        )
         total += spent
     for place, shown, spent in (
         ("the metrics", store.usage().gpu_seconds, total),
@@ -44,17 +58,25 @@ def wrong_sums(store: AccessStore) -> Iterator[str]:
 
 
 def wrong_order(store: AccessStore) -> Iterator[str]:
-    """Breaches of the promise that events are in order, and last states that are not their searches'."""
+    """Breaches of the promise that events are in order, and last states that are not their
+    searches'.
+    """
     world: Any = _World(store)
     yield from events_are_in_order(world)
     for search in world.searches():
-        states = [event.payload.get("state") for event in world.events(search.id) if event.kind == "state"]
+        states = [
+            event.payload.get("state") for event in world.events(search.id) if event.kind == "state"
+        ]
         if [each for each in states if each][-1:] != [search.state]:
             yield f"search {search.id} is {search.state}; its events end with {states[-1:]}"
 
 
-def untold(store: AccessStore, *, accepted: Collection[str], told: Sequence[Message]) -> Iterator[str]:
-    """Searches whose end the receiver does not know as it was; the same message may arrive again."""
+def untold(
+    store: AccessStore, *, accepted: Collection[str], told: Sequence[Message]
+) -> Iterator[str]:
+    """Searches whose end the receiver does not know as it was; the same message may arrive
+    again.
+    """
     for search in searches(store):
         heard = {message for message in told if message.search_id == search.id}
         if search.id in accepted and [message.state for message in heard] != [search.state]:

@@ -21,20 +21,30 @@ from tests.service.faults.receiver import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Each list names what should not be, one line each; `runs` and `searches` are how many there were."""
+    """Each list names what should not be, one line each; `runs` and `searches` are how many there
+    were.
+    """
 
     searches: int
     runs: int
     lost: list[str] = field(default_factory=list)
-    """Results that were written and never stored, searches that were accepted and do not exist, or that a fault ended."""
+    """Results that were written and never stored, searches that were accepted and do not exist, or
+    that a fault ended.
+    """
     doubled: list[str] = field(default_factory=list)
-    """Jobs started twice, configurations measured twice in a search, results stored twice, requests carried out twice."""
+    """Jobs started twice, configurations measured twice in a search, results stored twice, requests
+    carried out twice.
+    """
     orphaned: list[str] = field(default_factory=list)
-    """Open runs of ended searches, jobs and processes that the store knows nothing of, or that the engine still has."""
+    """Open runs of ended searches, jobs and processes that the store knows nothing of, or that the
+    engine still has.
+    """
     uncancelled: list[str] = field(default_factory=list)
     """Searches that went on after a cancel was final, and jobs that began then."""
     unbooked: list[str] = field(default_factory=list)
-    """Jobs that took more GPU-seconds than their runs are said to have cost, and sums that are not their runs'."""
+    """Jobs that took more GPU-seconds than their runs are said to have cost, and sums that are not
+    their runs'.
+    """
     disordered: list[str] = field(default_factory=list)
     """Events that are missing, doubled or out of order."""
     untold: list[str] = field(default_factory=list)
@@ -45,10 +55,16 @@ KINDS = ("lost", "doubled", "orphaned", "uncancelled", "unbooked", "disordered",
 
 
 def audit(
-    *, database_url: str, home: Path, accepted: dict[str, str], leftovers: list[str], told: Sequence[Message] | None = None
+    *,
+    database_url: str,
+    home: Path,
+    accepted: dict[str, str],
+    leftovers: list[str],
+    told: Sequence[Message] | None = None,
 ) -> Audit:
-    """Compare. `accepted`: search id by idempotency key, as the API answered. `leftovers`: processes and jobs still there;
-    `told`: webhooks as they arrived, of searches that asked for them.
+    """Compare. `accepted`: search id by idempotency key, as the API answered. `leftovers`:
+    processes and jobs still there; `told`: webhooks as they arrived, of searches that asked for
+    them.
     """
     searches, runs, measurements = _stored(database_url)
     ledger = lines_of(home / "ledger")
@@ -66,11 +82,18 @@ def audit(
         run = of_job.get(job)
         if run is None:
             found.orphaned.append(f"job {job} wrote a result for a run that is not stored")
-        elif run["search_id"] not in cancelled and (run["state"] != "finished" or step_s.get(run["id"]) != line["step_s"]):
+        elif run["search_id"] not in cancelled and (
+            run["state"] != "finished" or step_s.get(run["id"]) != line["step_s"]
+        ):
             found.lost.append(
-                f"job {job} measured {line['step_s']} s; the store says {run['state']}, {step_s.get(run['id'])} s"
+                f"job {job} measured {line['step_s']} s; the store says {run['state']}, "
+                f"{step_s.get(run['id'])} s"
             )
-    found.lost.extend(f"run {run['id']} is finished without a measurement" for run in runs if _unmeasured(run, of_run))
+    found.lost.extend(
+        f"run {run['id']} is finished without a measurement"
+        for run in runs
+        if _unmeasured(run, of_run)
+    )
     ids = {search["id"] for search in searches}
     known = {*accepted.values(), *tuned}
     found.lost.extend(f"search {given} was accepted and is gone" for given in known - ids)
@@ -81,11 +104,23 @@ def audit(
 
     found.doubled.extend(f"job {job} was started {n} times" for job, n in started.items() if n > 1)
     found.doubled.extend(f"run {run} was measured {n} times" for run, n in of_run.items() if n > 1)
-    finished = Counter((run["search_id"], run["digest"]) for run in runs if run["state"] == "finished")
-    found.doubled.extend(f"search {key[0]} measured one configuration {n} times" for key, n in finished.items() if n > 1)
-    found.doubled.extend(f"search {extra} is stored, and nobody asked for it" for extra in ids - known)
+    finished = Counter(
+        (run["search_id"], run["digest"]) for run in runs if run["state"] == "finished"
+    )
+    found.doubled.extend(
+        f"search {key[0]} measured one configuration {n} times"
+        for key, n in finished.items()
+        if n > 1
+    )
+    found.doubled.extend(
+        f"search {extra} is stored, and nobody asked for it" for extra in ids - known
+    )
 
-    found.orphaned.extend(f"run {r['id']} is still {r['state']}" for r in runs if r["state"] in ("intended", "submitted"))
+    found.orphaned.extend(
+        f"run {r['id']} is still {r['state']}"
+        for r in runs
+        if r["state"] in ("intended", "submitted")
+    )
     found.orphaned.extend(f"job {job} is not in the store" for job in started if job not in of_job)
     found.orphaned.extend(leftovers)
 
@@ -94,17 +129,27 @@ def audit(
     for line in ledger:
         if line["event"] == "cancelled":
             over.add(line["search"])
-        elif line["event"] == "started" and line["job"] in of_job and of_job[line["job"]]["search_id"] in over:
-            found.uncancelled.append(f"job {line['job']} was started after its search had been cancelled")
+        elif (
+            line["event"] == "started"
+            and line["job"] in of_job
+            and of_job[line["job"]]["search_id"] in over
+        ):
+            found.uncancelled.append(
+                f"job {line['job']} was started after its search had been cancelled"
+            )
 
     for job in started:
         took = max(_gpu_seconds(home / "runs" / job), written.get(job, {}).get("gpu_seconds", 0.0))
         if job in of_job and took > (booked := of_job[job]["gpu_seconds"] or 0.0) + 1e-6:
-            found.unbooked.append(f"job {job} took {took:.2f} GPU-seconds; the store says {booked:.2f}")
+            found.unbooked.append(
+                f"job {job} took {took:.2f} GPU-seconds; the store says {booked:.2f}"
+            )
     with closing(open_store(database_url)) as store:
         found.unbooked.extend(wrong_sums(store))
         found.disordered.extend(wrong_order(store))
-        found.untold.extend([] if told is None else untold(store, accepted=accepted.values(), told=told))
+        found.untold.extend(
+            [] if told is None else untold(store, accepted=accepted.values(), told=told)
+        )
     return found
 
 
@@ -120,13 +165,17 @@ def _gpu_seconds(folder: Path) -> float:
 
 
 def _answered(search: dict[str, Any], *, measured: set[str], asked: set[str]) -> bool:
-    """Whether it ended as it should: cancelled where that was asked; that it failed is right where no job came to its end."""
+    """Whether it ended as it should: cancelled where that was asked; that it failed is right where
+    no job came to its end.
+    """
     if search["state"] == "succeeded" or (search["state"] == "cancelled" and search["id"] in asked):
         return True
     return (search["error"] or {}).get("code") == "all_runs_failed" and search["id"] not in measured
 
 
-def _stored(database_url: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def _stored(
+    database_url: str,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     engine = create_engine(database_url)
     s, r, m = tables.searches.c, tables.runs.c, tables.measurements.c
     queries = (

@@ -37,17 +37,35 @@ DRAIN_S = 600.0
 POLL_S = 0.3
 QUERY: dict[str, Any] = {
     "kind": "training",
-    "model": {"name": "gpt-tiny", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024},
+    "model": {
+        "name": "gpt-tiny",
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+    },
     "cluster": {"gpu": "cpu", "num_gpus": 2},
     "training": {"sequence_length": 128, "global_batch_size": 8, "precision": "fp32"},
     # Few candidates: what is tested is who runs what, not which is best.
-    "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": [0, 1], "recompute": "none"},
-    "search": {"budget_runs": RUNS, "run_timeout_s": 3.0, "fidelity": "full", "min_gain_fraction": 0.0},
+    "parallel": {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "zero_stage": [0, 1],
+        "recompute": "none",
+    },
+    "search": {
+        "budget_runs": RUNS,
+        "run_timeout_s": 3.0,
+        "fidelity": "full",
+        "min_gain_fraction": 0.0,
+    },
 }
 
 
 class Submitter:
-    """Keeps searches coming. Every request carries an idempotency key and is sent until it is answered."""
+    """Keeps searches coming. Every request carries an idempotency key and is sent until it is
+    answered.
+    """
 
     def __init__(self, url: str, *, query: dict[str, Any], webhook: str) -> None:
         self._url, self._query, self._webhook = url, query, webhook
@@ -68,7 +86,10 @@ class Submitter:
         for number in itertools.count():
             key = f"search-{number}-{uuid.uuid4().hex[:8]}"
             query = self._query | {"search": self._query["search"] | {"seed": number}}
-            sent: dict[str, Any] = {"params": {"webhook": self._webhook}, "headers": {"Idempotency-Key": key}}
+            sent: dict[str, Any] = {
+                "params": {"webhook": self._webhook},
+                "headers": {"Idempotency-Key": key},
+            }
             while key not in self.accepted:
                 with contextlib.suppress(httpx.HTTPError):
                     answer = httpx.post(f"{self._url}/v1/searches", json=query, **sent, timeout=10)
@@ -88,7 +109,10 @@ class Submitter:
 def open_searches(url: str) -> int | None:
     """How many searches have not ended; None where nobody answers."""
     try:
-        found = [httpx.get(f"{url}/v1/searches", params={"state": s, "limit": 200}, timeout=10) for s in ("queued", "running")]
+        found = [
+            httpx.get(f"{url}/v1/searches", params={"state": s, "limit": 200}, timeout=10)
+            for s in ("queued", "running")
+        ]
     except httpx.HTTPError:
         return None
     if any(answer.status_code != httpx.codes.OK for answer in found):
@@ -106,7 +130,8 @@ def campaign(
     lease_s: float = 2.0,
     longest_s: float = 3.0,
 ) -> dict[str, Any]:
-    """Let the faults happen one after another at random moments, and count what was lost, doubled, orphaned and unbooked.
+    """Let the faults happen one after another at random moments, and count what was lost, doubled,
+    orphaned and unbooked.
 
     `longest_s`: how long a database is away at most.
     """
@@ -114,9 +139,16 @@ def campaign(
     (home / "temporary").mkdir(exist_ok=True)
     engine = engine or Local()
     query = QUERY | {"search": QUERY["search"] | {"launcher": engine.name}}
-    service = Service(database_url=database.url, home=home, lease_s=lease_s, environment=engine.environment(home))
+    service = Service(
+        database_url=database.url, home=home, lease_s=lease_s, environment=engine.environment(home)
+    )
     scene = Scene(
-        service=service, database=database, engine=engine, query=query, random=random.Random(seed), longest_s=longest_s
+        service=service,
+        database=database,
+        engine=engine,
+        query=query,
+        random=random.Random(seed),
+        longest_s=longest_s,
     )
     started = time.monotonic()
     with receiving() as (webhook, told_by_webhook):
@@ -136,7 +168,9 @@ def campaign(
             service.stop()
     leftovers = [f"process {' '.join(process.cmdline())}" for process in service.leftovers()]
     leftovers += [f"job {name} is still there" for name in engine.launcher(home).open_jobs()]
-    leftovers += [f"file {each.name} of an upload" for each in (home / "temporary").glob("hp-explain-*")]
+    leftovers += [
+        f"file {each.name} of an upload" for each in (home / "temporary").glob("hp-explain-*")
+    ]
     found = audit(
         database_url=database.url,
         home=home,
@@ -161,24 +195,38 @@ def campaign(
     }
 
 
-def own_campaign(*, fault: str, kind: str, times: int, seed: int, engine: Local | None = None) -> dict[str, Any] | None:
-    """A campaign on a database of its own; None where this fault cannot befall it, or not on this machine."""
+def own_campaign(
+    *, fault: str, kind: str, times: int, seed: int, engine: Local | None = None
+) -> dict[str, Any] | None:
+    """A campaign on a database of its own; None where this fault cannot befall it, or not on this
+    machine.
+    """
     if kind == "sqlite" and fault == RESTART:
         return None
     with tempfile.TemporaryDirectory(prefix="hp-faults-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         database: Database = Sqlite(home) if kind == "sqlite" else Postgres()
         try:
-            if isinstance(database, Postgres) and fault == "database full" and not database.move_to_small_disk():
-                sys.stderr.write("database full, postgresql: left out, this user may not mount a small disk\n")
+            if (
+                isinstance(database, Postgres)
+                and fault == "database full"
+                and not database.move_to_small_disk()
+            ):
+                sys.stderr.write(
+                    "database full, postgresql: left out, this user may not mount a small disk\n"
+                )
                 return None
             if fault == FOLDER_FULL and not small_disk(home / "runs"):
-                sys.stderr.write("runs folder full: left out, this user may not mount a small disk\n")
+                sys.stderr.write(
+                    "runs folder full: left out, this user may not mount a small disk\n"
+                )
                 return None
             if fault == OLDER and (reason := extract(home / "older")) is not None:
                 sys.stderr.write(f"{fault}, {kind}: left out, {reason}\n")
                 return None
-            return campaign(faults=[fault] * times, database=database, home=home, engine=engine, seed=seed)
+            return campaign(
+                faults=[fault] * times, database=database, home=home, engine=engine, seed=seed
+            )
         finally:
             database.close()
             if fault == FOLDER_FULL:
@@ -197,7 +245,9 @@ def as_text(row: dict[str, Any]) -> str:
     where = f"{row['fault']}, {row['database']}, {row['engine']}"
     done = f"{row['times']} times under {row['searches']} searches, {row['runs']} runs"
     line = f"{where}: {done}: {counts}{end} ({row['wall_s']} s)"
-    return "\n".join([line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)])
+    return "\n".join(
+        [line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)]
+    )
 
 
 def wait_for_runs(url: str, *, timeout_s: float = 30.0) -> None:
@@ -219,12 +269,16 @@ def _open(usage: Usage) -> int:
 
 
 def drain(service: Service) -> bool:
-    """Wait until all searches and runs have ended and all receivers were told; False where some never do."""
+    """Wait until all searches and runs have ended and all receivers were told; False where some
+    never do.
+    """
     deadline = time.monotonic() + DRAIN_S
     with closing(open_store(service.database_url)) as store:
         while time.monotonic() < deadline:
             with contextlib.suppress(StoreError):
-                if not (_open(store.usage()) or store.usage().webhooks["pending"]):  # of ends that are committed by now
+                if not (
+                    _open(store.usage()) or store.usage().webhooks["pending"]
+                ):  # of ends that are committed by now
                     return True
             time.sleep(POLL_S)
     return False

@@ -1,4 +1,6 @@
-"""Databases of a benchmark's own: a SQLite file, or a PostgreSQL server that it may restart, lock and fill."""
+"""Databases of a benchmark's own: a SQLite file, or a PostgreSQL server that it may restart, lock
+and fill.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Sqlite(Database):
         engine.dispose()
 
     def full(self) -> AbstractContextManager[None]:
-        """The file may not grow: SQLite answers `database or disk is full`. See `processes.restrict`."""
+        """The file may not grow: SQLite answers `database or disk is full`. See
+        `processes.restrict`.
+        """
         return self._flagged("full")
 
     def read_only(self) -> AbstractContextManager[None]:
@@ -102,7 +106,13 @@ class Postgres(Database):
         where = ("-w", "-D", str(self._server.pgdata))
         log = ("-l", str(self._server.log))
         user = self._server.system_user
-        pgexec("pg_ctl", (*where, *log, "-m", how, "restart"), bin_path=self._server.bin_path, user=user, timeout=60)
+        pgexec(
+            "pg_ctl",
+            (*where, *log, "-m", how, "restart"),
+            bin_path=self._server.bin_path,
+            user=user,
+            timeout=60,
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,15 +144,22 @@ class Postgres(Database):
     def _set(self, what: str) -> None:
         """Change a setting of the database for all sessions: those under way are ended."""
         name = sa.engine.make_url(self.url).database
-        engine = sa.create_engine(self._server.get_uri(driver="psycopg", database="template1"), isolation_level="AUTOCOMMIT")
+        engine = sa.create_engine(
+            self._server.get_uri(driver="psycopg", database="template1"),
+            isolation_level="AUTOCOMMIT",
+        )
         with engine.connect() as connection:
             connection.execute(sa.text(f'ALTER DATABASE "{name}" {what}'))
-            ended = sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
+            ended = sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            )
             connection.execute(ended, {"name": name})
         engine.dispose()
 
     def move_to_small_disk(self) -> bool:
-        """Lay the tables onto a disk of `TABLESPACE_BYTES` in memory; False where this user may not mount one."""
+        """Lay the tables onto a disk of `TABLESPACE_BYTES` in memory; False where this user may not
+        mount one.
+        """
         space = self._folder / "space"
         if not small_disk(space):
             return False
@@ -151,7 +168,9 @@ class Postgres(Database):
         inner.mkdir(mode=0o700)
         if self._server.system_user is not None:
             shutil.chown(inner, self._server.system_user)
-        engine = sa.create_engine(self._server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT")
+        engine = sa.create_engine(
+            self._server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT"
+        )
         with engine.connect() as connection:
             connection.execute(sa.text(f"CREATE TABLESPACE small LOCATION '{inner}'"))
             connection.execute(sa.text("CREATE DATABASE small TABLESPACE small"))
@@ -167,9 +186,13 @@ class Postgres(Database):
 
 
 def small_disk(folder: Path) -> bool:
-    """Mount a disk of `TABLESPACE_BYTES` in memory; False where this user may not. `umount --lazy` takes it away."""
+    """Mount a disk of `TABLESPACE_BYTES` in memory; False where this user may not. `umount --lazy`
+    takes it away.
+    """
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TABLESPACE_BYTES}", "tmpfs", folder], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={TABLESPACE_BYTES}", "tmpfs", folder], check=False
+    )
     return mounted.returncode == 0
 
 

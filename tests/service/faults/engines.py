@@ -1,4 +1,6 @@
-"""What a fault run's jobs run on: this host, or a real Slurm or Ray of its own, which loses a job when told."""
+"""What a fault run's jobs run on: this host, or a real Slurm or Ray of its own, which loses a job
+when told.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Local:
         return create("local", root=home / "runs", cpu_only=True)
 
     def lose_job(self, home: Path) -> bool:
-        """kill -9 a job and what watches over it, as a machine does that ends; False where none runs."""
+        """kill -9 a job and what watches over it, as a machine does that ends; False where none
+        runs.
+        """
         ended = {line["job"] for line in lines_of(home / "ledger") if line["event"] == "finished"}
         for line in reversed(lines_of(home / "ledger")):
             if line["event"] == "started" and line["job"] not in ended:
@@ -58,7 +62,9 @@ class Slurm(Local):
             folder=Path(tempfile.mkdtemp(prefix="hp-slurm-")), port=slurm_cluster.free_ports()
         )
         self._cluster.start()
-        os.environ |= self._cluster.environment()  # its programs are told by it which Slurm is meant
+        os.environ |= (
+            self._cluster.environment()
+        )  # its programs are told by it which Slurm is meant
 
     def environment(self, home: Path) -> dict[str, str]:
         options = {**slurm_cluster.OPTIONS, "name": "faults", "python": sys.executable}
@@ -91,7 +97,12 @@ class Ray(Local):
         self._cluster.start()
 
     def environment(self, home: Path) -> dict[str, str]:
-        options = {**ray_cluster.OPTIONS, "name": "faults", "address": self._cluster.address, "job_prefix": home.name}
+        options = {
+            **ray_cluster.OPTIONS,
+            "name": "faults",
+            "address": self._cluster.address,
+            "job_prefix": home.name,
+        }
         return _options(self.name, home, options)
 
     def launcher(self, home: Path) -> Launcher:

@@ -1,4 +1,6 @@
-"""The faults: what each one does to a running service, and that it is over when the function returns."""
+"""The faults: what each one does to a running service, and that it is over when the function
+returns.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,24 @@ from tests.service.hostile import generated_column, million_ranks
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
 RESTART, FOLDER_FULL, CLOCK = "PostgreSQL restarted", "runs folder full", "clock jump"
-"""The fault that SQLite cannot suffer, the one that needs a disk of its own, and the one that needs libfaketime."""
+"""The fault that SQLite cannot suffer, the one that needs a disk of its own, and the one that needs
+libfaketime.
+"""
 OLDER = "worker of an older edition"
 """The fault that needs this repository's history."""
 DAMAGE_WAYS = ("remove", "pipe", "link", "folder")
 DAMAGED_NAMES = (
-    *("", "lock", "started.json", "running.json", "ended.json", "job.json", "cancel", "result.json", "result.rank0.json"),
+    *(
+        "",
+        "lock",
+        "started.json",
+        "running.json",
+        "ended.json",
+        "job.json",
+        "cancel",
+        "result.json",
+        "result.rank0.json",
+    ),
     *("claim", "submitted.json", "submit.lock"),
 )
 """What a job lays its hand on; nothing: its folder as a whole."""
@@ -108,7 +122,9 @@ def make_database_read_only(scene: Scene) -> None:
 
 
 def fill_runs_folder(scene: Scene) -> None:
-    """The disk of the runs folder, a small one, has no space for a while: for submits, for marks of cancels, for results."""
+    """The disk of the runs folder, a small one, has no space for a while: for submits, for marks of
+    cancels, for results.
+    """
     filler = scene.service.home / "runs" / "~filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -156,8 +172,14 @@ def hang_engine(scene: Scene) -> None:
 
 
 def race_of_workers(scene: Scene) -> None:
-    """All workers stand still until their leases are free, and wake at once: each claims, and each may hold an old lease."""
-    pids = [worker.pid for worker in scene.service.workers if worker.is_alive() and worker.pid is not None]
+    """All workers stand still until their leases are free, and wake at once: each claims, and each
+    may hold an old lease.
+    """
+    pids = [
+        worker.pid
+        for worker in scene.service.workers
+        if worker.is_alive() and worker.pid is not None
+    ]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(1.2 * scene.service.lease_s)
@@ -166,8 +188,9 @@ def race_of_workers(scene: Scene) -> None:
 
 
 def sleep_through_cancel(scene: Scene, *, place: str | None = None) -> None:
-    """A worker falls asleep before, within or after the submission of a job; its search is cancelled, another worker takes it
-    over and ends it; and the first one wakes."""
+    """A worker falls asleep before, within or after the submission of a job; its search is
+    cancelled, another worker takes it over and ends it; and the first one wakes.
+    """
     fault = scene.service.home / "faults" / "asleep"
     sleeper = fault.with_name("sleeper")
     fault.with_name("~asleep").write_text(place or scene.random.choice(PLACES))
@@ -203,8 +226,9 @@ def lose_job(scene: Scene) -> None:
 
 
 def work_beside_an_older_edition(scene: Scene) -> None:
-    """A worker of an older edition, which began before the upgrade, takes searches beside this edition's; then it is stopped,
-    and hands back what it has."""
+    """A worker of an older edition, which began before the upgrade, takes searches beside this
+    edition's; then it is stopped, and hands back what it has.
+    """
     folder, log = scene.service.home / "older", scene.service.home / "older.log"
     if not folder.is_dir() and (reason := extract(folder)) is not None:
         raise RuntimeError(reason)
@@ -222,8 +246,12 @@ def work_beside_an_older_edition(scene: Scene) -> None:
 
 @contextlib.contextmanager
 def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
-    """Have the database say that its schema is the one of the edition in a folder, which it extends."""
-    found = re.search(r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "__init__.py").read_text(), re.MULTILINE)
+    """Have the database say that its schema is the one of the edition in a folder, which it
+    extends.
+    """
+    found = re.search(
+        r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "__init__.py").read_text(), re.MULTILINE
+    )
     assert found is not None
     _set_revision(database_url, found[1])
     try:
@@ -234,29 +262,39 @@ def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
 
 def _set_revision(database_url: str, revision: str) -> None:
     with opened(database_url) as engine, writing(engine) as connection:
-        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"), {"revision": revision})
+        connection.execute(
+            sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"),
+            {"revision": revision},
+        )
 
 
 def jump_clock(scene: Scene) -> None:
-    """The clock of API, workers and PostgreSQL (libfaketime's) jumps an hour, ahead or back; back, a worker dies as well,
-    whose lease then seems to last."""
+    """The clock of API, workers and PostgreSQL (libfaketime's) jumps an hour, ahead or back; back,
+    a worker dies as well, whose lease then seems to last.
+    """
     file = Path(os.environ[false_clock.FILE])
     ahead = scene.random.random() < 0.5
-    file.with_name("~clock").write_text(f"{float(file.read_text()) + (HOUR_S if ahead else -HOUR_S):+g}")
+    file.with_name("~clock").write_text(
+        f"{float(file.read_text()) + (HOUR_S if ahead else -HOUR_S):+g}"
+    )
     file.with_name("~clock").rename(file)
     if not ahead:
         kill_worker(scene)
 
 
 def exhaust_memory(scene: Scene) -> None:
-    """Send an upload whose reader needs gigabytes: the API refuses it, stays small and keeps answering."""
+    """Send an upload whose reader needs gigabytes: the API refuses it, stays small and keeps
+    answering.
+    """
     process = _api_process(scene)
     before = process.memory_info().rss
     path = generated_column(scene.service.home / "report.sqlite")
     deadline = time.monotonic() + UPLOAD_S
     while True:
         with path.open("rb") as file:
-            answer = httpx.post(f"{scene.service.url}/v1/explanations", files=[("trace", file)], timeout=UPLOAD_S)
+            answer = httpx.post(
+                f"{scene.service.url}/v1/explanations", files=[("trace", file)], timeout=UPLOAD_S
+            )
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             break
         time.sleep(1.0)
@@ -267,16 +305,20 @@ def exhaust_memory(scene: Scene) -> None:
 
 
 def upload_without_end(scene: Scene) -> None:
-    """One client drips an upload, another sends one that takes minutes to read, both until they hang up. Meanwhile the API
-    answers others, and afterwards nothing of the uploads is left."""
+    """One client drips an upload, another sends one that takes minutes to read, both until they
+    hang up. Meanwhile the API answers others, and afterwards nothing of the uploads is left.
+    """
     process = _api_process(scene)
     place = urlsplit(scene.service.url)
     head = (
-        f"POST /v1/explanations HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        f"POST /v1/explanations HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: "
+        "multipart/form-data; boundary=b\r\n"
         "Content-Length: {0}\r\n\r\n"
     )
     part = b'--b\r\nContent-Disposition: form-data; name="trace"; filename="a.json.gz"\r\n\r\n'
-    endless = part + million_ranks(scene.service.home / "ranks.json.gz").read_bytes() + b"\r\n--b--\r\n"
+    endless = (
+        part + million_ranks(scene.service.home / "ranks.json.gz").read_bytes() + b"\r\n--b--\r\n"
+    )
     assert place.port is not None
     with (
         socket.create_connection(("127.0.0.1", place.port), timeout=UPLOAD_S) as dripping,
@@ -320,7 +362,10 @@ def _cancel(scene: Scene, search_id: str) -> None:
     search = f"{scene.service.url}/v1/searches/{search_id}"
     if httpx.post(f"{search}/cancel", timeout=60).status_code == httpx.codes.CONFLICT:
         return
-    _until(lambda: httpx.get(search, timeout=60).json()["state"] not in ("queued", "running"), timeout_s=120)
+    _until(
+        lambda: httpx.get(search, timeout=60).json()["state"] not in ("queued", "running"),
+        timeout_s=120,
+    )
     if httpx.get(search, timeout=60).json()["state"] == "cancelled":
         append_line(scene.service.home / "ledger", {"event": "cancelled", "search": search_id})
 

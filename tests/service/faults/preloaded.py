@@ -1,6 +1,7 @@
 """Imported once by the fork server: whatever API and workers load."""
 
-from tests.service.faults import false_clock  # isort: skip  first: it may replace what others take from `time`
+# First: it may replace what others take from `time`.
+from tests.service.faults import false_clock  # isort: skip
 from hp_tool.search import coordinator
 from hp_tool.tuning import run
 from service import app, worker

@@ -1,7 +1,8 @@
 """API and workers as processes that can be killed, and started again within a moment.
 
-They are the service's own, started from a process that has imported everything (fork server); a worker differs from
-`hp-tool worker` in the quick job it launches and in how long it waits for a locked SQLite file.
+They are the service's own, started from a process that has imported everything (fork server); a
+worker differs from `hp-tool worker` in the quick job it launches and in how long it waits for a
+locked SQLite file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ SECRET = "a secret of 24 bytes or more"
 
 @dataclass(kw_only=True)
 class Service:
-    """The processes over one database. `home` holds the jobs, the ledger, the logs and the files that cause faults."""
+    """The processes over one database. `home` holds the jobs, the ledger, the logs and the files
+    that cause faults.
+    """
 
     database_url: str
     home: Path
@@ -66,7 +69,9 @@ class Service:
         self.workers.append(process)
         return process
 
-    def start_tune(self, *, query: dict[str, Any] | None = None, resume: str | None = None) -> ForkServerProcess:
+    def start_tune(
+        self, *, query: dict[str, Any] | None = None, resume: str | None = None
+    ) -> ForkServerProcess:
         """What `hp-tool tune` does; the ledger tells how it ended."""
         return self._start(_tune, query, resume)
 
@@ -83,7 +88,11 @@ class Service:
 
     def stop(self) -> None:
         """SIGTERM to all, as at a shutdown."""
-        living = [process for process in (self.api, *self.workers) if process is not None and process.is_alive()]
+        living = [
+            process
+            for process in (self.api, *self.workers)
+            if process is not None and process.is_alive()
+        ]
         for process in living:
             process.terminate()
         for process in living:
@@ -96,23 +105,41 @@ class Service:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and any(str(self.home) in word for word in process.cmdline()):
+                if process.pid != os.getpid() and any(
+                    str(self.home) in word for word in process.cmdline()
+                ):
                     found.append(process)
         return found
 
     def start_worker_of(self, folder: Path) -> subprocess.Popen[bytes]:
-        """A worker of the edition in a folder, with that edition's quick job; its log is older.log."""
-        code = f"from tests.service.faults.processes import _worker; _worker({self.lease_s}, {self.busy_timeout_s})"
+        """A worker of the edition in a folder, with that edition's quick job; its log is
+        older.log.
+        """
+        code = (
+            f"from tests.service.faults.processes import _worker; _worker({self.lease_s}, "
+            f"{self.busy_timeout_s})"
+        )
         environment = os.environ | self.own_environment()
         with (self.home / "older.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment, stdout=log, stderr=log)
+            return subprocess.Popen(
+                [sys.executable, "-c", code], cwd=folder, env=environment, stdout=log, stderr=log
+            )
 
     def own_environment(self) -> dict[str, str]:
         """What API and workers get besides what they inherit."""
-        home = {"HP_RUNS_DIR": str(self.home / "runs"), "HP_CATALOG_DIR": str(self.home / "catalog")}
+        home = {
+            "HP_RUNS_DIR": str(self.home / "runs"),
+            "HP_CATALOG_DIR": str(self.home / "catalog"),
+        }
         webhooks = {"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
         uploads = {"HP_MAX_UPLOAD_MEMORY_MIB": "256", "TMPDIR": str(self.home / "temporary")}
-        return {**home, **webhooks, **uploads, "HP_DATABASE_URL": self.database_url, **self.environment}
+        return {
+            **home,
+            **webhooks,
+            **uploads,
+            "HP_DATABASE_URL": self.database_url,
+            **self.environment,
+        }
 
     def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
         arguments = (str(self.home), self.own_environment(), work, *arguments)
@@ -129,16 +156,22 @@ class Service:
 
 def preload() -> None:
     """Import once what every process needs; returns when that is done."""
-    FORKED.set_forkserver_preload(["tests.service.faults.preloaded", "tests.service.faults.campaign"])
+    FORKED.set_forkserver_preload(
+        ["tests.service.faults.preloaded", "tests.service.faults.campaign"]
+    )
     first = FORKED.Process(target=os.getpid)
     first.start()
     first.join()
 
 
-def _own(home: str, environment: dict[str, str], work: Callable[..., None], *arguments: object) -> None:
+def _own(
+    home: str, environment: dict[str, str], work: Callable[..., None], *arguments: object
+) -> None:
     """`work` with an environment, log and signals of its own."""
     os.environ |= environment
-    log = os.open(Path(home) / f"{work.__name__[1:]}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(
+        Path(home) / f"{work.__name__[1:]}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -169,13 +202,18 @@ def _tune(query: dict[str, Any] | None, resume: str | None) -> None:
     from hp_tool.store import engine
 
     _quicken(engine.BUSY_TIMEOUT_S)
-    opened, ledger = store.open_store(store.database_url()), Path(os.environ["HP_RUNS_DIR"]).parent / "ledger"
+    opened, ledger = (
+        store.open_store(store.database_url()),
+        Path(os.environ["HP_RUNS_DIR"]).parent / "ledger",
+    )
     asked = None if query is None else schema.parse_query(query)
     try:
         told = tuning.tune(query=asked, store=opened, search_id=resume)
         append_line(ledger, {"event": "tuned", "search": told.search.id})
     except HpToolError as error:
-        append_line(ledger, {"event": "refused" if resume else "tune failed", "error": error.message})
+        append_line(
+            ledger, {"event": "refused" if resume else "tune failed", "error": error.message}
+        )
     finally:
         opened.close()
 
@@ -186,14 +224,17 @@ def _quicken(busy_timeout_s: float) -> None:
     from hp_tool.store import engine
 
     quick = "tests.service.faults.quick_launcher"
-    launchers._ADAPTERS |= {name: (quick, f"Quick{name.capitalize()}") for name in ("local", "slurm", "ray")}
+    launchers._ADAPTERS |= {
+        name: (quick, f"Quick{name.capitalize()}") for name in ("local", "slurm", "ray")
+    }
     engine.BUSY_TIMEOUT_S = busy_timeout_s
     restrict(Path(os.environ["HP_RUNS_DIR"]).parent / "faults")
 
 
 def restrict(faults: Path) -> None:
-    """SQLite files of this process may not grow while `full` lies among the faults (SQLite's own limit stands for a full disk),
-    and not be written while `read-only` does."""
+    """SQLite files of this process may not grow while `full` lies among the faults (SQLite's own
+    limit stands for a full disk), and not be written while `read-only` does.
+    """
     import sqlalchemy as sa
 
     @sa.event.listens_for(sa.Engine, "begin")
@@ -201,4 +242,6 @@ def restrict(faults: Path) -> None:
         if connection.dialect.name == "sqlite":
             pages = 1 if (faults / "full").exists() else 2**30  # never below what the file has
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-            connection.exec_driver_sql(f"PRAGMA query_only = {int((faults / 'read-only').exists())}")
+            connection.exec_driver_sql(
+                f"PRAGMA query_only = {int((faults / 'read-only').exists())}"
+            )

@@ -1,8 +1,10 @@
-"""The job of a fault run: a few timed steps of arithmetic, in place of a training, so that a run takes a moment.
+"""The job of a fault run: a few timed steps of arithmetic, in place of a training, so that a run
+takes a moment.
 
-Started in its job's folder; standard library only. What it measures is real, and small. It keeps a ledger that the
-database knows nothing of: every start, and every result as it was written. A file laid into the folder of faults is
-taken by exactly one job, which then hangs or leaves half a result.
+Started in its job's folder; standard library only. What it measures is real, and small. It keeps a
+ledger that the database knows nothing of: every start, and every result as it was written. A file
+laid into the folder of faults is taken by exactly one job, which then hangs or leaves half a
+result.
 """
 
 from __future__ import annotations
@@ -93,8 +95,16 @@ def main(*, job: str, ledger: Path, faults: Path, pause_s: float) -> None:
     Path("~result.json").write_text(text)
     Path("~result.json").rename("result.json")
     gpu_seconds = request["num_gpus"] * (time.monotonic() - begun)
-    append_line(ledger, {"event": "finished", "job": job, "step_s": result["step_s"], "gpu_seconds": gpu_seconds})
+    append_line(
+        ledger,
+        {"event": "finished", "job": job, "step_s": result["step_s"], "gpu_seconds": gpu_seconds},
+    )
 
 
 if __name__ == "__main__":
-    main(job=sys.argv[1], ledger=Path(sys.argv[2]), faults=Path(sys.argv[3]), pause_s=float(sys.argv[4]))
+    main(
+        job=sys.argv[1],
+        ledger=Path(sys.argv[2]),
+        faults=Path(sys.argv[3]),
+        pause_s=float(sys.argv[4]),
+    )

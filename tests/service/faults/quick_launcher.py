@@ -1,4 +1,6 @@
-"""The launchers with a quick command: folders, supervisors, engines, time limits and adoption are the real ones."""
+"""The launchers with a quick command: folders, supervisors, engines, time limits and adoption are
+the real ones.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Quick:
         return replace(super().plan(request, job_name=job_name), command=command)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Meets a bug, or kills the worker, for as long as the file `bug` or `poison` lies among the faults."""
+        """Meets a bug, or kills the worker, for as long as the file `bug` or `poison` lies among
+        the faults.
+        """
         if (home() / "faults" / "bug").exists():
             raise RuntimeError("a bug in the launcher")
         if (home() / "faults" / "poison").exists():
@@ -84,13 +88,17 @@ class QuickRay(Quick, RayLauncher):
 
 
 def _try_again() -> None:
-    """An engine that has no agent yet, as Ray's head says it, for as long as the file `again` lies among the faults."""
+    """An engine that has no agent yet, as Ray's head says it, for as long as the file `again` lies
+    among the faults.
+    """
     if (home() / "faults" / "again").exists():
         raise EngineAwayError("No available agent to submit job, please try again later.")
 
 
 def _fall_asleep(place: str, *, job: str) -> None:
-    """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
+    """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then
+    tells who sleeps over what.
+    """
     fault = home() / "faults" / "asleep"
     if fault.exists() and fault.read_text() == place and quick_job.taken(fault):
         readback.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})

@@ -26,7 +26,11 @@ def receiving() -> Iterator[tuple[str, list[Message]]]:
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told.append(Message(self.headers["webhook-id"], body["data"]["search_id"], body["data"]["state"]))
+            told.append(
+                Message(
+                    self.headers["webhook-id"], body["data"]["search_id"], body["data"]["state"]
+                )
+            )
             self.send_response(204)
             self.end_headers()
 

@@ -10,15 +10,31 @@ from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.trainer.scripts import deepspeed_file
 
 _ARGUMENTS = {
-    "base-model": "model-name-or-path", "sequence-len": "max-length", "micro-batch-size": "per-device-train-batch-size",
+    "base-model": "model-name-or-path",
+    "sequence-len": "max-length",
+    "micro-batch-size": "per-device-train-batch-size",
     "optimizer": "optim",
-    **{name: name for name in (
-        "gradient-accumulation-steps", "bf16", "fp16", "gradient-checkpointing", "attn-implementation", "lora-r",
-        "lora-dropout", "load-in-4bit", "load-in-8bit", "deepspeed",
-    )},
-}  # fmt: skip
+    **{
+        name: name
+        for name in (
+            "gradient-accumulation-steps",
+            "bf16",
+            "fp16",
+            "gradient-checkpointing",
+            "attn-implementation",
+            "lora-r",
+            "lora-dropout",
+            "load-in-4bit",
+            "load-in-8bit",
+            "deepspeed",
+        )
+    },
+}
 """axolotl's keys, and the Trainer's arguments that say the same."""
-_ONE = {"micro_batch_size": "per-device-train-batch-size", "gradient_accumulation_steps": "gradient-accumulation-steps"}
+_ONE = {
+    "micro_batch_size": "per-device-train-batch-size",
+    "gradient_accumulation_steps": "gradient-accumulation-steps",
+}
 """Keys that are 1 where a file leaves them out, and the Trainer's arguments."""
 _HARMLESS = ("LigerPlugin",)
 """Plugins that do nothing but what keys of their own switch on."""
@@ -33,19 +49,45 @@ def read(source: Source, reading: Reading) -> None:
         if not name.endswith(_HARMLESS):
             reading.refuse(f"plugins {name}: is not modelled")
     sharded, fsdp = content.pop("fsdp_config", None), content.get("fsdp")
-    leaves = [each for each in as_settings(content, lines=source.text) if each.name != "lora-target-modules"]
-    words = [replace(each, name=_ARGUMENTS[each.name]) for each in leaves if each.name in _ARGUMENTS]
+    leaves = [
+        each
+        for each in as_settings(content, lines=source.text)
+        if each.name != "lora-target-modules"
+    ]
+    words = [
+        replace(each, name=_ARGUMENTS[each.name]) for each in leaves if each.name in _ARGUMENTS
+    ]
     own = sort(
-        (each for each in leaves if each.name not in _ARGUMENTS), table=table("axolotl"), reading=reading, spare=source.ignore
+        (each for each in leaves if each.name not in _ARGUMENTS),
+        table=table("axolotl"),
+        reading=reading,
+        spare=source.ignore,
     )
     texts = {each.name: each.text.lower() for each in (*words, *own.values())}
-    words = [*(each for each in words if each.name not in ("bf16", "gradient-checkpointing")), *_precision(texts, reading)]
-    words += [_word(name, f"{key} (axolotl's default)", "1") for key, name in _ONE.items() if name not in texts]
-    words += [*_checkpoints(texts, reading), *_loss(texts), *_attention(texts), *_adapters(content, texts, reading)]
-    degrees = {name: _size(own, name) for name in ("dp-shard-size", "dp-replicate-size", "tensor-parallel-size")}
+    words = [
+        *(each for each in words if each.name not in ("bf16", "gradient-checkpointing")),
+        *_precision(texts, reading),
+    ]
+    words += [
+        _word(name, f"{key} (axolotl's default)", "1")
+        for key, name in _ONE.items()
+        if name not in texts
+    ]
+    words += [
+        *_checkpoints(texts, reading),
+        *_loss(texts),
+        *_attention(texts),
+        *_adapters(content, texts, reading),
+    ]
+    degrees = {
+        name: _size(own, name)
+        for name in ("dp-shard-size", "dp-replicate-size", "tensor-parallel-size")
+    }
     if reading.num_gpus is None and degrees["dp-shard-size"]:
         reading.num_gpus = (
-            degrees["dp-shard-size"] * (degrees["dp-replicate-size"] or 1) * (degrees["tensor-parallel-size"] or 1)
+            degrees["dp-shard-size"]
+            * (degrees["dp-replicate-size"] or 1)
+            * (degrees["tensor-parallel-size"] or 1)
         )
     if sharded or fsdp:
         laid = _as_accelerate_says(sharded or {}, fsdp, texts, degrees, reading)
@@ -56,15 +98,29 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse("dp_shard_size, dp_replicate_size and tensor_parallel_size want fsdp_config")
     text = deepspeed_file(words, source.files, reading)
     if text is None and texts.get("deepspeed") is None and texts.get("adapter") not in _ADAPTERS:
-        reading.refuse("neither fsdp_config nor deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
+        reading.refuse(
+            "neither fsdp_config nor deepspeed: weights and states in 16 bits, without a copy in "
+            "32, are not read"
+        )
     content_of = None if text is None else parsed(text)
-    arguments.read(content_of, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    arguments.read(
+        content_of,
+        text=text or "",
+        words=words,
+        reading=reading,
+        num_gpus=reading.num_gpus,
+        spare=source.ignore,
+    )
 
 
 def _size(own: Mapping[str, Setting], name: str) -> int:
     """Return a degree of parallelism; 0: the file does not say."""
     setting = own.get(name)
-    return 0 if setting is None or setting.text in ("", "null") else whole_number(setting.text, name.replace("-", "_"))
+    return (
+        0
+        if setting is None or setting.text in ("", "null")
+        else whole_number(setting.text, name.replace("-", "_"))
+    )
 
 
 def _word(name: str, written: str, *values: str) -> Setting:
@@ -82,21 +138,33 @@ def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
 def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     kind = texts.get("gradient-checkpointing", "false")
     if kind not in ("true", "false", "null", ""):
-        reading.refuse(f"gradient_checkpointing {kind}: offloads what it keeps, which is not modelled")
+        reading.refuse(
+            f"gradient_checkpointing {kind}: offloads what it keeps, which is not modelled"
+        )
     return [_word("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())]
 
 
 def _loss(texts: Mapping[str, str]) -> list[Setting]:
     """Return a loss in chunks, which never holds all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy")
-    return [_word("loss-type", name.replace("-", "_"), "chunked_nll") for name in names if texts.get(name) == "true"][:1]
+    return [
+        _word("loss-type", name.replace("-", "_"), "chunked_nll")
+        for name in names
+        if texts.get(name) == "true"
+    ][:1]
 
 
 def _attention(texts: Mapping[str, str]) -> list[Setting]:
-    return [_word("attn-implementation", "eager_attention", "eager")] if texts.get("eager-attention") == "true" else []
+    return (
+        [_word("attn-implementation", "eager_attention", "eager")]
+        if texts.get("eager-attention") == "true"
+        else []
+    )
 
 
-def _adapters(content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading) -> list[Setting]:
+def _adapters(
+    content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading
+) -> list[Setting]:
     """Return adapters as the Trainer's arguments; 4 bits are nf4 whose scales are quantised too."""
     kind = texts.get("adapter", "")
     if kind in ("", "none", "null"):
@@ -119,13 +187,19 @@ def _adapters(content: Mapping[str, Any], texts: Mapping[str, str], reading: Rea
 
 
 def _as_accelerate_says(
-    sharded: Mapping[str, Any], fsdp: Any, texts: Mapping[str, str], degrees: Mapping[str, int], reading: Reading
+    sharded: Mapping[str, Any],
+    fsdp: Any,
+    texts: Mapping[str, str],
+    degrees: Mapping[str, int],
+    reading: Reading,
 ) -> dict[str, Any]:
     """Return fsdp_config, and the older list `fsdp`, as Accelerate's file would have them."""
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
     version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:
-        keys |= accelerate.own_fsdp(" ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp), reading)
+        keys |= accelerate.own_fsdp(
+            " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp), reading
+        )
     split = {
         f"parallelism_config_{short}_size": degrees[name] or 1
         for short, name in (

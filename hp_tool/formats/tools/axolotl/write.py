@@ -14,11 +14,15 @@ TOOL = "axolotl 0.21"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return axolotl's YAML file, for `axolotl train`. Raises UnsupportedError for what it cannot say."""
+    """Return axolotl's YAML file, for `axolotl train`. Raises UnsupportedError for what it cannot
+    say.
+    """
     fine_tuning.check(setup, tool=TOOL, loss="unfused")
     head = (
-        f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes {setup.cluster.num_nodes} "
-        f"--nproc-per-node {setup.processes_per_node}\n# {FILL} 1: datasets, learning rate, schedule and length; output_dir\n"
+        f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes "
+        f"{setup.cluster.num_nodes} "
+        f"--nproc-per-node {setup.processes_per_node}\n# {FILL} 1: datasets, learning rate, "
+        "schedule and length; output_dir\n"
     )
     return head + yaml.safe_dump(config(setup), sort_keys=False)
 
@@ -43,7 +47,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "dp_replicate_size": c.data_parallel_size // shard,
         "fsdp_version": 2,
         "fsdp_config": fsdp(setup),
-        "datasets": [{"path": "mhenrichsen/alpaca_2k_test", "type": "completion" if w.task == "pretrain" else "alpaca"}],
+        "datasets": [
+            {
+                "path": "mhenrichsen/alpaca_2k_test",
+                "type": "completion" if w.task == "pretrain" else "alpaca",
+            }
+        ],
         "learning_rate": 2e-4 if w.lora is not None else 2e-5,
         "lr_scheduler": "cosine",
         "num_epochs": 1,

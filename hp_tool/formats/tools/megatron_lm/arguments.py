@@ -11,15 +11,29 @@ from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
-SMALL = ("num-layers", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank", "mtp-num-layers")
+SMALL = (
+    "num-layers",
+    "pipeline-model-parallel-size",
+    "num-virtual-stages-per-pipeline-rank",
+    "mtp-num-layers",
+)
 """Arguments that lists are made as long as."""
 LARGEST = 1 << 40
 
 
 class Arguments:
-    """Arguments with typed access and Megatron's defaults; None in a section of the query: they do not say it."""
+    """Arguments with typed access and Megatron's defaults; None in a section of the query: they do
+    not say it.
+    """
 
-    def __init__(self, settings: Mapping[str, Setting], reading: Reading, num_gpus: int | None, *, older: bool) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Setting],
+        reading: Reading,
+        num_gpus: int | None,
+        *,
+        older: bool,
+    ) -> None:
         self.settings = settings
         self.reading = reading
         self.num_gpus = num_gpus or 0
@@ -41,7 +55,9 @@ class Arguments:
         if setting is None:
             return default
         if len(setting.values) != 1:
-            raise InputError(f"--{name} takes one value, got {setting.text or 'none'}", field=f"--{name}")
+            raise InputError(
+                f"--{name} takes one value, got {setting.text or 'none'}", field=f"--{name}"
+            )
         return setting.values[0]
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -51,7 +67,9 @@ class Arguments:
         try:
             number = int(text[:20])
         except ValueError:
-            raise InputError(f"--{name} takes a whole number, got {text}", field=f"--{name}") from None
+            raise InputError(
+                f"--{name} takes a whole number, got {text}", field=f"--{name}"
+            ) from None
         if abs(number) > LARGEST or (name in SMALL and number > MAX_LAYERS):
             raise InputError(f"--{name} {text} is more than any training has", field=f"--{name}")
         return number
@@ -81,9 +99,15 @@ class Arguments:
         swiglu = self.on("swiglu") or self.text("glu-activation", "") == "swiglu"
         # validate_args: 4h, or two thirds of it in multiples of 64 under --swiglu.
         usual = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
-        layers, bias, latent = self.number("num-layers"), not self.on("disable-bias-linear"), self.on("multi-latent-attention")
+        layers, bias, latent = (
+            self.number("num-layers"),
+            not self.on("disable-bias-linear"),
+            self.on("multi-latent-attention"),
+        )
         positions = self.positions()
-        grouped = self.on("group-query-attention", "num-key-value-heads") or (latent and self.on("num-query-groups"))
+        grouped = self.on("group-query-attention", "num-key-value-heads") or (
+            latent and self.on("num-query-groups")
+        )
         groups = self.number("num-key-value-heads", self.number("num-query-groups", 1))
         model: dict[str, Any] = {
             "num_hidden_layers": layers,
@@ -101,10 +125,14 @@ class Arguments:
             "attention_bias": bias or self.on("add-qkv-bias"),
             "attention_output_bias": False if self.on("add-qkv-bias") and not bias else None,
             "mlp_bias": bias,
-            "max_position_embeddings": self.number("max-position-embeddings") if positions == "learned" else None,
+            "max_position_embeddings": self.number("max-position-embeddings")
+            if positions == "learned"
+            else None,
             # Of latent attention it switches the norms of the latents, which are always there.
             "query_key_norm": "head" if self.on("qk-layernorm") and not latent else None,
-            "attention_sinks": True if self.text("softmax-type", "vanilla") == "learnable" else None,
+            "attention_sinks": True
+            if self.text("softmax-type", "vanilla") == "learnable"
+            else None,
             "num_nextn_predict_layers": self.optional("mtp-num-layers"),
             **self.window(layers),
         }
@@ -119,7 +147,9 @@ class Arguments:
                 "num_shared_experts": 1 if shared % width else shared // width,
                 "first_k_dense_replace": self.leading_dense_layers(layers),
                 "n_group": limited,
-                "topk_group": None if limited is None else self.number("moe-router-group-topk", limited),
+                "topk_group": None
+                if limited is None
+                else self.number("moe-router-group-topk", limited),
                 "shared_expert_intermediate_size": shared if shared % width else None,
                 "shared_expert_gate": True if self.on("moe-shared-expert-gate") else None,
             }
@@ -131,48 +161,88 @@ class Arguments:
                 "v_head_dim": self.number("v-head-dim", 128),
                 "q_lora_rank": self.optional("q-lora-rank"),
             }
-        unlike = self.listed_layers(layers) | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+        unlike = self.listed_layers(layers) | self.unlike_layers(
+            layers, hidden, experts=bool(self.experts())
+        )
         if "blocks" in unlike and "sliding_window" in model:
             self.refuse("window-size", "is not read beside layers that differ")
         return model | unlike
 
     def listed_layers(self, layers: int) -> dict[str, Any]:
         """Fields of a model whose layers differ by lists with a number a layer."""
-        model: dict[str, Any] = {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
+        model: dict[str, Any] = (
+            {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
+        )
         variant, delta = self.text("experimental-attention-variant", patterns.DELTA_RULE), None
         if variant != patterns.DELTA_RULE:
-            self.refuse("experimental-attention-variant", "its kernels keep all scores, which is not modelled")
+            self.refuse(
+                "experimental-attention-variant",
+                "its kernels keep all scores, which is not modelled",
+            )
         elif self.on("experimental-attention-variant"):
-            delta = self.layers("linear-attention-freq", layers, every=lambda n: [int((i + 1) % n != 0) for i in range(layers)])
-            model |= {field: self.number(name, default) for field, (name, default) in patterns.SIZES.items()}
+            delta = self.layers(
+                "linear-attention-freq",
+                layers,
+                every=lambda n: [int((i + 1) % n != 0) for i in range(layers)],
+            )
+            model |= {
+                field: self.number(name, default)
+                for field, (name, default) in patterns.SIZES.items()
+            }
             if delta is None:
-                self.lack("linear-attention-freq", "the command does not say which layers are delta rules")
+                self.lack(
+                    "linear-attention-freq", "the command does not say which layers are delta rules"
+                )
         experts = self.expert_layers(layers) if self.experts() else None
         blocks = patterns.blocks_of(delta=delta, experts=experts)
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def segments(self) -> list[str]:
-        """Parts of a hybrid's pattern that lie on stages; one or none where it does not divide itself."""
+        """Parts of a hybrid's pattern that lie on stages; one or none where it does not divide
+        itself.
+        """
         name = next((each for each in hybrid.PATTERNS if self.on(each)), None)
-        return [] if name is None else self.text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
+        return (
+            []
+            if name is None
+            else self.text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
+        )
 
     def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
         """Fields of a model whose mixers and feed-forwards are layers of their own."""
         name = next((each for each in hybrid.PATTERNS if self.on(each)), "hybrid-attention-ratio")
-        attention, mlp = self.real("hybrid-attention-ratio", 0.0), self.real("hybrid-mlp-ratio", 0.0)
+        attention, mlp = (
+            self.real("hybrid-attention-ratio", 0.0),
+            self.real("hybrid-mlp-ratio", 0.0),
+        )
         if not (self.on("is-hybrid-model", *hybrid.PATTERNS) or attention or mlp):
             return {}
         if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
-            raise InputError("shares of attention and MLPs are at most 1 together", field="--hybrid-attention-ratio")
+            raise InputError(
+                "shares of attention and MLPs are at most 1 together",
+                field="--hybrid-attention-ratio",
+            )
         letters = "".join(self.segments()) or hybrid.by_shares(layers, attention=attention, mlp=mlp)
         blocks = hybrid.layers_of(letters)
         if blocks is None or len(letters) != layers or ("E" in letters and not experts):
-            self.refuse(name, f"write one of {', '.join(hybrid.LETTERS.values())} for each of {layers} layers, E with experts")
+            self.refuse(
+                name,
+                f"write one of {', '.join(hybrid.LETTERS.values())} for each of {layers} layers, E "
+                "with experts",
+            )
             return {}
         predicted = set(self.text(hybrid.PATTERNS[0], "").split(hybrid.PREDICTION)[1:])
-        predicted |= {self.text("mtp-hybrid-override-pattern", "")} if self.on("mtp-hybrid-override-pattern") else set()
+        predicted |= (
+            {self.text("mtp-hybrid-override-pattern", "")}
+            if self.on("mtp-hybrid-override-pattern")
+            else set()
+        )
         if any(sorted(each) != sorted(hybrid.usually_predicting(letters)) for each in predicted):
-            self.refuse(name, f"multi-token prediction is modelled with {hybrid.usually_predicting(letters)} alone")
+            self.refuse(
+                name,
+                f"multi-token prediction is modelled with {hybrid.usually_predicting(letters)} "
+                "alone",
+            )
         head = self.number("mamba-head-dim", 64)
         fields: dict[str, Any] = {"blocks": blocks, "first_k_dense_replace": 0}
         if "M" in letters:
@@ -184,30 +254,51 @@ class Arguments:
             }
         if "E" in letters:
             return fields | {"moe_latent_size": self.optional("moe-latent-size")}
-        return fields | dict.fromkeys(("num_experts", "num_experts_per_tok", "n_group", "topk_group"))
+        return fields | dict.fromkeys(
+            ("num_experts", "num_experts_per_tok", "n_group", "topk_group")
+        )
 
     def positions(self) -> str:
         if self.on("use-rotary-position-embeddings"):
             return "rotary"
         kind = self.text("position-embedding-type", "learned_absolute").lower()
-        kinds = {"learned_absolute": "learned", "absolute": "learned", "rope": "rotary", "mrope": "rotary", "rotary": "rotary",
-                 "none": "none", "alibi": "none"}  # fmt: skip
+        kinds = {
+            "learned_absolute": "learned",
+            "absolute": "learned",
+            "rope": "rotary",
+            "mrope": "rotary",
+            "rotary": "rotary",
+            "none": "none",
+            "alibi": "none",
+        }
         if kind not in kinds:
             self.refuse("position-embedding-type", "is not modelled for decoders")
         return kinds.get(kind, "rotary")
 
     def window(self, layers: int) -> dict[str, int | None]:
-        """--window-size left,right of the layers that --window-attn-skip-freq leaves; a query sees `left` keys and itself."""
+        """--window-size left,right of the layers that --window-attn-skip-freq leaves; a query sees
+        `left` keys and itself.
+        """
         if not self.on("window-size"):
             return {}
         left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
         if not re.fullmatch(r"-?\d{1,18}", left):
-            raise InputError(f"--window-size takes two numbers, got {self.text('window-size', '')}", field="--window-size")
+            raise InputError(
+                f"--window-size takes two numbers, got {self.text('window-size', '')}",
+                field="--window-size",
+            )
         if int(left) < 0:
             return {}
-        pattern = self.layers("window-attn-skip-freq", layers, every=lambda n: [int((i + 1) % n != 0) for i in range(layers)])
+        pattern = self.layers(
+            "window-attn-skip-freq",
+            layers,
+            every=lambda n: [int((i + 1) % n != 0) for i in range(layers)],
+        )
         count = layers if pattern is None else sum(pattern)
-        return {"sliding_window": int(left) + 1, "sliding_window_layers": None if count == layers else count}
+        return {
+            "sliding_window": int(left) + 1,
+            "sliding_window_layers": None if count == layers else count,
+        }
 
     def experts(self) -> int:
         """Megatron-DeepSpeed's --num-experts takes one number a layer or one for all."""
@@ -224,7 +315,9 @@ class Arguments:
         return count if count > 1 or not self.older else 0
 
     def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
-        """One number a layer of a flag that takes N or a list expression such as ([0]*3+[1]*58); None where it is not given."""
+        """One number a layer of a flag that takes N or a list expression such as ([0]*3+[1]*58);
+        None where it is not given.
+        """
         if not self.on(name):
             return None
         text = self.text(name, "1").replace(" ", "")
@@ -235,12 +328,16 @@ class Arguments:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pattern = []
         if len(pattern) != layers or not set(pattern) <= {0, 1}:
-            self.refuse(name, f"write a number, or 0 and 1 for each of {layers} layers, as ([0]*k+[1]*n)")
+            self.refuse(
+                name, f"write a number, or 0 and 1 for each of {layers} layers, as ([0]*k+[1]*n)"
+            )
             return None
         return pattern
 
     def vocabulary(self) -> int:
-        """Rows of the embedding: the vocabulary padded to a multiple of --make-vocab-size-divisible-by x TP."""
+        """Rows of the embedding: the vocabulary padded to a multiple of
+        --make-vocab-size-divisible-by x TP.
+        """
         if self.on("padded-vocab-size"):
             return self.number("padded-vocab-size")
         size = self.number("vocab-size") if self.on("vocab-size") else 0
@@ -249,18 +346,33 @@ class Arguments:
             named = next((self.settings[name] for name in names if name in self.settings), None)
             known = self.reading.hints.get("model.vocab_size", "")
             if not known.isdecimal():
-                known = known or ("32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else "")
-                tokenizer = "the tokenizer" if named is None else f"{named.written} {named.text}".strip()
-                self.reading.lack("model.vocab_size", f"{tokenizer} decides the vocabulary; add", example=known or "...")
+                known = known or (
+                    "32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else ""
+                )
+                tokenizer = (
+                    "the tokenizer" if named is None else f"{named.written} {named.text}".strip()
+                )
+                self.reading.lack(
+                    "model.vocab_size",
+                    f"{tokenizer} decides the vocabulary; add",
+                    example=known or "...",
+                )
                 return 1
             size = int(known)
         size += self.number("vocab-extra-ids", 0)
-        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
+        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number(
+            "tensor-model-parallel-size", 1
+        )
         return -(-size // max(multiple, 1)) * multiple
 
     def expert_layers(self, layers: int) -> list[int]:
         """1 for each layer with experts, 0 for those without: --moe-layer-freq."""
-        return self.layers("moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]) or [1] * layers
+        return (
+            self.layers(
+                "moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]
+            )
+            or [1] * layers
+        )
 
     def leading_dense_layers(self, layers: int) -> int:
         """Layers before the first one with experts."""
@@ -270,12 +382,22 @@ class Arguments:
 
 def number_list(node: ast.expr) -> list[int]:
     """The list that sums and multiples of lists of numbers make. Raises ValueError."""
-    if isinstance(node, ast.List) and all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.elts):
+    if isinstance(node, ast.List) and all(
+        isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.elts
+    ):
         return [int(each.value) for each in node.elts]  # type: ignore[attr-defined]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return (number_list(node.left) + number_list(node.right))[:20_000]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = (node.right, node.left) if isinstance(node.left, ast.Constant) else (node.left, node.right)
-        if isinstance(right, ast.Constant) and isinstance(right.value, int) and 0 <= right.value <= 10_000:
+        left, right = (
+            (node.right, node.left)
+            if isinstance(node.left, ast.Constant)
+            else (node.left, node.right)
+        )
+        if (
+            isinstance(right, ast.Constant)
+            and isinstance(right.value, int)
+            and 0 <= right.value <= 10_000
+        ):
             return (number_list(left) * right.value)[:20_000]
     raise ValueError

@@ -27,15 +27,29 @@ def read_source(source: Source, reading: Reading) -> None:
         launch, script = source.launch(reading)
         _check_program(launch)
         settings = settings_of(launch.words, table=table(TABLE), reading=reading)
-        if {"mamba", "hybrid"} & _parts(launch) and all(each.name != "is-hybrid-model" for each in settings):
+        if {"mamba", "hybrid"} & _parts(launch) and all(
+            each.name != "is-hybrid-model" for each in settings
+        ):
             settings.append(Setting(name="is-hybrid-model", written=launch.program))
         _deepspeed_beside(settings, script, reading)
     if from_log:
         ours = {each.name for each in settings if not each.unknown}
-        more = [each for each in of_printed(from_log, reading=Reading(tool=reading.tool)) if each.name not in ours]
+        more = [
+            each
+            for each in of_printed(from_log, reading=Reading(tool=reading.tool))
+            if each.name not in ours
+        ]
         settings = [each for each in settings if not each.unknown] + more
-    if "padded_vocab_size" in facts and all(each.name not in ("padded-vocab-size", "vocab-size") for each in settings):
-        settings.append(Setting(name="padded-vocab-size", written="padded vocab", values=(facts["padded_vocab_size"],)))
+    if "padded_vocab_size" in facts and all(
+        each.name not in ("padded-vocab-size", "vocab-size") for each in settings
+    ):
+        settings.append(
+            Setting(
+                name="padded-vocab-size",
+                written="padded vocab",
+                values=(facts["padded_vocab_size"],),
+            )
+        )
     if known := source.vocabulary({each.name: each for each in settings}):
         reading.hints["model.vocab_size"] = known
     read(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
@@ -44,7 +58,11 @@ def read_source(source: Source, reading: Reading) -> None:
 def _parts(launch: Launch) -> set[str]:
     """Words in the name of a program that trains."""
     name = PurePosixPath(launch.program).name.lower()
-    return set(re.split(r"[_./-]", name)) if name.startswith(("pretrain", "train", "finetune")) or "." in name else set()
+    return (
+        set(re.split(r"[_./-]", name))
+        if name.startswith(("pretrain", "train", "finetune")) or "." in name
+        else set()
+    )
 
 
 def _check_program(launch: Launch) -> None:
@@ -52,14 +70,19 @@ def _check_program(launch: Launch) -> None:
     for part, what in OTHER_PROGRAMS.items():
         if part in parts:
             raise UnsupportedError(
-                f"{launch.program} trains {what}; only decoders, as pretrain_gpt.py trains them, are read", field="command"
+                f"{launch.program} trains {what}; only decoders, as pretrain_gpt.py trains them, "
+                "are read",
+                field="command",
             )
 
 
 def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add what Megatron-DeepSpeed's own file says, if the script writes it or it was given: its ZeRO stage and precision, which
-    DeepSpeed's engine takes whatever the flags say."""
-    named = next((each for each in settings if each.name == "deepspeed-config" and each.values), None)
+    """Add what Megatron-DeepSpeed's own file says, if the script writes it or it was given: its
+    ZeRO stage and precision, which DeepSpeed's engine takes whatever the flags say.
+    """
+    named = next(
+        (each for each in settings if each.name == "deepspeed-config" and each.values), None
+    )
     if named is None:
         return
     text = beside(script, named.values[0])
@@ -74,6 +97,9 @@ def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading)
         settings.append(Setting(name="zero-stage", written=written, values=(str(zero["stage"]),)))
     kinds = {"fp16": ("fp16",), "bf16": ("bf16", "bfloat16")}
     for kind, keys in kinds.items():
-        if any(isinstance(one := content.get(key), Mapping) and one.get("enabled") is True for key in keys):
+        if any(
+            isinstance(one := content.get(key), Mapping) and one.get("enabled") is True
+            for key in keys
+        ):
             settings[:] = [each for each in settings if each.name not in kinds]
             settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled"))

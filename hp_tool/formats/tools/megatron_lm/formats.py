@@ -1,4 +1,6 @@
-"""Megatron-LM's formats: a script, the same under Slurm and Kubernetes, and a file for --yaml-cfg."""
+"""Megatron-LM's formats: a script, the same under Slurm and Kubernetes, and a file for
+--yaml-cfg.
+"""
 
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import PRINTED_ARGUMENTS
@@ -8,9 +10,7 @@ from hp_tool.formats.tools.megatron_lm.commands import read_source
 from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml
 
-_FLAGS = (
-    r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b"
-)
+_FLAGS = r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b"  # noqa: E501
 
 
 def options(setup: TrainingSetup) -> dict[str, str]:
@@ -19,7 +19,11 @@ def options(setup: TrainingSetup) -> dict[str, str]:
 
 
 def _words(setup: TrainingSetup) -> list[str]:
-    return [word for flag, values in (flags(setup) | loop_flags(setup)).items() for word in (f"--{flag}", *values)]
+    return [
+        word
+        for flag, values in (flags(setup) | loop_flags(setup)).items()
+        for word in (f"--{flag}", *values)
+    ]
 
 
 register(
@@ -28,7 +32,11 @@ register(
         title="Megatron-LM",
         place=0,
         signs=(
-            Sign(of="text", rank=20, holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None),
+            Sign(
+                of="text",
+                rank=20,
+                holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None,
+            ),
             Sign(of="script", rank=50, holds=words(_FLAGS)),
         ),
         read=read_source,
@@ -39,10 +47,13 @@ register(
         log="megatron-lm",
         flags=_words,
         says_shape=True,
-        reads="a launch script, its flags, or a log that begins with Megatron's arguments; also its older releases and "
+        reads="a launch script, its flags, or a log that begins with Megatron's arguments; also "
+        "its older releases and "
         "Megatron-DeepSpeed",
-        writes="a script that starts `pretrain_gpt.py`, or for layers that differ `pretrain_mamba.py`, with torchrun",
-        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions of its loop from 0.16 to "
+        writes="a script that starts `pretrain_gpt.py`, or for layers that differ "
+        "`pretrain_mamba.py`, with torchrun",
+        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions "
+        "of its loop from 0.16 to "
         "0.19, GPTModel; `bash -n`; read back by `import`",
     )
 )
@@ -54,7 +65,8 @@ register(
         framework="megatron-core",
         file="megatron-lm.yaml",
         says_shape=True,
-        writes="its file for `--yaml-cfg`, to lay over Megatron-LM's `gpt_config.yaml`, which must hold every key",
+        writes="its file for `--yaml-cfg`, to lay over Megatron-LM's `gpt_config.yaml`, which must "
+        "hold every key",
         checked="fields of TransformerConfig and ModelParallelConfig, by section",
     )
 )

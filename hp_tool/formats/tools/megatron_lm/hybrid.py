@@ -1,6 +1,8 @@
-"""Layers of unlike kinds in Megatron's letters: each mixer and each feed-forward is a layer of its own.
+"""Layers of unlike kinds in Megatron's letters: each mixer and each feed-forward is a layer of its
+own.
 
-Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py, models/hybrid/hybrid_layer_allocation.py.
+Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py,
+models/hybrid/hybrid_layer_allocation.py.
 """
 
 import itertools
@@ -17,10 +19,23 @@ from hp_tool.formats.reading import Setting
 from hp_tool.formats.setup import TrainingSetup, Values
 from hp_tool.formats.tools.megatron_lm import patterns, words
 
-LETTERS = {("mamba2", "none"): "M", ("attention", "none"): "*", ("none", "dense"): "-", ("none", "experts"): "E"}
+LETTERS = {
+    ("mamba2", "none"): "M",
+    ("attention", "none"): "*",
+    ("none", "dense"): "-",
+    ("none", "experts"): "E",
+}
 """Letters of Megatron by mixer and feed-forward."""
 FIELDS = frozenset(
-    {"blocks", "mixer", "feed_forward", "ssm_state_size", "mamba_head_dim", "mamba_n_groups", "mamba_num_heads"}
+    {
+        "blocks",
+        "mixer",
+        "feed_forward",
+        "ssm_state_size",
+        "mamba_head_dim",
+        "mamba_n_groups",
+        "mamba_num_heads",
+    }
     | {"moe_latent_size"}
 )
 """Fields of a model that these flags express beside `words.SAID`."""
@@ -32,7 +47,9 @@ STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether the model's mixers and feed-forwards are layers of their own, so that only these flags can say them."""
+    """Whether the model's mixers and feed-forwards are layers of their own, so that only these
+    flags can say them.
+    """
     return not model.is_uniform and not patterns.says(model)
 
 
@@ -54,10 +71,13 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     if not unified and (m.num_nextn_predict_layers or chunks > 1):
         what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
         raise UnsupportedError(
-            f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version from 0.17 on",
+            f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version "
+            "from 0.17 on",
             field="training.framework_version",
         )
-    sizes = chunk_layers(num_layers=m.num_hidden_layers, stages=c.pipeline_parallel_size, chunks=chunks)
+    sizes = chunk_layers(
+        num_layers=m.num_hidden_layers, stages=c.pipeline_parallel_size, chunks=chunks
+    )
     if setup.strategy.pipeline_layout is not None:
         sizes = [chunk.layers for chunk in setup.strategy.pipeline_layout.chunks]
     module = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
@@ -83,11 +103,15 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     if unified:
         ends = list(itertools.accumulate(sizes))
         stages = [letters[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        text = STAGE.join(stages) + m.num_nextn_predict_layers * f"{PREDICTION}{usually_predicting(letters)}"
+        text = (
+            STAGE.join(stages)
+            + m.num_nextn_predict_layers * f"{PREDICTION}{usually_predicting(letters)}"
+        )
         return values | {"hybrid-layer-pattern": text}
     if len(set(sizes[1:-1])) > 1:
         raise UnsupportedError(
-            f"{words.TOOL} has no flag for stages of {sizes} layers; name a training.framework_version from 0.17 on",
+            f"{words.TOOL} has no flag for stages of {sizes} layers; name a "
+            "training.framework_version from 0.17 on",
             field="training.framework_version",
         )
     if len(set(sizes)) > 1:
@@ -107,7 +131,9 @@ def pattern(model: ModelSpec) -> str:
 
 
 def usually_predicting(letters: str) -> str:
-    """Return the letters of one layer of multi-token prediction, as `ModelSpec.mtp_kinds` has it."""
+    """Return the letters of one layer of multi-token prediction, as `ModelSpec.mtp_kinds` has
+    it.
+    """
     feeding = [letter for letter in letters if letter in "-E"]
     return "*" * ("*" in letters) + "".join(feeding[-1:])
 
@@ -117,7 +143,8 @@ def _letter(model: ModelSpec, block: Block) -> str:
     letter = LETTERS.get((block.mixer, feeding))
     if letter is None or replace(block, count=1, mixer="attention", feed_forward=None) != Block():
         raise UnsupportedError(
-            f"{words.TOOL} has letters for Mamba 2, attention, MLP and experts as layers of their own, and none for a layer of "
+            f"{words.TOOL} has letters for Mamba 2, attention, MLP and experts as layers of their "
+            "own, and none for a layer of "
             f"{model.name}: {replace(block, count=1)}",
             field="model.blocks",
         )
@@ -126,21 +153,33 @@ def _letter(model: ModelSpec, block: Block) -> str:
 
 def layers_of(letters: str) -> list[dict[str, Any]] | None:
     """Return `model.blocks` of a pattern without stages; None where a letter is none of LETTERS."""
-    meanings = {letter: {"mixer": mixer, "feed_forward": feeding} for (mixer, feeding), letter in LETTERS.items()}
+    meanings = {
+        letter: {"mixer": mixer, "feed_forward": feeding}
+        for (mixer, feeding), letter in LETTERS.items()
+    }
     if not letters or not set(letters) <= meanings.keys():
         return None
-    return [{"count": len(list(alike)), **meanings[letter]} for letter, alike in itertools.groupby(letters)]
+    return [
+        {"count": len(list(alike)), **meanings[letter]}
+        for letter, alike in itertools.groupby(letters)
+    ]
 
 
 def by_shares(layers: int, *, attention: float, mlp: float) -> str:
-    """Return the pattern that Megatron makes of shares of attention and MLPs: attention evenly between, MLPs among the rest."""
-    letters = _spread("M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1)
+    """Return the pattern that Megatron makes of shares of attention and MLPs: attention evenly
+    between, MLPs among the rest.
+    """
+    letters = _spread(
+        "M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1
+    )
     count = round(layers * mlp)
     return _spread(letters, "-", count, sections=count)
 
 
 def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
-    """Return the letters with `count` of their M replaced, `sections` runs of equal lengths apart."""
+    """Return the letters with `count` of their M replaced, `sections` runs of equal lengths
+    apart.
+    """
     if not count:
         return letters
     left = letters.count("M") - count
@@ -157,10 +196,20 @@ def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
 
 
 def with_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings with the numbers of layers that a pattern says, which overrides what stands beside it."""
+    """Return the settings with the numbers of layers that a pattern says, which overrides what
+    stands beside it.
+    """
     written = settings.get("hybrid-layer-pattern")
     if written is None or len(written.values) != 1:
         return dict(settings)
     main, *predicted = written.values[0].split(PREDICTION)
-    counts = {"num-layers": len(main.replace(STAGE, ""))} | ({"mtp-num-layers": len(predicted)} if predicted else {})
-    return {**settings, **{name: replace(written, name=name, values=(str(count),)) for name, count in counts.items()}}
+    counts = {"num-layers": len(main.replace(STAGE, ""))} | (
+        {"mtp-num-layers": len(predicted)} if predicted else {}
+    )
+    return {
+        **settings,
+        **{
+            name: replace(written, name=name, values=(str(count),))
+            for name, count in counts.items()
+        },
+    }

@@ -1,6 +1,8 @@
-"""Layers of attention or of a gated delta rule, each with a dense MLP or experts, as Megatron's lists with a number a layer.
+"""Layers of attention or of a gated delta rule, each with a dense MLP or experts, as Megatron's
+lists with a number a layer.
 
-Megatron Core 0.17 to 0.19: models/gpt/experimental_attention_variant_module_specs.py, ssm/gated_delta_net.
+Megatron Core 0.17 to 0.19: models/gpt/experimental_attention_variant_module_specs.py,
+ssm/gated_delta_net.
 """
 
 import itertools
@@ -31,7 +33,10 @@ FIELDS = frozenset({"blocks", "mixer", "feed_forward", "attention_output_gate", 
 
 def says(model: ModelSpec) -> bool:
     """Whether lists can say what the model's layers are made of."""
-    return all(kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none" for _, kind in model.kinds)
+    return all(
+        kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none"
+        for _, kind in model.kinds
+    )
 
 
 def pattern_flags(setup: TrainingSetup) -> Values:
@@ -43,21 +48,28 @@ def pattern_flags(setup: TrainingSetup) -> Values:
     for block in m.blocks or ():
         if replace(block, count=1, mixer="attention", feed_forward=None) != Block():
             raise UnsupportedError(
-                f"{words.TOOL} has no flags for a layer of {m.name}: {replace(block, count=1)}", field="model.blocks"
+                f"{words.TOOL} has no flags for a layer of {m.name}: {replace(block, count=1)}",
+                field="model.blocks",
             )
     kinds = [kind for _, kind in m.kinds]
     values: dict[str, bool | int | float | str | list[str] | None] = {}
     if m.blocks is not None and 0 < m.moe_layers < m.num_hidden_layers:
-        values["moe-layer-freq"] = _text([int(bool(kinds[place].num_experts)) for place in m.pattern])
+        values["moe-layer-freq"] = _text(
+            [int(bool(kinds[place].num_experts)) for place in m.pattern]
+        )
     if m.attention_output_gate == "head":
-        raise UnsupportedError(f"{words.TOOL} has no gate for each head", field="model.attention_output_gate")
+        raise UnsupportedError(
+            f"{words.TOOL} has no gate for each head", field="model.attention_output_gate"
+        )
     values["attention-output-gate"] = m.attention_output_gate is not None
     delta = next((kind for kind in kinds if kind.mixer == "gated_delta"), None)
     if delta is not None:
         sizes = {flag: getattr(delta, name) for name, (flag, _) in SIZES.items()}
         values |= sizes | {
             "experimental-attention-variant": DELTA_RULE,
-            "linear-attention-freq": _text([int(kinds[place].mixer == "gated_delta") for place in m.pattern]),
+            "linear-attention-freq": _text(
+                [int(kinds[place].mixer == "gated_delta") for place in m.pattern]
+            ),
             "linear-num-value-heads": delta.linear_num_value_heads or delta.linear_num_key_heads,
             "linear-value-head-dim": delta.linear_value_head_dim or delta.linear_key_head_dim,
         }
@@ -73,21 +85,34 @@ def pattern_flags(setup: TrainingSetup) -> Values:
 
 def _text(numbers: Sequence[int]) -> str:
     """Return `([1]*3+[0]*1)*16`, as short as repetition makes it."""
-    period = next(size for size in range(1, len(numbers) + 1) if list(numbers) == list(numbers[:size]) * (len(numbers) // size))
-    runs = "+".join(f"[{number}]*{len(list(alike))}" for number, alike in itertools.groupby(numbers[:period]))
+    period = next(
+        size
+        for size in range(1, len(numbers) + 1)
+        if list(numbers) == list(numbers[:size]) * (len(numbers) // size)
+    )
+    runs = "+".join(
+        f"[{number}]*{len(list(alike))}" for number, alike in itertools.groupby(numbers[:period])
+    )
     return f"({runs})*{len(numbers) // period}"
 
 
-def blocks_of(*, delta: Sequence[int] | None, experts: Sequence[int] | None) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of lists with a number a layer, 1 for a delta rule and for experts; None where other fields say it.
-    Without a list of delta rules there are none, without one of experts no layer has any.
+def blocks_of(
+    *, delta: Sequence[int] | None, experts: Sequence[int] | None
+) -> list[dict[str, Any]] | None:
+    """Return `model.blocks` of lists with a number a layer, 1 for a delta rule and for experts;
+    None where other fields say it. Without a list of delta rules there are none, without one of
+    experts no layer has any.
     """
-    scattered = experts is not None and 0 in experts[experts.index(1) if 1 in experts else len(experts) :]
+    scattered = (
+        experts is not None and 0 in experts[experts.index(1) if 1 in experts else len(experts) :]
+    )
     if delta is None and not scattered:
         return None
     size = len(delta or experts or ())
     mixers = ["gated_delta" if each else "attention" for each in delta or [0] * size]
-    feeding = [None] * size if experts is None else ["experts" if each else "dense" for each in experts]
+    feeding = (
+        [None] * size if experts is None else ["experts" if each else "dense" for each in experts]
+    )
     runs = itertools.groupby(zip(mixers, feeding, strict=True))
     return [
         {"count": len(list(alike)), "mixer": mixer} | ({"feed_forward": feeds} if feeds else {})

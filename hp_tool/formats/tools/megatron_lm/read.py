@@ -1,4 +1,6 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py, and of its older releases and Megatron-DeepSpeed, as a query."""
+"""Arguments of Megatron-LM's pretrain_gpt.py, and of its older releases and Megatron-DeepSpeed, as
+a query.
+"""
 
 import math
 import re
@@ -15,30 +17,62 @@ from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
 from hp_tool.formats.tools.megatron_lm.hybrid import PATTERNS, with_counts
 
 _ALIASES = {
-    "model-parallel-size": "tensor-model-parallel-size", "batch-size": "micro-batch-size", "encoder-seq-length": "seq-length",
-    "encoder-num-layers": "num-layers", "topk": "moe-router-topk", "moe-expert-parallel-size": "expert-model-parallel-size",
-    "moe-train-capacity-factor": "moe-expert-capacity-factor", "use-custom-fsdp": "use-megatron-fsdp",
-    "activations-checkpoint-method": "recompute-method", "activations-checkpoint-num-layers": "recompute-num-layers",
-    "checkpoint-num-layers": "recompute-num-layers", "rotary-position-embeddings": "use-rotary-position-embeddings",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "batch-size": "micro-batch-size",
+    "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+    "topk": "moe-router-topk",
+    "moe-expert-parallel-size": "expert-model-parallel-size",
+    "moe-train-capacity-factor": "moe-expert-capacity-factor",
+    "use-custom-fsdp": "use-megatron-fsdp",
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "checkpoint-num-layers": "recompute-num-layers",
+    "rotary-position-embeddings": "use-rotary-position-embeddings",
     "pad-vocab-size-to": "padded-vocab-size",
-}  # fmt: skip
+}
 """Older names, and today's."""
 _UNDER_DEEPSPEED = ("deepspeed", "zero-stage")
 """Of Megatron-DeepSpeed."""
-OLDER = ("checkpoint-activations", "activations-checkpoint-method", "DDP-impl", "model-parallel-size", *_UNDER_DEEPSPEED)
-"""Of releases whose own layers were the only ones: their attention was fused only by a flag of its own."""
+OLDER = (
+    "checkpoint-activations",
+    "activations-checkpoint-method",
+    "DDP-impl",
+    "model-parallel-size",
+    *_UNDER_DEEPSPEED,
+)
+"""Of releases whose own layers were the only ones: their attention was fused only by a flag of its
+own.
+"""
 OTHER_PROGRAMS = {
-    "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval",
+    "bert": "an encoder",
+    "t5": "an encoder-decoder model",
+    "ict": "a retriever",
+    "retro": "a model with retrieval",
     "vision": "a vision model",
-    "vlm": "a model of images and text", "multimodal": "a model of images and text", "mimo": "a model of images and text",
-    "llava": "a model of images and text", "rl": "reinforcement learning",
-    "vit": "a vision model", "clip": "a vision model", "orm": "a reward model", "dpo": "preference training",
-}  # fmt: skip
+    "vlm": "a model of images and text",
+    "multimodal": "a model of images and text",
+    "mimo": "a model of images and text",
+    "llava": "a model of images and text",
+    "rl": "reinforcement learning",
+    "vit": "a vision model",
+    "clip": "a vision model",
+    "orm": "a reward model",
+    "dpo": "preference training",
+}
 """Parts of a program's name, and what it trains, which is not read."""
 
 
-def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:
-    """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's default."""
+def read(
+    settings: Iterable[Setting],
+    *,
+    reading: Reading,
+    num_gpus: int | None,
+    spare: Iterable[str] = (),
+) -> None:
+    """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's
+    default.
+    """
     by_name = sort(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _Run(
         with_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
@@ -46,16 +80,27 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
         num_gpus,
         older=any(name in by_name for name in OLDER),
     )
-    sections = {"model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
+    sections = {
+        "model": reader.model(),
+        "training": reader.training(),
+        "parallel": reader.parallel(),
+    }
     reading.query = {"kind": "training"} | {
-        name: {key: value for key, value in each.items() if value is not None} for name, each in sections.items()
+        name: {key: value for key, value in each.items() if value is not None}
+        for name, each in sections.items()
     }
 
 
 def recompute_of(
-    granularity: str, *, modules: Iterable[str] = ("core_attn",), method: str = "uniform", num_layers: int = 1
+    granularity: str,
+    *,
+    modules: Iterable[str] = ("core_attn",),
+    method: str = "uniform",
+    num_layers: int = 1,
 ) -> str | dict[str, Any]:
-    """Return `parallel.recompute` of Megatron's words: the granularity alone where it says everything."""
+    """Return `parallel.recompute` of Megatron's words: the granularity alone where it says
+    everything.
+    """
     if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
         return {"granularity": "selective", "modules": names}
     if granularity == "full" and (method, num_layers) != ("uniform", 1):
@@ -71,11 +116,18 @@ class _Run(Arguments):
     """How the arguments split and train the model."""
 
     def parallel(self) -> dict[str, Any]:
-        tensor, stages = self.number("tensor-model-parallel-size", 1), self.number("pipeline-model-parallel-size", 1)
+        tensor, stages = (
+            self.number("tensor-model-parallel-size", 1),
+            self.number("pipeline-model-parallel-size", 1),
+        )
         ulysses = self.number("ds-sequence-parallel-size", 1)
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
-        experts = bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1  # of a model that is named elsewhere
-        communication = "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
+        experts = (
+            bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1
+        )  # of a model that is named elsewhere
+        communication = (
+            "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
+        )
         sizes = self.settings.get("hierarchical-context-parallel-sizes")
         return {
             "tensor_parallel_size": tensor,
@@ -88,12 +140,15 @@ class _Run(Arguments):
             "zero_stage": self.zero_stage(),
             "data_parallel_shard_size": self.shard(),
             "rank_order": "tp-cp-ep-pp-dp" if self.on("use-tp-pp-dp-mapping") else None,
-            "pipeline_layout": self.text(words.LAYOUT, "") or self.shorter_ends(stages=stages, chunks=chunks),
+            "pipeline_layout": self.text(words.LAYOUT, "")
+            or self.shorter_ends(stages=stages, chunks=chunks),
             "context_parallel_communication": communication,
             "hierarchical_context_parallel_sizes": [int(v) for v in sizes.values if v.isdecimal()]
             if sizes and communication == "a2a+p2p"
             else None,
-            "expert_parallel_size": self.number("expert-model-parallel-size", 1) if experts else None,
+            "expert_parallel_size": self.number("expert-model-parallel-size", 1)
+            if experts
+            else None,
             "expert_tensor_parallel_size": self.expert_tensor(tensor) if experts else None,
             "moe_token_dispatcher_type": self.dispatcher() if experts else None,
         }
@@ -101,7 +156,8 @@ class _Run(Arguments):
     def expert_tensor(self, tensor: int) -> int:
         """Megatron-DeepSpeed splits experts by tensor parallelism only under a flag."""
         return self.number(
-            "expert-tensor-parallel-size", tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1
+            "expert-tensor-parallel-size",
+            tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1,
         )
 
     def context_communication(self) -> str:
@@ -139,7 +195,9 @@ class _Run(Arguments):
         return self.number("num-virtual-stages-per-pipeline-rank", 1)
 
     def zero_stage(self) -> int:
-        stages = {"no_shard": 0, "optim": 1} | {name: stage for stage, name in words.SHARDING.items()}
+        stages = {"no_shard": 0, "optim": 1} | {
+            name: stage for stage, name in words.SHARDING.items()
+        }
         if self.on("zero-stage"):
             return self.number("zero-stage")
         if self.on("use-torch-fsdp2"):
@@ -174,28 +232,44 @@ class _Run(Arguments):
             return recompute_of("selective", modules=setting.values if setting else ["core_attn"])
         if granularity != "full":
             return granularity
-        method, count = self.text("recompute-method", "uniform"), self.number("recompute-num-layers", 1)
+        method, count = (
+            self.text("recompute-method", "uniform"),
+            self.number("recompute-num-layers", 1),
+        )
         return recompute_of("full", method=method, num_layers=count)
 
     def training(self) -> dict[str, Any]:
         aware = self.on("use-precision-aware-optimizer")
-        first, second = (self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32" for moment in ("", "-sq"))
-        capacity = self.on("moe-expert-capacity-factor") and not self.on("disable-moe-token-dropping")
-        narrow = self.on("grad-reduce-in-bf16") or (aware and self.text("main-grads-dtype", "fp32") == "bf16")
-        narrow |= self.on("fp16") and not self.on("accumulate-allreduce-grads-in-fp32")  # which bf16 alone turns on unasked
+        first, second = (
+            self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32"
+            for moment in ("", "-sq")
+        )
+        capacity = self.on("moe-expert-capacity-factor") and not self.on(
+            "disable-moe-token-dropping"
+        )
+        narrow = self.on("grad-reduce-in-bf16") or (
+            aware and self.text("main-grads-dtype", "fp32") == "bf16"
+        )
+        narrow |= self.on("fp16") and not self.on(
+            "accumulate-allreduce-grads-in-fp32"
+        )  # which bf16 alone turns on unasked
         attention = self.attention()
         unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
         offload, fraction = self.offload()
         return {
             "sequence_length": self.number("seq-length"),
-            "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
+            "global_batch_size": self.number(
+                "global-batch-size", self.replicas() * self.number("micro-batch-size")
+            ),
             "precision": self.precision(),
             "fp8_recipe": self.fp8_recipe(),
             "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-deepspeed" if self.on(*_UNDER_DEEPSPEED) else "megatron-core",
-            "framework_version": "0.17" if self.on(PATTERNS[0]) else None,  # which has this flag first
+            "framework_version": "0.17"
+            if self.on(PATTERNS[0])
+            else None,  # which has this flag first
             "attention": attention,
             "kernel_fusion": False if unfused else None,
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
@@ -205,11 +279,15 @@ class _Run(Arguments):
             "gradient_precision": "bf16" if narrow else None,
             "optimizer_precision": first if aware and first != "fp32" else None,
             "exp_avg_sq_precision": second if second != first else None,
-            "master_precision": "fp16" if aware and self.text("main-params-dtype", "fp32") == "fp16" else None,
+            "master_precision": "fp16"
+            if aware and self.text("main-params-dtype", "fp32") == "fp16"
+            else None,
             "offload": offload,
             "offload_fraction": fraction,
             "task": "sft" if self.on("sft") else None,
-            "expert_capacity_factor": self.real("moe-expert-capacity-factor", 1.0) if capacity else None,
+            "expert_capacity_factor": self.real("moe-expert-capacity-factor", 1.0)
+            if capacity
+            else None,
         }
 
     def optimizer(self) -> str:
@@ -234,19 +312,31 @@ class _Run(Arguments):
         return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
     def attention(self) -> str:
-        """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""
+        """Transformer Engine's automatic choice is a fused kernel; the local implementation has
+        none.
+        """
         backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
         usual = "local" if self.older else "transformer_engine"
-        local = self.text("transformer-impl", usual) == "local" or (spec is not None and spec.values == ("local",))
-        if spec is not None and spec.values != ("local",) and not re.search(_SPECS, " ".join(spec.values)):
+        local = self.text("transformer-impl", usual) == "local" or (
+            spec is not None and spec.values == ("local",)
+        )
+        if (
+            spec is not None
+            and spec.values != ("local",)
+            and not re.search(_SPECS, " ".join(spec.values))
+        ):
             self.refuse("spec", "layers of one's own are not read")
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Only what differs from the runs that the framework's constants come from, which hid what they could."""
+        """Only what differs from the runs that the framework's constants come from, which hid what
+        they could.
+        """
         sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
-        zero = self.on("zero-stage") and not self.on("overlap-grad-reduce")  # DeepSpeed overlaps by its own file
+        zero = self.on("zero-stage") and not self.on(
+            "overlap-grad-reduce"
+        )  # DeepSpeed overlaps by its own file
         differs = {
             "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
             "pipeline_parallel": self.on("no-overlap-p2p-communication"),
@@ -271,7 +361,10 @@ class _Run(Arguments):
         if self.on("moe-enable-deepep"):
             return "flex"
         if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
-            self.refuse("moe-token-dispatcher-type", f"is not modelled; {', '.join(get_args(TokenDispatcher))} are")
+            self.refuse(
+                "moe-token-dispatcher-type",
+                f"is not modelled; {', '.join(get_args(TokenDispatcher))} are",
+            )
         return "alltoall" if name == "alltoall_seq" else name
 
     def cuda_graphs(self) -> bool | None:
@@ -283,17 +376,24 @@ class _Run(Arguments):
         return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
 
     def graph_scope(self) -> list[str]:
-        if self.text("cuda-graph-impl", "none") == "full_iteration":  # since 0.18, where scope became modules
+        if (
+            self.text("cuda-graph-impl", "none") == "full_iteration"
+        ):  # since 0.18, where scope became modules
             return ["full_iteration"]
         setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
         return list(setting.values) if setting and setting.values else ["full"]
 
     def cuda_graph_modules(self) -> list[str] | None:
         scope = self.graph_scope()
-        return None if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full") else scope
+        return (
+            None
+            if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full")
+            else scope
+        )
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
-        """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer layers than the usual ones.
+        """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer
+        layers than the usual ones.
 
         Raises InputError where the flags do not divide the layers.
         """
@@ -302,30 +402,41 @@ class _Run(Arguments):
         if not uneven and len(segments) < 2:
             return None
         if len(segments) > 1 and len(segments) % stages:
-            self.refuse("hybrid-layer-pattern", f"{len(segments)} parts cannot be shared out to {stages} stages")
+            self.refuse(
+                "hybrid-layer-pattern",
+                f"{len(segments)} parts cannot be shared out to {stages} stages",
+            )
             return None
         sizes = list(map(len, segments)) if len(segments) > 1 else None
         if sizes is None and self.on(words.FIRST_STAGE, words.LAST_STAGE):
             sizes = self.stage_sizes(layers, stages, chunks)
-        if sizes is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
+        if (
+            sizes is None
+        ):  # embedding and output layer count as a layer each, so their chunks hold one fewer
             first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
             sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
             sizes[0] -= first
             sizes[-1] -= last
         if sum(sizes) != layers or min(sizes) < 0:
             raise InputError(
-                f"--num-layers {layers} cannot be split over {stages} stages of {chunks} chunks with the ends that the command "
-                f"asks for: chunks of {max(sizes)}, {sizes[0]} and {sizes[-1]} layers make {sum(sizes)}",
+                f"--num-layers {layers} cannot be split over {stages} stages of {chunks} chunks "
+                "with the ends that the command "
+                f"asks for: chunks of {max(sizes)}, {sizes[0]} and {sizes[-1]} layers make "
+                f"{sum(sizes)}",
                 field="--num-layers",
             )
         begins_dense = self.on("num-experts") and 0 < self.leading_dense_layers(layers) < layers
-        if sizes == chunk_layers(num_layers=layers, stages=stages, chunks=chunks, begins_dense=begins_dense):
+        if sizes == chunk_layers(
+            num_layers=layers, stages=stages, chunks=chunks, begins_dense=begins_dense
+        ):
             return None
         texts = [f"t*{count}" if count else "" for count in sizes]
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
-        """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is not given is shared out."""
+        """Chunks of a stage hold equally many (get_num_layers_to_build of Megatron Core); what is
+        not given is shared out.
+        """
         ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
         fixed = {rank: self.number(name) for rank, name in ends.items() if self.on(name)}
         others = max(stages - len(fixed), 1)

@@ -1,4 +1,6 @@
-"""A configuration as something that starts: a shell script, an sbatch script, a manifest for Kubernetes."""
+"""A configuration as something that starts: a shell script, an sbatch script, a manifest for
+Kubernetes.
+"""
 
 import functools
 from importlib import resources
@@ -19,29 +21,51 @@ from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags
 PORT = 29_500
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
 _YOURS: tuple[tuple[str, Values], ...] = (
-    ("your data and tokenizer (mock data starts at once)", {"mock-data": True, "tokenizer-type": "NullTokenizer",
-    "split": "99,1,0"}),
-    ("your learning rate, schedule and length", {
-        "lr": "3e-4", "min-lr": "3e-5", "lr-decay-style": "cosine", "lr-warmup-fraction": "0.01", "train-iters": 1000,
-        "weight-decay": "0.1", "clip-grad": "1.0", "adam-beta1": "0.9", "adam-beta2": "0.95",
-    }),
+    (
+        "your data and tokenizer (mock data starts at once)",
+        {"mock-data": True, "tokenizer-type": "NullTokenizer", "split": "99,1,0"},
+    ),
+    (
+        "your learning rate, schedule and length",
+        {
+            "lr": "3e-4",
+            "min-lr": "3e-5",
+            "lr-decay-style": "cosine",
+            "lr-warmup-fraction": "0.01",
+            "train-iters": 1000,
+            "weight-decay": "0.1",
+            "clip-grad": "1.0",
+            "adam-beta1": "0.9",
+            "adam-beta2": "0.95",
+        },
+    ),
     ("your checkpoints (--save FOLDER --load FOLDER)", {"save-interval": 1000}),
     ("your logs", {"log-interval": 10, "log-throughput": True, "eval-iters": 0}),
-)  # fmt: skip
-"""What a command needs beside the configuration, with values that start; all of it is the user's."""
+)
+"""What a command needs beside the configuration, with values that start; all of it is the
+user's.
+"""
 
 
 @functools.cache
 def _trained_with() -> dict[str, dict[str, Any]]:
-    text = resources.files("hp_tool.formats").joinpath("tables/trained_with.yaml").read_text(encoding="utf-8")
+    text = (
+        resources.files("hp_tool.formats")
+        .joinpath("tables/trained_with.yaml")
+        .read_text(encoding="utf-8")
+    )
     flags_by_family: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return flags_by_family
 
 
 def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Flags of the model that nothing is estimated from (rotary base, epsilon, router), and those that nobody here knows."""
+    """Flags of the model that nothing is estimated from (rotary base, epsilon, router), and those
+    that nobody here knows.
+    """
     m, name = setup.model, setup.model.name
-    known = _trained_with().get(max((each for each in _trained_with() if name.startswith(each)), key=len, default=""), {})
+    known = _trained_with().get(
+        max((each for each in _trained_with() if name.startswith(each)), key=len, default=""), {}
+    )
     values: Values = {
         flag: f"{value:g}" if isinstance(value, float) else value
         for flag, value in known.items()
@@ -53,17 +77,22 @@ def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str,
     lacking = tuple(
         flag
         for flag in wanted
-        if flag not in known and not (flag == "moe-aux-loss-coeff" and "moe-router-load-balancing-type" in known)
+        if flag not in known
+        and not (flag == "moe-aux-loss-coeff" and "moe-router-load-balancing-type" in known)
     )
     return option_words(values), lacking
 
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
-    """Variables that Megatron asserts or the configuration is slow without (validate_args of core 0.16)."""
+    """Variables that Megatron asserts or the configuration is slow without (validate_args of core
+    0.16).
+    """
     if setup.parallel.zero_stage >= 2:  # FSDP refuses 1
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
-    if connections is None or (connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL)):
+    if connections is None or (
+        connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL)
+    ):
         return {}
     return {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
 
@@ -78,15 +107,25 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
     lacking = trained_with(setup)[1]
     parts = list(_YOURS)
     if lacking:
-        parts.append((f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {}))
+        parts.append(
+            (f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {})
+        )
     array = ["YOURS=("]
     for number, (what, values) in enumerate(parts, 1):
-        array += [f"    {line}" for line in (f"# {FILL} {number}: {what}", *option_lines(option_words(values), prefix="--"))]
+        array += [
+            f"    {line}"
+            for line in (
+                f"# {FILL} {number}: {what}",
+                *option_lines(option_words(values), prefix="--"),
+            )
+        ]
     return fill_in(what for what, _ in parts), [*array, ")"]
 
 
 def command(setup: TrainingSetup, *, script: str | None = None) -> str:
-    """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
+    """A shell script that starts the configuration with torchrun; whatever follows its name is
+    passed on.
+    """
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
@@ -99,29 +138,45 @@ def command(setup: TrainingSetup, *, script: str | None = None) -> str:
             *head,
             *(f"export {name}={value}" for name, value in environment(setup).items()),
             *yours,
-            invocation(f"{launch} {script or program(setup)}", *option_lines(arguments(setup), prefix="--"), '"${YOURS[@]}"'),
+            invocation(
+                f"{launch} {script or program(setup)}",
+                *option_lines(arguments(setup), prefix="--"),
+                '"${YOURS[@]}"',
+            ),
         )
     )
 
 
 def _segment(setup: TrainingSetup) -> list[str]:
-    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills together, in equal segments."""
+    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills
+    together, in equal segments.
+    """
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
     if not domain.of_several_nodes:
         return []
     together = max(int(domain.together) // cluster.gpus_per_node, 1)
     sizes = divisors(cluster.num_nodes, limit=int(domain.size) // cluster.gpus_per_node)
-    return [f"#SBATCH --segment={max((size for size in sizes if size % together == 0), default=max(sizes))}"]
+    return [
+        "#SBATCH "
+        f"--segment={max((size for size in sizes if size % together == 0), default=max(sizes))}"
+    ]
 
 
 def _job_name(setup: TrainingSetup) -> str:
     """Letters, digits, dot and dash alone: a model's name is a user's string."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[:64] or "training"
+    return (
+        "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[
+            :64
+        ]
+        or "training"
+    )
 
 
 def slurm(setup: TrainingSetup) -> str:
-    """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
+    """An sbatch script with one torchrun agent per node; account, partition and time limit are
+    given to sbatch.
+    """
     body = command(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
     run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
@@ -143,12 +198,17 @@ def slurm(setup: TrainingSetup) -> str:
 
 
 def kubernetes(setup: TrainingSetup) -> str:
-    """A manifest: an Indexed Job with a pod per node, and the headless Service by which they find the first."""
+    """A manifest: an Indexed Job with a pod per node, and the headless Service by which they find
+    the first.
+    """
     name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
     nodes = setup.cluster.num_nodes
     script = "".join(line + "\n" for line in command(setup).splitlines())
     labels = {"app": name}
-    variables = [{"name": "MASTER_ADDR", "value": f"{name}-0.{name}"}, {"name": "MASTER_PORT", "value": str(PORT)}]
+    variables = [
+        {"name": "MASTER_ADDR", "value": f"{name}-0.{name}"},
+        {"name": "MASTER_PORT", "value": str(PORT)},
+    ]
     container = {
         "name": "train",
         "image": "FILL-IN/image-with-megatron-lm",
@@ -183,7 +243,8 @@ def kubernetes(setup: TrainingSetup) -> str:
         "spec": {"clusterIP": "None", "selector": labels},
     }
     head = (
-        f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your data, and in the script "
+        f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your "
+        "data, and in the script "
         "what its own list names.\n"
     )
     return head + yaml.safe_dump_all([service, job], sort_keys=False, width=10_000)

@@ -1,4 +1,6 @@
-"""A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
+"""A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's
+classes; tests compare the two.
+"""
 
 from typing import Any
 
@@ -7,7 +9,13 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import Recompute
-from hp_tool.domain.releases import DIST_MUON_OVERLAPS, LATEST, LOOP_REFUSES_IN_PLACE_LOSS, MUON_OVERLAPS, has_come
+from hp_tool.domain.releases import (
+    DIST_MUON_OVERLAPS,
+    LATEST,
+    LOOP_REFUSES_IN_PLACE_LOSS,
+    MUON_OVERLAPS,
+    has_come,
+)
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
@@ -16,7 +24,8 @@ from hp_tool.formats.tools.megatron_lm.words import Flags
 
 
 def flags(setup: TrainingSetup) -> Flags:
-    """Every flag of the configuration; data, tokenizer, learning rate and checkpoints stay the user's.
+    """Every flag of the configuration; data, tokenizer, learning rate and checkpoints stay the
+    user's.
 
     Raises UnsupportedError for what the flags cannot say.
     """
@@ -29,21 +38,34 @@ def flags(setup: TrainingSetup) -> Flags:
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
-    """What the training loop asserts beside them: graphs of a whole iteration leave no room for checks between its kernels."""
+    """What the training loop asserts beside them: graphs of a whole iteration leave no room for
+    checks between its kernels.
+    """
     whole = graphs(setup)[0] == "local"
     return option_words(
         {
             "no-check-for-nan-in-loss-and-grad": whole,
-            "moe-pad-experts-for-cuda-graph-inference": whole and setup.parallel.expert_parallel_size > 1,
+            "moe-pad-experts-for-cuda-graph-inference": whole
+            and setup.parallel.expert_parallel_size > 1,
         }
     )
 
 
 def _model(setup: TrainingSetup) -> Values:
     m = setup.model
-    biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
-    if m.architecture != "decoder" or m.positions not in words.POSITIONS or biases or m.query_key_norm not in (None, "head"):
-        raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
+    biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (
+        None,
+        m.has_mlp_bias,
+    )
+    if (
+        m.architecture != "decoder"
+        or m.positions not in words.POSITIONS
+        or biases
+        or m.query_key_norm not in (None, "head")
+    ):
+        raise UnsupportedError(
+            f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model"
+        )
     latent, dense = m.kv_lora_rank is not None, m.first_k_dense_replace
     grouped = m.kv_heads != m.num_attention_heads
     experts: Values = {
@@ -54,7 +76,9 @@ def _model(setup: TrainingSetup) -> Values:
         "moe-flex-dispatcher-backend": setup.switches.get("moe_flex_dispatcher_backend"),
         "moe-grouped-gemm": setup.switches.get("moe_grouped_gemm"),
         "moe-permute-fusion": setup.switches.get("moe_permute_fusion"),
-        "moe-shared-expert-intermediate-size": m.shared_expert_size if m.num_shared_experts else None,
+        "moe-shared-expert-intermediate-size": m.shared_expert_size
+        if m.num_shared_experts
+        else None,
         "moe-router-num-groups": m.n_group or None,
         "moe-router-group-topk": (m.topk_group or m.n_group) if m.n_group else None,
         "moe-layer-freq": f"([0]*{dense}+[1]*{m.num_hidden_layers - dense})" if dense else None,
@@ -73,11 +97,13 @@ def _model(setup: TrainingSetup) -> Values:
         "normalization": words.NORMS[m.normalization],
         "vocab-size": m.vocab_size,
         "make-vocab-size-divisible-by": 1,
-        "group-query-attention": grouped and not latent,  # which excludes it, and has no use for the groups
+        "group-query-attention": grouped
+        and not latent,  # which excludes it, and has no use for the groups
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
-        "qk-layernorm": m.query_key_norm is not None or latent,  # of latent attention, the latents' norms
+        "qk-layernorm": m.query_key_norm is not None
+        or latent,  # of latent attention, the latents' norms
         "disable-bias-linear": not m.has_mlp_bias,
         "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
         **(experts if m.num_experts else {}),
@@ -99,11 +125,14 @@ def _model(setup: TrainingSetup) -> Values:
 
 
 def rows(setup: TrainingSetup) -> int:
-    """Positions that Megatron must know of: at least a sequence's. Raises UnsupportedError where a learned table is shorter."""
+    """Positions that Megatron must know of: at least a sequence's. Raises UnsupportedError where a
+    learned table is shorter.
+    """
     m, length = setup.model, setup.workload.sequence_length
     if m.positions == "learned" and (m.max_position_embeddings or length) < length:
         raise UnsupportedError(
-            f"{words.TOOL} refuses sequences of {length} above max_position_embeddings {m.max_position_embeddings}",
+            f"{words.TOOL} refuses sequences of {length} above max_position_embeddings "
+            f"{m.max_position_embeddings}",
             field="model.max_position_embeddings",
         )
     return max(m.max_position_embeddings or length, length)
@@ -117,17 +146,23 @@ def _parallel(setup: TrainingSetup) -> Values:
         "pipeline-model-parallel-size": c.pipeline_parallel_size,
         "sequence-parallel": c.sequence_parallel and c.tensor_parallel_size > 1,
         **(shorter_ends(setup) if layout is None else {}),
-        words.LAYOUT: layout.text if layout is not None else None,  # it says the number of chunks, too
+        words.LAYOUT: layout.text
+        if layout is not None
+        else None,  # it says the number of chunks, too
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
-        "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0] if context else None,
+        "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]
+        if context
+        else None,
         "hierarchical-context-parallel-sizes": levels(setup),
         "hybrid-context-parallel": packed_context(setup) is not None,
         "max-seqlen-per-dp-cp-rank": packed_context(setup),
         "num-distributed-optimizer-instances": copies(setup),
         "use-tp-pp-dp-mapping": setup.cluster.rank_order == words.PIPELINE_BEFORE_DATA,
         "expert-model-parallel-size": c.expert_parallel_size if setup.model.num_experts else None,
-        "expert-tensor-parallel-size": c.expert_tensor_parallel_size if setup.model.num_experts else None,
+        "expert-tensor-parallel-size": c.expert_tensor_parallel_size
+        if setup.model.num_experts
+        else None,
         "use-distributed-optimizer": c.zero_stage >= 1 and setup.workload.optimizer != "muon",
         "use-megatron-fsdp": c.zero_stage >= 2,
         "data-parallel-sharding-strategy": words.SHARDING.get(c.zero_stage),
@@ -138,29 +173,42 @@ def _parallel(setup: TrainingSetup) -> Values:
 
 
 def levels(setup: TrainingSetup) -> list[str] | None:
-    """Sizes that a2a+p2p needs: ranks that exchange heads, and groups of them in the ring, as the cost model divides them."""
+    """Sizes that a2a+p2p needs: ranks that exchange heads, and groups of them in the ring, as the
+    cost model divides them.
+    """
     c, strategy = setup.parallel, setup.strategy
     if c.context_parallel_size == 1 or strategy.context_parallel_communication != "a2a+p2p":
         return None
     ranks = dense_group(Candidates.alone(c), "cp", cluster=setup.cluster)
-    inner = int(exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size))
+    inner = int(
+        exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size)
+    )
     return [str(inner), str(c.context_parallel_size // inner)]
 
 
 def packed_context(setup: TrainingSetup) -> int | None:
-    """Tokens that a rank takes at most where context-parallel groups follow the sequences; None where they do not."""
+    """Tokens that a rank takes at most where context-parallel groups follow the sequences; None
+    where they do not.
+    """
     size = setup.parallel.context_parallel_size
-    return setup.workload.sequence_length // size if setup.strategy.dynamic_context_parallel and size > 1 else None
+    return (
+        setup.workload.sequence_length // size
+        if setup.strategy.dynamic_context_parallel and size > 1
+        else None
+    )
 
 
 def copies(setup: TrainingSetup) -> int | None:
-    """Groups of replicas that shard apart (HSDP). Raises UnsupportedError under full sharding, which has flags of its own."""
+    """Groups of replicas that shard apart (HSDP). Raises UnsupportedError under full sharding,
+    which has flags of its own.
+    """
     c = setup.parallel
     if not c.data_parallel_shard_size or c.data_parallel_shard_size == c.data_parallel_size:
         return None
     if c.zero_stage >= 2:
         raise UnsupportedError(
-            f"{words.TOOL} shards over part of the replicas with zero_stage 1 alone", field="parallel.zero_stage"
+            f"{words.TOOL} shards over part of the replicas with zero_stage 1 alone",
+            field="parallel.zero_stage",
         )
     return c.data_parallel_size // c.data_parallel_shard_size
 
@@ -179,12 +227,23 @@ def recomputation(recompute: Recompute) -> Values:
     if recompute.granularity == "none":
         return {}
     if recompute.granularity == "selective":
-        return {"recompute-granularity": "selective", "recompute-modules": list(recompute.modules or ("core_attn",))}
+        return {
+            "recompute-granularity": "selective",
+            "recompute-modules": list(recompute.modules or ("core_attn",)),
+        }
     if recompute.granularity != "full":
-        raise UnsupportedError(f"{words.TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute")
-    whole = recompute.method is None or (recompute.method == "block" and recompute.num_layers is None)
+        raise UnsupportedError(
+            f"{words.TOOL} has no recomputation {recompute.granularity}", field="parallel.recompute"
+        )
+    whole = recompute.method is None or (
+        recompute.method == "block" and recompute.num_layers is None
+    )
     method, count = "uniform" if whole else recompute.method, recompute.num_layers or 1
-    return {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": count}
+    return {
+        "recompute-granularity": "full",
+        "recompute-method": method,
+        "recompute-num-layers": count,
+    }
 
 
 def _training(setup: TrainingSetup) -> Values:
@@ -193,15 +252,22 @@ def _training(setup: TrainingSetup) -> Values:
         raise UnsupportedError(f"{words.TOOL} has no chunked loss", field="training.cross_entropy")
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
-        raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
+        raise UnsupportedError(
+            f"{words.TOOL} accumulates gradients in fp32 or bf16",
+            field="training.gradient_precision",
+        )
     computed = w.precision if w.precision in ("fp16", "fp32") else "bf16"
     if w.parameter_precision not in (None, "fp8", computed):
         raise UnsupportedError(
-            f"{words.TOOL} keeps parameters as they are computed with, or in fp8", field="training.parameter_precision"
+            f"{words.TOOL} keeps parameters as they are computed with, or in fp8",
+            field="training.parameter_precision",
         )
     first, second, master, aware = optimizer_states(w)
     if master not in ("fp32", "fp16"):
-        raise UnsupportedError(f"{words.TOOL} has no flag for a master copy of {master}", field="training.master_precision")
+        raise UnsupportedError(
+            f"{words.TOOL} has no flag for a master copy of {master}",
+            field="training.master_precision",
+        )
     offloaded = w.offload == "optimizer"
     layers = offloaded_layers(setup) if w.offload == "activations" else None
     return {
@@ -211,7 +277,9 @@ def _training(setup: TrainingSetup) -> Values:
         "attention-backend": words.ATTENTION[w.attention],
         "attention-dropout": w.dropout,
         "hidden-dropout": w.dropout,
-        "optimizer": "dist_muon" if w.optimizer == "muon" and setup.parallel.zero_stage else w.optimizer,
+        "optimizer": "dist_muon"
+        if w.optimizer == "muon" and setup.parallel.zero_stage
+        else w.optimizer,
         "sft": w.task == "sft",
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
@@ -252,8 +320,10 @@ def fused_loss(setup: TrainingSetup) -> str | None:
         return None
     if has_come(workload.framework_version or LATEST, since=LOOP_REFUSES_IN_PLACE_LOSS):
         raise UnsupportedError(
-            f"{words.TOOL}'s training loop refuses --cross-entropy-fusion-impl te since Megatron Core 0.18.2 (NeMo "
-            "26.06.01); set training.cross_entropy to fused, or export to nemo, whose recipes use it",
+            f"{words.TOOL}'s training loop refuses --cross-entropy-fusion-impl te since Megatron "
+            "Core 0.18.2 (NeMo "
+            "26.06.01); set training.cross_entropy to fused, or export to nemo, whose recipes use "
+            "it",
             field="training.cross_entropy",
         )
     return str(setup.switches["cross_entropy_fusion_impl"])
@@ -262,29 +332,39 @@ def fused_loss(setup: TrainingSetup) -> str | None:
 def offloaded_layers(setup: TrainingSetup) -> int:
     """Return how many layers keep their activations in host memory.
 
-    Raises UnsupportedError for what TransformerConfig refuses: all layers, a pipeline, recomputation.
+    Raises UnsupportedError for what TransformerConfig refuses: all layers, a pipeline,
+    recomputation.
     """
     layers = setup.model.num_hidden_layers
     offloaded = round((setup.workload.offload_fraction or 1.0) * layers)
     if offloaded >= layers:
         raise UnsupportedError(
-            f"Megatron Core offloads the activations of fewer than all layers: set training.offload_fraction to at most "
+            "Megatron Core offloads the activations of fewer than all layers: set "
+            "training.offload_fraction to at most "
             f"{(layers - 1) / layers:.4g} ({layers - 1} of {layers})",
             field="training.offload_fraction",
         )
     if setup.parallel.pipeline_parallel_size > 1 or setup.recompute.granularity != "none":
         raise UnsupportedError(
-            "Megatron Core offloads activations without a pipeline and without recomputation; choose one of them",
+            "Megatron Core offloads activations without a pipeline and without recomputation; "
+            "choose one of them",
             field="training.offload",
         )
     return offloaded
 
 
 def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
-    """Return precisions of Adam's two states and the master copy, and whether the precision-aware optimizer keeps them."""
+    """Return precisions of Adam's two states and the master copy, and whether the precision-aware
+    optimizer keeps them.
+    """
     first = workload.optimizer_precision or "fp32"
     second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
-    return first, second, master, {first, second, master} != {"fp32"} or workload.offload == "optimizer"
+    return (
+        first,
+        second,
+        master,
+        {first, second, master} != {"fp32"} or workload.offload == "optimizer",
+    )
 
 
 def _overlap(setup: TrainingSetup) -> Values:
@@ -292,16 +372,30 @@ def _overlap(setup: TrainingSetup) -> Values:
     overlap = setup.workload.overlap or OverlapSpec()
     if overlap.context_parallel is not None or overlap.expert_parallel is False:
         name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
-        raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+        raise UnsupportedError(
+            f"{words.TOOL} has no switch for training.overlap.{name}",
+            field=f"training.overlap.{name}",
+        )
     since = DIST_MUON_OVERLAPS if setup.parallel.zero_stage else MUON_OVERLAPS
     release = setup.workload.framework_version or LATEST
-    if setup.workload.optimizer == "muon" and setup.switches["overlap_grad_reduce"] and not has_come(release, since=since):
+    if (
+        setup.workload.optimizer == "muon"
+        and setup.switches["overlap_grad_reduce"]
+        and not has_come(release, since=since)
+    ):
         raise UnsupportedError(
-            f"Megatron Core {'.'.join(map(str, since['core']))} is the first to overlap data parallelism with muon; set "
-            "training.overlap.data_parallel to false, or training.framework_version to that release or a later one",
+            f"Megatron Core {'.'.join(map(str, since['core']))} is the first to overlap data "
+            "parallelism with muon; set "
+            "training.overlap.data_parallel to false, or training.framework_version to that "
+            "release or a later one",
             field="training.overlap.data_parallel",
         )
-    names = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "overlap_moe_expert_parallel_comm")
+    names = (
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "tp_comm_overlap",
+        "overlap_moe_expert_parallel_comm",
+    )
     return {
         **{name.replace("_", "-"): setup.switches[name] for name in names},
         "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
@@ -309,24 +403,74 @@ def _overlap(setup: TrainingSetup) -> Values:
 
 
 _LANGUAGE_MODEL = {
-    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "normalization",
-    "attention-dropout", "hidden-dropout", "recompute-granularity", "recompute-method", "recompute-num-layers",
-    "recompute-modules", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
-    "moe-router-num-groups", "moe-router-group-topk", "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm",
+    "num-layers",
+    "hidden-size",
+    "ffn-hidden-size",
+    "num-attention-heads",
+    "kv-channels",
+    "num-query-groups",
+    "normalization",
+    "attention-dropout",
+    "hidden-dropout",
+    "recompute-granularity",
+    "recompute-method",
+    "recompute-num-layers",
+    "recompute-modules",
+    "num-experts",
+    "moe-router-topk",
+    "moe-ffn-hidden-size",
+    "moe-shared-expert-intermediate-size",
+    "moe-router-num-groups",
+    "moe-router-group-topk",
+    "moe-layer-freq",
+    "moe-token-dispatcher-type",
+    "moe-grouped-gemm",
     "moe-flex-dispatcher-backend",
-    "moe-expert-capacity-factor", "add-qkv-bias", "moe-permute-fusion", "rope-type", "no-rope-fusion",
-    "cuda-graph-impl", "cuda-graph-scope",
-    "no-masked-softmax-fusion", "no-bias-dropout-fusion",
-    "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
-    "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-    "mtp-num-layers", "cp-comm-type", words.WITH_EMBEDDING, words.WITH_LOSS, words.FIRST_STAGE, words.LAST_STAGE,
-}  # fmt: skip
+    "moe-expert-capacity-factor",
+    "add-qkv-bias",
+    "moe-permute-fusion",
+    "rope-type",
+    "no-rope-fusion",
+    "cuda-graph-impl",
+    "cuda-graph-scope",
+    "no-masked-softmax-fusion",
+    "no-bias-dropout-fusion",
+    "qk-layernorm",
+    "fp8-format",
+    "fp8-recipe",
+    "fp4-format",
+    "fp4-recipe",
+    "attention-backend",
+    "multi-latent-attention",
+    "kv-lora-rank",
+    "q-lora-rank",
+    "qk-head-dim",
+    "qk-pos-emb-head-dim",
+    "v-head-dim",
+    "mtp-num-layers",
+    "cp-comm-type",
+    words.WITH_EMBEDDING,
+    words.WITH_LOSS,
+    words.FIRST_STAGE,
+    words.LAST_STAGE,
+}
 _MODEL_PARALLEL = {
-    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel", "bf16", "fp16", "tp-comm-overlap",
-    "overlap-moe-expert-parallel-comm", "cross-entropy-loss-fusion", "cross-entropy-fusion-impl",
-    "num-virtual-stages-per-pipeline-rank", "no-gradient-accumulation-fusion", "no-overlap-p2p-communication",
-}  # fmt: skip
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "sequence-parallel",
+    "bf16",
+    "fp16",
+    "tp-comm-overlap",
+    "overlap-moe-expert-parallel-comm",
+    "cross-entropy-loss-fusion",
+    "cross-entropy-fusion-impl",
+    "num-virtual-stages-per-pipeline-rank",
+    "no-gradient-accumulation-fusion",
+    "no-overlap-p2p-communication",
+}
 _KEYS = {
     "num-experts": "num_moe_experts",
     "fp8-format": "fp8",
@@ -349,13 +493,18 @@ def field_name(flag: str) -> str:
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for what it cannot say.
+    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for
+    what it cannot say.
 
-    That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
-    under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.
+    That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml:
+    those of TransformerConfig under `language_model`, those of ModelParallelConfig under
+    `model_parallel`, all others beside them.
     """
     if not setup.model.is_uniform:
-        raise UnsupportedError("a file for --yaml-cfg says no layers that differ; choose megatron-lm", field="model.blocks")
+        raise UnsupportedError(
+            "a file for --yaml-cfg says no layers that differ; choose megatron-lm",
+            field="model.blocks",
+        )
     options = flags(setup)
     gated = "swiglu" in options
     language: dict[str, Any] = {
@@ -368,7 +517,9 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     for name, values in options.items():
         if name == "disable-bias-linear":
             continue
-        section = language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
+        section = (
+            language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
+        )
         section[field_name(name)] = False if name.startswith("no-") else _value(name, values)
     return {"language_model": language, "model_parallel": parallel, **others}
 

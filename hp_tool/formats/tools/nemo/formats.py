@@ -33,7 +33,10 @@ register(
         signs=(
             Sign(of="keys", rank=70, holds=_is_its_file),
             Sign(
-                of="script", rank=18, holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]|\bnemo\s+llm\s+\w+\s"), refused=_RECIPE
+                of="script",
+                rank=18,
+                holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]|\bnemo\s+llm\s+\w+\s"),
+                refused=_RECIPE,
             ),
         ),
         read=read,
@@ -46,7 +49,9 @@ register(
         flags_name="megatron-bridge",
         fewer_layers=_fewer_layers,
         reads="the YAML files of Megatron Bridge and of NeMo",
-        writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for PEFT",
-        checked="keys, choices and recipes of precision recorded from its classes; the optimizer's are fields of Megatron Core",
+        writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for "
+        "PEFT",
+        checked="keys, choices and recipes of precision recorded from its classes; the optimizer's "
+        "are fields of Megatron Core",
     )
 )

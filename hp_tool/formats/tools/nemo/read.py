@@ -19,26 +19,40 @@ _MIXED = {
 }
 """Parts of a mixed-precision recipe's name, and the flags that they stand for."""
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "uint8": "fp8"}
-"""torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in bytes."""
+"""torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in
+bytes.
+"""
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
 """Classes whose defaults are Megatron Core's own."""
 _READ_HERE = {
-    "trainer.precision": "training.precision", "model.activation": "model.gated_mlp", "model.optim.name": "parallel.zero_stage",
-    "optim.name": "parallel.zero_stage", "model.-target-": "model",
-}  # fmt: skip
+    "trainer.precision": "training.precision",
+    "model.activation": "model.gated_mlp",
+    "model.optim.name": "parallel.zero_stage",
+    "optim.name": "parallel.zero_stage",
+    "model.-target-": "model",
+}
 """Fields that the file's own keys decide, where Megatron's table does not say it."""
 _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 """NeMo's optimizers that shard their states over data parallelism."""
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of NeMo."""
+    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of
+    NeMo.
+    """
     content, num_gpus, spare = source.keys(reading), reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
     reading.lack_unknown(leaves, _READ_HERE)
-    reading.lack_unknown(leaves, {each.name: "training.precision" for each in leaves if _outermost(each) == "mixed-precision"})
+    reading.lack_unknown(
+        leaves,
+        {
+            each.name: "training.precision"
+            for each in leaves
+            if _outermost(each) == "mixed-precision"
+        },
+    )
     trainer, model, adapters = (_section(content, name) for name in ("trainer", "model", "peft"))
     if num_gpus is None and "devices" in trainer:
         nodes = whole_number(trainer.get("num_nodes", 1), "trainer.num_nodes")
@@ -47,7 +61,11 @@ def read(source: Source, reading: Reading) -> None:
     provider = str(model.get("_target_", "")).rpartition(".")[2]
     unsaid = [name for name in _BY_PROVIDER if name not in model]
     if provider and provider not in _PLAIN and unsaid:
-        reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add", example="NAME")
+        reading.lack(
+            "model",
+            f"{provider} decides {', '.join(unsaid)}, which the file does not say; add",
+            example="NAME",
+        )
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
     own = [each for each in leaves if _outermost(each) not in elsewhere]
@@ -57,14 +75,24 @@ def read(source: Source, reading: Reading) -> None:
     if "num-query-groups" in names:
         settings.append(Setting(name="group-query-attention", written="model.num_query_groups"))
     if model.get("activation") in ("fast-swiglu", "swiglu"):
-        settings.append(Setting(name="glu-activation", written="model.activation", values=("swiglu",)))
-    optimizer = next((each for each in leaves if each.name in ("model.optim.name", "optim.name")), None)
+        settings.append(
+            Setting(name="glu-activation", written="model.activation", values=("swiglu",))
+        )
+    optimizer = next(
+        (each for each in leaves if each.name in ("model.optim.name", "optim.name")), None
+    )
     if optimizer and optimizer.values[0] in _DISTRIBUTED:
-        settings.append(Setting(name="use-distributed-optimizer", written=optimizer.written, line=optimizer.line))
+        settings.append(
+            Setting(
+                name="use-distributed-optimizer", written=optimizer.written, line=optimizer.line
+            )
+        )
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
     if low_rank:
         _adapters([each for each in leaves if _outermost(each) == "peft"], reading=reading)
-    if provider and provider not in _PLAIN:  # where the file is silent the class decides, not Megatron's default
+    if (
+        provider and provider not in _PLAIN
+    ):  # where the file is silent the class decides, not Megatron's default
         fields = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in fields:
@@ -72,7 +100,9 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
-    """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that class's defaults."""
+    """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that
+    class's defaults.
+    """
     settings = sort(leaves, table=table("bridge-lora"), reading=reading)
 
     def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,7 +110,10 @@ def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
 
     targets = words("target-modules", ())
     if any("*" in name for name in targets):
-        reading.refuse(f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not modelled")
+        reading.refuse(
+            f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not "
+            "modelled"
+        )
     lora: dict[str, Any] = {"rank": whole_number(words("dim", ("32",))[0], "peft.dim")}
     lora |= {"target_modules": list(targets)} if targets else {}
     if (dropout := fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
@@ -106,7 +139,9 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _precision(content: Mapping[str, Any]) -> list[Setting]:
-    """Return what mixed_precision (a recipe's name, or its fields) and trainer.precision say, as Megatron's arguments."""
+    """Return what mixed_precision (a recipe's name, or its fields) and trainer.precision say, as
+    Megatron's arguments.
+    """
     mixed = content.get("mixed_precision")
     if isinstance(mixed, Mapping):
         return _precision_fields(mixed)
@@ -117,7 +152,13 @@ def _precision(content: Mapping[str, Any]) -> list[Setting]:
         half = name.startswith(("fp16", "16")) and "bf16" not in name
         settings.append(Setting(name="fp16" if half else "bf16", written="precision"))
     for flag in (flag for kind, flags in _MIXED.items() if kind in name for flag in flags):
-        settings.append(Setting(name=flag.partition("=")[0], written="mixed_precision", values=(flag.partition("=")[2],)))
+        settings.append(
+            Setting(
+                name=flag.partition("=")[0],
+                written="mixed_precision",
+                values=(flag.partition("=")[2],),
+            )
+        )
     if "fp8" in name and "subchannel" not in name:
         settings.append(Setting(name="fp8-param-gather", written="mixed_precision"))
     return settings
@@ -128,9 +169,14 @@ def _precision_fields(mixed: Mapping[str, Any]) -> list[Setting]:
     flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather", "fp4": "fp4-format"}
     settings = []
     if mixed.get("bf16") and mixed.get("grad_reduce_in_fp32") is False:
-        settings.append(Setting(name="grad-reduce-in-bf16", written="mixed_precision.grad_reduce_in_fp32"))
+        settings.append(
+            Setting(name="grad-reduce-in-bf16", written="mixed_precision.grad_reduce_in_fp32")
+        )
     for key in fields:
         if (value := mixed.get(key)) not in (None, False):
-            name, values = flags.get(key, key.replace("_", "-")), () if value is True else (str(value),)
+            name, values = (
+                flags.get(key, key.replace("_", "-")),
+                () if value is True else (str(value),),
+            )
             settings.append(Setting(name=name, written=f"mixed_precision.{key}", values=values))
     return settings

@@ -1,4 +1,6 @@
-"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
+"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in
+megatron/bridge/training/config.py.
+"""
 
 import shlex
 
@@ -7,7 +9,13 @@ from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import assignments
 from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, Values, headline, refuse_unsaid
-from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
+from hp_tool.formats.tools.megatron_lm.words import (
+    CONTEXT,
+    PACKED,
+    PIPELINE_BEFORE_DATA,
+    SAID,
+    SHARDING,
+)
 from hp_tool.formats.tools.megatron_lm.write import (
     copies,
     field_name,
@@ -26,7 +34,12 @@ _RECIPES: dict[str, tuple[str, Values]] = {
     "fp16": ("fp16_mixed", {}),
     "fp8 delayed": (
         "bf16_with_fp8_delayed_scaling_mixed",
-        {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+        {
+            "fp8": "hybrid",
+            "fp8_recipe": "delayed",
+            "fp8_amax_history_len": 1024,
+            "fp8_amax_compute_algo": "max",
+        },
     ),
     "fp8 tensorwise": (
         "bf16_with_fp8_current_scaling_mixed",
@@ -38,35 +51,59 @@ _RECIPES: dict[str, tuple[str, Values]] = {
             "num_layers_at_end_in_bf16": 1,
         },
     ),
-    "fp8 blockwise": ("bf16_with_fp8_subchannel_scaling_mixed", {"fp8": "hybrid", "fp8_recipe": "blockwise"}),
+    "fp8 blockwise": (
+        "bf16_with_fp8_subchannel_scaling_mixed",
+        {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    ),
     "mxfp8": ("bf16_with_mxfp8_mixed", {"fp8": "e4m3", "fp8_recipe": "mxfp8"}),
     "nvfp4": ("bf16_with_nvfp4_mixed", {"fp4": "e2m1", "fp4_recipe": "nvfp4"}),
 }
-"""Named recipes of megatron/bridge/training/mixed_precision.py, and the fields that make each; those of fp8 and mxfp8, but
-blockwise, keep parameters in 8 bits, and all but fp16's reduce gradients in fp32."""
+"""Named recipes of megatron/bridge/training/mixed_precision.py, and the fields that make each;
+those of fp8 and mxfp8, but blockwise, keep parameters in 8 bits, and all but fp16's reduce
+gradients in fp32.
+"""
 _DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8": "torch.uint8"}
 """Of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
 _UNSAID = {"pipeline_layout", "kernel_fusion", "task", "attention"}
 """Fields that Megatron-LM has flags for, and Bridge no plain key."""
-FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm", "moe_permute_fusion")
+FUSED = (
+    "apply_rope_fusion",
+    "gradient_accumulation_fusion",
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+)
 """Switches that are fields of Bridge's model providers."""
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
+    """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what
+    they cannot say.
+    """
     packed = PACKED if packed_context(setup) is not None else set()
     adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
-    refuse_unsaid(setup, tool=TOOL, expressed=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
+    refuse_unsaid(
+        setup,
+        tool=TOOL,
+        expressed=(SAID | SHAPE | packed) - _UNSAID | adapted,
+        runs="megatron-core",
+    )
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.loss == "chunked":
         raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
     if granularity not in ("none", "selective", "full"):
-        raise UnsupportedError(f"{TOOL} has no recomputation {granularity}", field="parallel.recompute")
+        raise UnsupportedError(
+            f"{TOOL} has no recomputation {granularity}", field="parallel.recompute"
+        )
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     for name in ("context_parallel", "expert_parallel"):
-        if getattr(hidden, name) is False or (name == "context_parallel" and hidden.context_parallel):
-            raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+        if getattr(hidden, name) is False or (
+            name == "context_parallel" and hidden.context_parallel
+        ):
+            raise UnsupportedError(
+                f"{TOOL} has no switch for training.overlap.{name}",
+                field=f"training.overlap.{name}",
+            )
     implementation, scope = graphs(setup)
     values: Values = {
         "model.tensor_model_parallel_size": c.tensor_parallel_size,
@@ -80,7 +117,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "train.global_batch_size": w.global_batch_size,
         **_mixed_precision(w),
         "ddp.use_distributed_optimizer": c.zero_stage >= 1,
-        # comm_overlap's choice, or where it has none Bridge's own, is laid over ddp's (CommOverlapConfig.setup).
+        # comm_overlap's choice, or where it has none Bridge's own, is laid over ddp's
+        # (CommOverlapConfig.setup).
         **{
             f"{section}.{name}": setup.switches[name]
             for section in ("ddp", "comm_overlap")
@@ -111,7 +149,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "ddp.use_megatron_fsdp": c.zero_stage >= 2 or None,
         "ddp.data_parallel_sharding_strategy": SHARDING.get(c.zero_stage),
     }
-    return _texts(values) | _fields(recomputation(setup.recompute)) | _texts(sharding) | _fields(shorter_ends(setup))
+    return (
+        _texts(values)
+        | _fields(recomputation(setup.recompute))
+        | _texts(sharding)
+        | _fields(shorter_ends(setup))
+    )
 
 
 def _texts(values: Values) -> dict[str, str]:
@@ -126,7 +169,9 @@ def _texts(values: Values) -> dict[str, str]:
 
 
 def _context(setup: TrainingSetup) -> Values:
-    """Return how context-parallel ranks exchange keys and values, and how sequences are packed over them."""
+    """Return how context-parallel ranks exchange keys and values, and how sequences are packed over
+    them.
+    """
     if setup.parallel.context_parallel_size == 1:
         return {}
     packed = packed_context(setup)
@@ -152,15 +197,21 @@ def _experts(setup: TrainingSetup) -> Values:
 def _offload(setup: TrainingSetup) -> Values:
     share = setup.workload.offload_fraction or 1.0
     if setup.workload.offload == "optimizer":
-        return {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": share}
+        return {
+            "optimizer.optimizer_cpu_offload": True,
+            "optimizer.optimizer_offload_fraction": share,
+        }
     if setup.workload.offload == "activations":
-        return {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": offloaded_layers(setup)}
+        return {
+            "model.cpu_offloading": True,
+            "model.cpu_offloading_num_layers": offloaded_layers(setup),
+        }
     return {}
 
 
 def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
-    """Return the named recipe, or its fields where gradients or parameters are kept otherwise: what stands there is laid over
-    `ddp` before training (MixedPrecisionConfig.setup).
+    """Return the named recipe, or its fields where gradients or parameters are kept otherwise: what
+    stands there is laid over `ddp` before training (MixedPrecisionConfig.setup).
     """
     kind = f"{w.precision} {w.fp8_recipe or 'delayed'}" if w.precision == "fp8" else w.precision
     if kind not in _RECIPES:
@@ -174,8 +225,13 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
         )
     gradients, narrow = w.gradient_precision or "fp32", w.parameter_precision == "fp8"
     if gradients not in ("fp32", computed):
-        raise UnsupportedError(f"{TOOL} reduces gradients in fp32 or {computed}", field="training.gradient_precision")
-    if (narrow, gradients == "fp32") == ("fp8" in fields and kind != "fp8 blockwise", computed == "bf16"):
+        raise UnsupportedError(
+            f"{TOOL} reduces gradients in fp32 or {computed}", field="training.gradient_precision"
+        )
+    if (narrow, gradients == "fp32") == (
+        "fp8" in fields and kind != "fp8 blockwise",
+        computed == "bf16",
+    ):
         return {"mixed_precision": name}
     dtype = f"{{_target_:{_DTYPES[computed]},_call_:false}}"
     values: Values = {
@@ -188,22 +244,32 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
         "fp8_param_gather": narrow or None,
         "reuse_grad_buf_for_mxfp8_param_ag": (narrow and kind == "mxfp8") or None,
     }
-    return {"++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _texts(values).items())}}}"}
+    return {
+        "++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _texts(values).items())}}}"  # noqa: E501
+    }
 
 
 def _adapters(w: TrainingWorkload) -> Values:
-    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is trained."""
+    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is
+    trained.
+    """
     if w.lora is None:
         return {}
     computed = "fp16" if w.precision == "fp16" else "bf16"
     if w.frozen_precision not in (None, computed):
         raise UnsupportedError(
-            f"{TOOL} keeps frozen weights in {computed}, not {w.frozen_precision}", field="training.frozen_precision"
+            f"{TOOL} keeps frozen weights in {computed}, not {w.frozen_precision}",
+            field="training.frozen_precision",
         )
-    names = dict.fromkeys(ALIASES.get(name, name) for name in w.lora.target_modules or DEFAULT_TARGETS)
-    if parts := {part for several in PARTS.values() for names_ in several for part in names_} & set(names):
+    names = dict.fromkeys(
+        ALIASES.get(name, name) for name in w.lora.target_modules or DEFAULT_TARGETS
+    )
+    if parts := {part for several in PARTS.values() for names_ in several for part in names_} & set(
+        names
+    ):
         raise UnsupportedError(
-            f"{TOOL}'s LoRA has one adapter on a fused matrix, none on {', '.join(sorted(parts))}; set "
+            f"{TOOL}'s LoRA has one adapter on a fused matrix, none on {', '.join(sorted(parts))}; "
+            "set "
             f"training.lora.target_modules to some of {', '.join(DEFAULT_TARGETS)}",
             field="training.lora.target_modules",
         )
@@ -220,7 +286,10 @@ def _optimizer_states(w: TrainingWorkload) -> Values:
     if not aware:
         return {}
     if master not in ("fp32", "fp16", "remainder"):
-        raise UnsupportedError(f"{TOOL} has no setting for a master copy of {master}", field="training.master_precision")
+        raise UnsupportedError(
+            f"{TOOL} has no setting for a master copy of {master}",
+            field="training.master_precision",
+        )
     return {
         "optimizer.use_precision_aware_optimizer": True,
         "optimizer.main_params_dtype": _DTYPES["fp16" if master == "fp16" else "fp32"],
