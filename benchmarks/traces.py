@@ -92,8 +92,8 @@ def write(path: Path, *, size_bytes: float) -> None:
 
 def explained(path: Path) -> None:
     """Explain the trace and print what it took; run in a process of its own."""
-    from hp_tool.exchange.explanation import explain
     from hp_tool.traces import read_traces
+    from hp_tool.traces.explain.explanation import explain
 
     started = time.process_time()
     answer = explain(read_traces([path]))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.api import estimate, explain, export, make_query, recommend, size
     from hp_tool.domain.result import Estimate, Recommendation
     from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
     from hp_tool.domain.sizing import Sizing, SizingAnswer
+    from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
 
 __all__ = [
     "Estimate",
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "hp_tool.api": ("estimate", "explain", "export", "make_query", "recommend", "size"),
-    "hp_tool.answers": ("EstimateAnswer", "RecommendAnswer"),
+    "hp_tool.questions.answers": ("EstimateAnswer", "RecommendAnswer"),
     "hp_tool.domain.result": ("Estimate", "Recommendation"),
     "hp_tool.domain.serving": ("InferenceEstimate", "ServingRecommendation"),
     "hp_tool.domain.sizing": ("Sizing", "SizingAnswer"),

@@ -20,15 +20,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
-from hp_tool.queries.short_names import COMMON
+from hp_tool.questions.short_names import COMMON
 
 if TYPE_CHECKING:
-    from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
-    from hp_tool.exchange import Exported
-    from hp_tool.exchange.explanation import Explanation
-    from hp_tool.exchange.logged import LoggedExplanation
+    from hp_tool.formats.exchange import Exported
+    from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
+    from hp_tool.traces.explain.explanation import Explanation
+    from hp_tool.traces.explain.logged import LoggedExplanation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +104,7 @@ def estimate(
     One that does not fit is an answer with `estimate.feasible` False, its reasons, and its fixes
     (`mends`). Raises HpToolError for what cannot be answered.
     """
-    from hp_tool.answers import estimate_answer
+    from hp_tool.questions.answers import estimate_answer
 
     return estimate_answer(make_query(query, **keys))
 
@@ -129,7 +129,7 @@ def recommend(
     total_tokens, kind, cluster, training, inference, parallel, objective, rank_by, constraints,
     targets, id. In `parallel` a value or a list narrows an axis.
     """
-    from hp_tool.answers import recommend_answer
+    from hp_tool.questions.answers import recommend_answer
 
     return recommend_answer(
         make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity
@@ -145,8 +145,8 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     cluster, ...) are laid over it, as in `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024,
     days=30.0)`. Raises HpToolError.
     """
-    from hp_tool.budgets import parse_sizing, size_answer
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
+    from hp_tool.questions.budgets import parse_sizing, size_answer
 
     changes = {SIZING_KEYS.get(key, key): value for key, value in keys.items()}
     parsed = parse_sizing(schema.lay(_read(query), changes))
@@ -167,8 +167,8 @@ def export(
     export` lists them. `rerank`: rank again among what the tool can run, and say what that costs.
     Raises HpToolError for what the tool has no setting for.
     """
-    from hp_tool import exchange
-    from hp_tool.queries import schema
+    from hp_tool.formats import exchange
+    from hp_tool.questions import schema
 
     content = _read(result) if isinstance(result, Mapping | Path) else schema.to_dict(result)
     if rerank:
@@ -189,7 +189,7 @@ def explain(
     SQLite, or one log with Megatron's timers, of which less is known. `query` and `keys` as of
     `estimate`; without them ranks and groups are held against each other alone. Raises HpToolError.
     """
-    from hp_tool.exchange.recorded import explain_files
+    from hp_tool.traces.explain.recorded import explain_files
 
     parsed = None if query is None and not keys else make_query(query, **keys)
     return explain_files([Path(each) for each in traces], query=parsed)
@@ -201,7 +201,7 @@ def make_query(
     """The validated query that a query or its file and the keys laid over it make. Raises
     InputError.
     """
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     return schema.parse_own_query(as_mapping(query, **keys))
 
@@ -212,7 +212,7 @@ def as_mapping(
     """The mapping of a query or its file with the keys laid over it and its kind said, not yet
     validated.
     """
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     data = (
         _read(query)
@@ -230,6 +230,6 @@ def as_mapping(
 
 def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:
     """A query's mapping to lay keys over: a copy of one that is given."""
-    from hp_tool import documents
+    from hp_tool.catalog import documents
 
     return documents.read(query) if isinstance(query, Path) else copy.deepcopy(dict(query or {}))

@@ -1,4 +1,4 @@
-"""The tables of docs/assumptions.md, from hp_tool/assumptions.yaml: `python
+"""The tables of docs/assumptions.md, from hp_tool/loop/assumptions.yaml: `python
 scripts/assumptions_table.py` writes them.
 """
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hp_tool import documents
-from hp_tool.assumptions import FILE, Assumptions
+from hp_tool.catalog import documents
+from hp_tool.loop.assumptions import FILE, Assumptions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "assumptions.md"
 MARK = "<!-- assumptions, written by python scripts/assumptions_table.py -->\n"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hp_tool.queries.shown import SECTIONS, Field, sections
+from hp_tool.questions.shown import SECTIONS, Field, sections
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
 MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"

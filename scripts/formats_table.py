@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.formats.registry import formats
 
 ROOT = Path(__file__).resolve().parents[1]

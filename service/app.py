@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from hp_tool import __version__
 from hp_tool.domain.access import AccessStore
-from hp_tool.learning import MadeCalibration, StoredCalibrations, refit
-from hp_tool.learning.make import outdated_notice, prepare
+from hp_tool.loop.learning import MadeCalibration, StoredCalibrations, refit
+from hp_tool.loop.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
 from service.agents.mount import AgentsRoute

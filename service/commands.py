@@ -15,8 +15,8 @@ import typer
 from hp_tool.cli.db import UrlOption
 from hp_tool.cli.queries import JsonOption
 from hp_tool.cli.server import connect
+from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.extras import require
-from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from hp_tool.domain.access import AccessStore
@@ -98,7 +98,7 @@ def worker(
     HP_RETENTION_... say what it deletes once a day (see `hp-tool db prune`); by default nothing.
     """
     require("search", by="`hp-tool worker`")
-    from hp_tool import tuning
+    from hp_tool.loop import tuning
     from service import logs
     from service.settings import log_settings
     from service.worker import work
@@ -165,7 +165,7 @@ def report(
     url = database_url or stores.database_url()
     with closing(stores.open_store(url)) as store:
         if optuna is not None:
-            from hp_tool.tuning.study import copy_study
+            from hp_tool.loop.tuning.study import copy_study
 
             store.get_search(search_id=search)
             copy_study(search_id=search, database_url=url, path=optuna)
@@ -203,14 +203,14 @@ def budget(
     from hp_tool.domain.fields import check_bounds
     from hp_tool.domain.query import SearchSettings
     from hp_tool.errors import InputError
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     if runs is None and gpu_seconds is None:
         raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
     check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
 
     def in_store(store: AccessStore) -> SearchRecord:
-        from hp_tool.tuning import daily_limits
+        from hp_tool.loop.tuning import daily_limits
 
         limits = daily_limits(store.get_search(search_id=search).query)
         return store.change_budget(
@@ -248,7 +248,7 @@ def label(
     it by their words.
     """
     from hp_tool.domain.records import Label
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     labels = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
     labelled = _changed(
@@ -271,7 +271,7 @@ def cancel(
     """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a
     worker has ended those.
     """
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     cancelled = _changed(
         server,
@@ -335,7 +335,7 @@ def create(
     """Make a key and print it. It is shown this once; the database keeps a digest."""
     require("service", by="`hp-tool keys`")
     from hp_tool.domain.access import Scope
-    from hp_tool.queries.schema import to_json
+    from hp_tool.questions.schema import to_json
     from hp_tool.store import open_store
     from service.api.keys import IssuedKey, KeyView
     from service.keys import issue
@@ -363,7 +363,7 @@ def create(
 def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show every key, newest first, without secrets."""
     require("service", by="`hp-tool keys`")
-    from hp_tool.queries.schema import to_json
+    from hp_tool.questions.schema import to_json
     from hp_tool.store import open_store
     from service.api.keys import KeyView
 

@@ -14,15 +14,15 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from hp_tool import tuning
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.domain.retention import Retention
 from hp_tool.errors import OLDER_EDITION, HpToolError, StoreError
-from hp_tool.learning import Follower
-from hp_tool.queries.edition import edition
-from hp_tool.tuning.lease import LEASE_S
-from hp_tool.tuning.run import default_holder
+from hp_tool.loop import tuning
+from hp_tool.loop.learning import Follower
+from hp_tool.loop.tuning.lease import LEASE_S
+from hp_tool.loop.tuning.run import default_holder
+from hp_tool.questions.edition import edition
 from service import logs
 from service.logs import surviving
 from service.settings import webhook_settings

@@ -8,4 +8,4 @@ import multiprocessing
 
 FORKED = multiprocessing.get_context("forkserver")
 """Its server holds no connection that processes would share."""
-FORKED.set_forkserver_preload(["hp_tool.store.sql", "hp_tool.tuning", "optuna.storages"])
+FORKED.set_forkserver_preload(["hp_tool.store.sql", "hp_tool.loop.tuning", "optuna.storages"])

@@ -11,12 +11,12 @@ import pytest
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.plain import named_cases, plain_cases, todays_cases
 from benchmarks.accuracy.prepared import Prepared
-from hp_tool.answers import estimate_answer
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.questions.answers import estimate_answer
 
 CASE = Case(
     name="llama-3-70b",

@@ -16,9 +16,9 @@ from typing import get_type_hints
 
 import pytest
 
-from hp_tool import documents
-from hp_tool.assumptions import FILE, Assumptions, DevicePriors, assumed
-from hp_tool.calibration import Prior
+from hp_tool.catalog import documents
+from hp_tool.loop.assumptions import FILE, Assumptions, DevicePriors, assumed
+from hp_tool.loop.calibration import Prior
 from scripts.assumptions_table import PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]
@@ -121,9 +121,9 @@ def test_an_answer_without_a_calibration_does_not_read_them() -> None:
     }
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 8}}
     code = (
-        "import hp_tool; from hp_tool.assumptions import assumed; assert "
+        "import hp_tool; from hp_tool.loop.assumptions import assumed; assert "
         f"hp_tool.recommend({json.dumps(query)}, top=1)"
-        ".recommendations; import hp_tool.calibration, hp_tool.tuning; "
+        ".recommendations; import hp_tool.loop.calibration, hp_tool.loop.tuning; "
         "print(assumed.cache_info().misses)"
     )
     result = subprocess.run(

@@ -12,11 +12,11 @@ import pytest
 import typer
 import yaml
 
-from hp_tool import answers, catalog, training
+from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
 from hp_tool.cli.main import build
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema, training
 from tests import console
 
 ROOT = Path(__file__).parents[1]

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.budgets import parse_sizing
 from hp_tool.catalog import model_from_mapping, records
+from hp_tool.catalog.documents import load_yaml
 from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.documents import load_yaml
+from hp_tool.cluster.launchers.options import KubernetesOptions, RayOptions, SlurmOptions
 from hp_tool.domain.prices import Offer
 from hp_tool.domain.query import OwnFile, Query
-from hp_tool.launchers.options import KubernetesOptions, RayOptions, SlurmOptions
-from hp_tool.learning.reports import read_report
-from hp_tool.queries import schema
-from hp_tool.serving.problem import resolve_serving
-from hp_tool.training.problem import resolve_training
+from hp_tool.loop.learning.reports import read_report
+from hp_tool.questions import schema
+from hp_tool.questions.budgets import parse_sizing
+from hp_tool.questions.serving.problem import resolve_serving
+from hp_tool.questions.training.problem import resolve_training
 
 DOCS = Path(__file__).parents[1] / "docs"
 BASE: dict[str, Any] = {

@@ -25,7 +25,7 @@ from benchmarks.accuracy.fitting import (
     linear_beyond,
     with_constants,
 )
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 Row = tuple[float, float]

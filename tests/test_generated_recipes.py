@@ -22,8 +22,8 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.recipes import recipe, settings
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.recipes import recipe, settings
 
 FIELDS = (
     "release",

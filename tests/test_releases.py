@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 
 TRAINING: dict[str, Any] = {
     "kind": "training",

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers, training
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema, training
 
 QUERY: dict[str, Any] = {
     "id": "row-17",

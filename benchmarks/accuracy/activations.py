@@ -12,8 +12,8 @@ from benchmarks.accuracy.korthikanti import MODELS, workload
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.training import estimate
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.questions.training import estimate
 
 SIZES = {
     # model: (pipeline parallel, model chunks, micro-batch, batch) of table 3; tensor parallel 8

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from hp_tool import documents
+from hp_tool.catalog import documents
 
 Row = dict[str, str]
 

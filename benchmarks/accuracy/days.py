@@ -11,9 +11,9 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
+from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import recommend
-from hp_tool.units import SECONDS_PER_DAY
+from hp_tool.questions.training import recommend
 
 PARAMETERS, TOKENS, GPUS = 175e9, 300e9, 1024
 PUBLISHED_FLOPS_PER_SECOND = 140e12

@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.accuracy.data import write_constants
 from benchmarks.accuracy.fit_gpus import SILICON, fit_times
 from benchmarks.accuracy.fitting import Floats, rounded
-from hp_tool.calibration.microbenchmarks import CPU, fit_memory, fit_roofline
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import Precision
+from hp_tool.loop.calibration.microbenchmarks import CPU, fit_memory, fit_roofline
 
 COMMAND = "python -m benchmarks.accuracy.fit_cpu"
 WORLD = 2

@@ -33,10 +33,10 @@ from benchmarks.accuracy.fitting import (
 )
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
-from hp_tool.calibration.microbenchmarks import short
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.loop.calibration.microbenchmarks import short
 
 COMMAND = "python -m benchmarks.accuracy.fit_fsdp"
 NOISE = 0.04

@@ -26,12 +26,11 @@ from benchmarks.accuracy.timed_kernels import (
     peak,
     timed,
 )
-from hp_tool import documents
-from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
-from hp_tool.catalog import gpu
+from hp_tool.catalog import documents, gpu
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.loop.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
 
 COMMAND = "python -m benchmarks.accuracy.fit_gpus"
 

@@ -32,8 +32,8 @@ from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 from benchmarks.accuracy.prepared import Prepared, seen
 from hp_tool.domain.efficiency import FrameworkEfficiency
-from hp_tool.training import estimate
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.questions.training import estimate
 
 COMMAND = "python -m benchmarks.accuracy.fit_internevo"
 NOISE = 0.03

@@ -30,7 +30,7 @@ from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import gb300_cases, release_cases
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 

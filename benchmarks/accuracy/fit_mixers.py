@@ -36,14 +36,13 @@ from benchmarks.accuracy.mixer_rows import (
     recurrent_rows,
     sparse_rows,
 )
-from hp_tool import documents
-from hp_tool.calibration.microbenchmarks import robust_fit, short
-from hp_tool.catalog import gpu
+from hp_tool.catalog import documents, gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost import scans
 from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
+from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
 
 FITTED_ON = (
     "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m "

@@ -19,7 +19,6 @@ from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import command_line, write_constants
 from benchmarks.accuracy.fitting import Floats, conformal_sd
 from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
-from hp_tool.calibration.microbenchmarks import robust_fit, short
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
@@ -28,7 +27,8 @@ from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.domain.engines import PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.serving.problem import arrivals, serving_case
+from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
+from hp_tool.questions.serving.problem import arrivals, serving_case
 
 COMMAND = "python -m benchmarks.accuracy.fit_pools"
 LOWEST_S, USUAL_S, HIGHEST_S = 0.0, 0.1, 5.0

@@ -30,7 +30,7 @@ from hp_tool.cost.serving.operations import all_reduce_seconds, matmuls_seconds
 from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 COMMAND = "python -m benchmarks.accuracy.fit_releases"
 

@@ -18,11 +18,11 @@ from scipy.optimize import least_squares
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import write_constants
-from hp_tool import documents
-from hp_tool.calibration.microbenchmarks import short
+from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.loop.calibration.microbenchmarks import short
 
 Floats = NDArray[np.float64]
 Row = TypeVar("Row")

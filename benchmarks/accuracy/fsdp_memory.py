@@ -11,8 +11,8 @@ from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GIB
 
 H100_96GB = dataclasses.replace(
     gpu("h100-sxm-80gb"),

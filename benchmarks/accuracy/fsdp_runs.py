@@ -11,7 +11,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.training.problem import resolve_training
 
 GPUS_MPT = {
     "a100_40gb": "a100-sxm-40gb",

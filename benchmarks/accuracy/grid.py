@@ -27,7 +27,7 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
 
 MIN_CELL = 20
 """Rows below which a cell's rank correlation says nothing."""

@@ -44,9 +44,9 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.training import estimate, recommend
-from hp_tool.units import GIB
+from hp_tool.questions.training import estimate, recommend
 
 RELEASE = "one factor for 2021's release, from the other nine models"
 

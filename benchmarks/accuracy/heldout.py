@@ -17,9 +17,9 @@ from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.training.problem import named_model
-from hp_tool.units import GIB
+from hp_tool.questions.training.problem import named_model
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
 SYSTEMS_BRIDGE = {"DGX-H100": "h100-sxm-80gb", "DGX-B200": "b200-sxm-180gb"}

@@ -41,7 +41,7 @@ from hp_tool.catalog.efficiency import (
 )
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.engines import EngineEfficiency
-from hp_tool.serving.intervals import log_sd
+from hp_tool.questions.serving.intervals import log_sd
 
 CHOSEN_WITHIN = 1e-9
 

@@ -11,8 +11,8 @@ from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GIB
 
 FILE = "training_internevo.csv"
 GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "A800": "a800-sxm-80gb"}

@@ -25,8 +25,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
-from hp_tool.serving.evaluate import estimate as serving_estimate
-from hp_tool.training import estimate as training_estimate
+from hp_tool.questions.serving.evaluate import estimate as serving_estimate
+from hp_tool.questions.training import estimate as training_estimate
 
 GENERATIONS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb")
 """Each is at least as fast as the one before it in every figure of its datasheet that a step of 16

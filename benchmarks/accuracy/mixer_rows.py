@@ -31,7 +31,7 @@ from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 FILES: dict[str, Mixer] = {"gdn": "gated_delta", "kda": "kimi_delta", "mamba2": "mamba2"}
 KERNELS = {

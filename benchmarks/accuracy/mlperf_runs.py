@@ -8,8 +8,8 @@ from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
-from hp_tool.units import GIB
 
 MODELS = {
     "gpt3": "gpt3-175b",

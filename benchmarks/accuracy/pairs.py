@@ -21,11 +21,11 @@ from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import pretraining
-from hp_tool.assumptions import assumed
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
 from hp_tool.domain.releases import release_numbers
+from hp_tool.loop.assumptions import assumed
 
 Floats = NDArray[np.float64]
 Cell = Callable[[Comparison], Hashable]

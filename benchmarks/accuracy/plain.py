@@ -20,10 +20,10 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.releases import release_numbers
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import HpToolError
-from hp_tool.queries.schema import lay, parse_query, query_mapping
-from hp_tool.training import estimate
-from hp_tool.training.recipes import recipes
-from hp_tool.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
+from hp_tool.questions.schema import lay, parse_query, query_mapping
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.recipes import recipes
+from hp_tool.questions.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
 """Keys of `training` that a plain question names."""

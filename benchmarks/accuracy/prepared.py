@@ -14,7 +14,7 @@ import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import write_constants
 from benchmarks.accuracy.heldout import Case
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
@@ -26,11 +26,11 @@ from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEffici
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
+from hp_tool.domain.units import GIB
 from hp_tool.errors import InputError
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import TrainingProblem, with_scatter
-from hp_tool.training.releases import release_factor
-from hp_tool.units import GIB
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import TrainingProblem, with_scatter
+from hp_tool.questions.training.releases import release_factor
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
 REFERENCE = {

@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import estimate
+from hp_tool.questions.training import estimate
 
 SOFTWARE = "26.04"
 """Megatron Core's constants stand for both trainers; a release says that its dispatchers are

@@ -9,9 +9,8 @@ import argparse
 import dataclasses
 import json
 
-from hp_tool import serving
 from hp_tool.domain.serving import PoolEstimate
-from hp_tool.queries import schema
+from hp_tool.questions import schema, serving
 
 WITHIN = 0.2
 SOURCE = (

@@ -27,7 +27,7 @@ from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.serving.problem import arrivals, serving_case
+from hp_tool.questions.serving.problem import arrivals, serving_case
 
 SYSTEMS = {
     "h100_sxm": "h100-sxm-80gb",

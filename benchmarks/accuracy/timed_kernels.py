@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fitting import Floats, Values
-from hp_tool.calibration.microbenchmarks import robust_fit
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.loop.calibration.microbenchmarks import robust_fit
 
 SYSTEMS = {
     "a100_sxm": "a100-sxm-80gb",

@@ -21,13 +21,13 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
-from hp_tool.assumptions import assumed
-from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.measurement import Hardware
-from hp_tool.queries.schema import parse_query, query_mapping
-from hp_tool.search.account import Spent, coverage_runs, why_stop
-from hp_tool.search.sampler import CostModelSampler
-from hp_tool.tuning.problem import TuningProblem, build_problem
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.search.account import Spent, coverage_runs, why_stop
+from hp_tool.loop.search.sampler import CostModelSampler
+from hp_tool.loop.tuning.problem import TuningProblem, build_problem
+from hp_tool.questions.schema import parse_query, query_mapping
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 BIASES, SCATTERS, NOISES = (1.0, 1.2, 3.0), (0.03, 0.10), (0.02, 0.08)

@@ -25,11 +25,11 @@ from benchmarks.learning.trials import (
     random_orders,
     score,
 )
-from hp_tool.calibration import prior_for
-from hp_tool.calibration.memory import fit_memory
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.uncertainty import intervals, unchecked_features
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.calibration.memory import fit_memory
+from hp_tool.questions.training.evaluate import resolve_configuration
 
 LEAST_ROWS = 12
 """Peaks are published seldom; MLPerf's twelve on B200 are mostly one setting of several

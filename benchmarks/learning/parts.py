@@ -13,20 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hp_tool import training
-from hp_tool.calibration import (
+from hp_tool.cost.candidates import Candidates
+from hp_tool.loop.calibration import (
     Evidence,
     fit_calibration,
     layer_passes,
     prior_for,
     residual_features,
 )
-from hp_tool.calibration.evidence import FloatArray
-from hp_tool.cost.candidates import Candidates
-from hp_tool.learning.links import fitted_links
-from hp_tool.queries import schema
-from hp_tool.training.links import Links, with_links
-from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.learning.links import fitted_links
+from hp_tool.questions import schema, training
+from hp_tool.questions.training.links import Links, with_links
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 MODELS = ("llama-2-7b", "llama-3-8b", "llama-2-13b", "llama-3-70b", "mixtral-8x7b")
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb")

@@ -28,11 +28,11 @@ from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.learning.sets import RunSet, run_sets
 from benchmarks.learning.trials import calibrated, random_orders, score
 from benchmarks.service import bulk
-from hp_tool import learning
-from hp_tool.assumptions import assumed
-from hp_tool.calibration import Evidence, calibration
-from hp_tool.learning import evidence as stored
-from hp_tool.learning.make import prepare
+from hp_tool.loop import learning
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Evidence, calibration
+from hp_tool.loop.learning import evidence as stored
+from hp_tool.loop.learning.make import prepare
 from hp_tool.store import open_store, schema
 
 TAUGHT, REPEATED, NOISE_LOG_SD = 10, 20, 0.03

@@ -20,14 +20,14 @@ from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.other_runs import bloom_cases
 from benchmarks.accuracy.recipe_runs import release_cases
-from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import step_log_sd, unchecked_features
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.loop.calibration import Evidence, allocated_bytes, layer_passes, residual_features
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import TrainingProblem
 
 MIN_ROWS = 14
 """Fewer say nothing of learning; the experts on H100 are as many."""

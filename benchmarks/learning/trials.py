@@ -16,9 +16,9 @@ from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
 from benchmarks.learning.sets import RunSet
-from hp_tool.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.calibration.evidence import scaled
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.loop.calibration.evidence import scaled
 
 RUNS = (1, 2, 3, 5, 10, 20)
 BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}

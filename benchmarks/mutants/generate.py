@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["operator", "factor", "lock"]
-PACKAGES = ("hp_tool/cost", "hp_tool/calibration")
-LOCKED_PACKAGES = ("hp_tool/launchers", "hp_tool/search", "hp_tool/store", "hp_tool/tuning")
+PACKAGES = ("hp_tool/cost", "hp_tool/loop/calibration")
+LOCKED_PACKAGES = (
+    "hp_tool/cluster/launchers",
+    "hp_tool/loop/search",
+    "hp_tool/store",
+    "hp_tool/loop/tuning",
+)
 """Where locks are lost; nothing else is mutated there."""
-COORDINATOR = "hp_tool/search/coordinator.py"
+COORDINATOR = "hp_tool/loop/search/coordinator.py"
 """Mutated along with the modules of its package that it imports, directly or through each other."""
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {

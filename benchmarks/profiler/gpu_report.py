@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
-from hp_tool.launchers import create
-from hp_tool.learning.evidence import evidence_of
-from hp_tool.learning.machine import run_job
-from hp_tool.queries.schema import parse_query
-from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.loop.learning.evidence import evidence_of
+from hp_tool.loop.learning.machine import run_job
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 FOLDS = 5
 REPORTS = Path(__file__).parents[1] / "reports"

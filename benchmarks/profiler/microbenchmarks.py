@@ -18,13 +18,13 @@ from typing import Any
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.launchers import create
-from hp_tool.learning.machine import applied, benchmark_machine, predicted_step_s, run_job
+from hp_tool.loop.learning.machine import applied, benchmark_machine, predicted_step_s, run_job
 
 GPT: dict[str, Any] = {
     "num_hidden_layers": 4,

@@ -17,8 +17,8 @@ from benchmarks.recipes.write import recipes
 from hp_tool import catalog
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.queries import schema
-from hp_tool.training.recipes import settings
+from hp_tool.questions import schema
+from hp_tool.questions.training.recipes import settings
 
 OF_EXPERTS = (
     "training.overlap",

@@ -23,7 +23,7 @@ from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import case_of, legal_rows, table_of
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, out_of_memory_probability, ratio_log_sd
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.questions.training.evaluate import resolve_configuration
 
 WITHIN = 1.1
 """Times the fastest measured row that the slowest of group 1 may take."""

@@ -27,11 +27,11 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.render.columns import configuration_columns
-from hp_tool.training import estimate
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.best import best_of
-from hp_tool.training.ranking.choice import recommendations_of
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.choice import recommendations_of
+from hp_tool.wording.columns import configuration_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

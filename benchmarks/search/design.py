@@ -26,8 +26,8 @@ from benchmarks.search.methods import Ours, quiet
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
 from benchmarks.search.shapes import read_shapes
-from hp_tool.calibration import Prior, prior_for
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.loop.calibration import Prior, prior_for
 
 SHIPPED = "shipped"
 ALTERNATIVES: dict[str, tuple[float, ...]] = {

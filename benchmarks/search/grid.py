@@ -21,8 +21,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GIB
 
 MIN_ROWS = 20
 """A smaller cell says nothing about a search."""

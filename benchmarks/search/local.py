@@ -20,10 +20,10 @@ from typing import Any
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import TuneResult, tune
+from hp_tool.loop.tuning.run import OnEvent
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import TuneResult, tune
-from hp_tool.tuning.run import OnEvent
 
 QUERY = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 

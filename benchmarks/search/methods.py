@@ -15,11 +15,11 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from hp_tool.calibration import Evidence, Prior, prior_for
 from hp_tool.domain.query import SearchSettings
-from hp_tool.search.account import coverage_runs
-from hp_tool.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
-from hp_tool.search.table import CandidateTable
+from hp_tool.loop.calibration import Evidence, Prior, prior_for
+from hp_tool.loop.search.account import coverage_runs
+from hp_tool.loop.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
+from hp_tool.loop.search.table import CandidateTable
 
 METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")
 MAX_MISSES = 20

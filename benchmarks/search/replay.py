@@ -26,8 +26,8 @@ from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import Trace, evidence_of, legal_rows, replay, table_of
 from benchmarks.search.report import as_text, summarise
 from benchmarks.search.shapes import read_shapes
-from hp_tool.calibration import Evidence
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.loop.calibration import Evidence
 
 NOISE_LOG_SD = 0.04
 """Run-to-run scatter where the grid has too few repeats to tell: repeated runs on clusters differ

@@ -12,15 +12,15 @@ from scipy.stats import spearmanr
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
-from hp_tool.assumptions import assumed
-from hp_tool.calibration import Evidence
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.search.table import CandidateTable, candidate_table
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Evidence
+from hp_tool.loop.search.table import CandidateTable, candidate_table
 
 GOOD_ENOUGH = 0.02
 """Found: a configuration at most this much slower than the cell's best."""

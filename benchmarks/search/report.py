@@ -12,9 +12,9 @@ from scipy.stats import wilcoxon
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.replaying import CHECKPOINTS, CONFIDENCE, Trace, evidence_of, model_alone
-from hp_tool.calibration import prior_for
-from hp_tool.calibration.memory import fit_memory
-from hp_tool.search.table import CandidateTable
+from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.calibration.memory import fit_memory
+from hp_tool.loop.search.table import CandidateTable
 
 OURS = ("hp_tool", "hp_tool_carried")
 CLOSE_SECOND = 0.1

@@ -21,8 +21,8 @@ from scipy.optimize import minimize
 from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
-from hp_tool.assumptions import assumed
-from hp_tool.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
 
 STALLED = 0.4
 """Logarithm over the prediction from which on a run counts as stalled."""

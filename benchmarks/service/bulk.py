@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.queries.schema import to_dict
+from hp_tool.questions.schema import to_dict
 from hp_tool.store import tables
 from hp_tool.store.engine import create_engine, parse_url
 

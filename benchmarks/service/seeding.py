@@ -18,12 +18,12 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
 from hp_tool.store import tables
 from hp_tool.store.columns import new_id
 from hp_tool.store.engine import create_engine
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.rank import cost_space
 
 QUERY: dict[str, Any] = {
     "kind": "training",

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.speed import serving, workloads
 from hp_tool.cost.candidates import Candidates
-from hp_tool.queries.schema import parse_query, query_mapping
+from hp_tool.questions.schema import parse_query, query_mapping
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL_QUERY: dict[str, Any] = {

@@ -26,8 +26,7 @@ import psutil
 
 from benchmarks.service.load import serving
 from benchmarks.speed.workloads import query_lines, single_queries
-from hp_tool import training
-from hp_tool.queries import schema
+from hp_tool.questions import schema, training
 
 ESTIMATE_RATIO, FIT_S = 1.5, 1.0
 """What a release must reach: processor time of a calibrated estimate over that of an uncalibrated

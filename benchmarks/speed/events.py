@@ -22,8 +22,8 @@ from hp_tool.cost.serving.fluid import flow
 from hp_tool.cost.serving.load import steady
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.queries.schema import parse_query
-from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
 
 REQUESTS, SCREENED, ARRIVALS, STEPS = 10_000, 200, 100_000, 4_000
 LIMITS = {"events_s": 2.0, "fluid_s": 10.0}

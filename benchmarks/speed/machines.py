@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 from benchmarks.speed.measure import cpu_seconds
-from hp_tool.answers import recommend_answer
-from hp_tool.queries.schema import parse_query
+from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.schema import parse_query
 
 TYPES = 30
 COUNTS = (8, 16, 24, 32, 48, 64, 96, 128)

@@ -26,14 +26,14 @@ from benchmarks.speed.workloads import (
     query_lines,
     single_queries,
 )
-from hp_tool.answers import answer_lines
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.answers import answer_lines
+from hp_tool.questions.training import estimate, recommend
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.rank import keep_heap
 from hp_tool.space.enumerate import CHUNK
-from hp_tool.training import estimate, recommend
-from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.ranking.rank import keep_heap
 
 REPEATS = 7
 LIMITS = {

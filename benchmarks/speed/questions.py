@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import hp_tool
-from hp_tool.answers import answer_lines
-from hp_tool.queries.schema import parse_query
+from hp_tool.questions.answers import answer_lines
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.problem import resolve_training
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training import estimate
-from hp_tool.training.problem import resolve_training
 
 try:
     from hp_tool.cost.shared import forget_all

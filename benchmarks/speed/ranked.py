@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.workloads import growing_query
-from hp_tool.training import recommend
+from hp_tool.questions.training import recommend
 
 REPEATS = 3
 ENOUGH_S = 3.0

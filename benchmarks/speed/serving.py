@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks.speed import peer_rows
 from benchmarks.speed.measure import cpu_seconds
-from hp_tool.answers import recommend_answer
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.queries.schema import parse_query
-from hp_tool.render.words import serving_arithmetic
-from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.ranked import CHUNK
+from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.serving.problem import resolve_serving
+from hp_tool.questions.serving.ranked import CHUNK
 from hp_tool.space.serving import serving_space
+from hp_tool.wording.words import serving_arithmetic
 
 QUERY: dict[str, Any] = {
     "kind": "inference",

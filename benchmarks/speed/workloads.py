@@ -14,10 +14,10 @@ import numpy as np
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
-from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import config_query
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training import config_query
-from hp_tool.training.problem import TrainingProblem, resolve_training
 
 QUERY: dict[str, Any] = {
     "kind": "training",

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.watch.simulated import FAULTS, KINDS, sudden
-from hp_tool.slowdowns.changes import Changes
+from hp_tool.watch.slowdowns.changes import Changes
 
 WITHIN, LENGTH = 20, 10_000
 AFTER = (100, 200, 500, 2000)

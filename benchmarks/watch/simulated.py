@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from hp_tool.assumptions import assumed
+from hp_tool.loop.assumptions import assumed
 
 Floats = npt.NDArray[np.float64]
 NOISE = 0.03

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hp_tool import documents
-from hp_tool.catalog import hardware, library, records
+from hp_tool.catalog import documents, hardware, library, records
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_attention_kernel

@@ -8,8 +8,7 @@ from typing import Annotated, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool import documents
-from hp_tool.catalog import library, records
+from hp_tool.catalog import documents, library, records
 from hp_tool.cost.lengths.sequences import LengthDistribution
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError

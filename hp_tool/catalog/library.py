@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.catalog.records import nearest
 from hp_tool.errors import InputError, NotFoundError
 

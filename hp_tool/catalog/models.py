@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hp_tool import documents
-from hp_tool.catalog import library, records
+from hp_tool.catalog import documents, library, records
 from hp_tool.catalog.huggingface.quantization import weight_precision
 from hp_tool.catalog.huggingface.read import is_config, read_config
 from hp_tool.catalog.model_checks import checked_model

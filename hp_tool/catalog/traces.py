@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.domain.fields import bounds_of
 from hp_tool.domain.inference import MOST_TRACED, LogNormalTokens, TraceSpec

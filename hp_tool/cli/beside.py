@@ -4,7 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
-from hp_tool.documents import MAX_FILE_BYTES, read_text
+from hp_tool.catalog.documents import MAX_FILE_BYTES, read_text
 from hp_tool.errors import InputError
 
 _NAMED = re.compile(r"[\w.*/-]*[\w*-]\.(sh|bash|env|sbatch|slurm|json|ya?ml|toml|conf|cfg)\b")

@@ -15,11 +15,11 @@ from hp_tool.cli import queries
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
-    from hp_tool.answers import Line
     from hp_tool.domain.measurement_records import Imported, MeasurementRecord
     from hp_tool.domain.ports import Store
-    from hp_tool.learning import MadeCalibration
-    from hp_tool.learning.machine import MachineReport
+    from hp_tool.loop.learning import MadeCalibration
+    from hp_tool.loop.learning.machine import MachineReport
+    from hp_tool.questions.answers import Line
 
 
 State = Literal["accepted", "held", "excluded", "deleted"]
@@ -59,9 +59,9 @@ def calibrate(
     refused one by one.
     """
     require("search", by="`hp-tool calibrate`")
-    from hp_tool import learning
     from hp_tool.domain.measurement_records import Imported
-    from hp_tool.queries import schema
+    from hp_tool.loop import learning
+    from hp_tool.questions import schema
     from hp_tool.store import open_store
 
     report = (
@@ -121,8 +121,8 @@ def measurements(
     A change makes a new version of the calibration at once; earlier versions stay readable.
     """
     require("search", by="`hp-tool measurements`")
-    from hp_tool import learning
-    from hp_tool.queries import schema
+    from hp_tool.loop import learning
+    from hp_tool.questions import schema
     from hp_tool.store import open_store
 
     changes: list[tuple[State, str]] = [
@@ -160,7 +160,7 @@ def measurements(
 
 def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.units import duration
+    from hp_tool.domain.units import duration
 
     console = make_console()
     if not records:
@@ -210,9 +210,9 @@ def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> 
     With `hold` they teach nothing until someone accepts them.
     """
     from hp_tool.domain.digests import json_digest
-    from hp_tool.learning import add_reports
-    from hp_tool.queries.schema import with_own_files
-    from hp_tool.training.problem import self_contained
+    from hp_tool.loop.learning import add_reports
+    from hp_tool.questions.schema import with_own_files
+    from hp_tool.questions.training.problem import self_contained
 
     imported = add_reports(
         lines,
@@ -235,7 +235,7 @@ def import_lines(store: Store, lines: Iterable[Line], *, hold: bool = False) -> 
 
 def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.units import counted
+    from hp_tool.domain.units import counted
 
     console = make_console()
     if imported.stored or imported.refused:
@@ -286,8 +286,8 @@ def _benchmark(
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import save_machine_profile
-    from hp_tool.learning import machine
-    from hp_tool.tuning.clusters import check_profiled, cluster_launcher
+    from hp_tool.loop.learning import machine
+    from hp_tool.loop.tuning.clusters import check_profiled, cluster_launcher
 
     cluster = catalog.cluster(name)
     check_profiled(cluster.gpu)

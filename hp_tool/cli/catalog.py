@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hp_tool.units import gib
+from hp_tool.domain.units import gib
 
 if TYPE_CHECKING:
     from hp_tool.catalog import Kind
+    from hp_tool.cluster.trainers.command import RegisteredTrainer
     from hp_tool.domain.hardware import GpuSpec, NodeType
     from hp_tool.domain.model import ModelSpec
     from hp_tool.domain.recipe import Recipe
-    from hp_tool.trainers.command import RegisteredTrainer
 
     Spec = ModelSpec | GpuSpec | NodeType | Recipe | RegisteredTrainer
 
@@ -117,8 +117,8 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the recipes that training.recipe may name, or show what one sets, and for which
     trainings.
     """
-    from hp_tool.training.recipes import recipe
-    from hp_tool.training.recipes import recipes as all_recipes
+    from hp_tool.questions.training.recipes import recipe
+    from hp_tool.questions.training.recipes import recipes as all_recipes
 
     shown = [recipe(name, field="name")] if name else all_recipes()
     if name is None or as_json:
@@ -146,7 +146,7 @@ def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the registered training commands that a search's `trainer` may name, or show one with
     its command.
     """
-    from hp_tool.trainers.command import registered_trainer, registered_trainers
+    from hp_tool.cluster.trainers.command import registered_trainer, registered_trainers
 
     if name is None:
         known = registered_trainers()
@@ -229,7 +229,7 @@ def fields(
     """List the fields of a query that forms show: path, label, values, and what holds where they
     are left out.
     """
-    from hp_tool.queries.shown import sections
+    from hp_tool.questions.shown import sections
 
     known = {
         field.name: field

@@ -54,7 +54,7 @@ def upgrade(
     require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.errors import ConflictError
-    from hp_tool.learning.make import outdated_notice
+    from hp_tool.loop.learning.make import outdated_notice
     from hp_tool.store import schema, upgrades
 
     url = store.database_url(database_url)
@@ -194,10 +194,10 @@ def prune(
     """
     require("search", by="`hp-tool db`")
     from hp_tool import store as stores
-    from hp_tool import tuning
     from hp_tool.domain.retention import Retention
     from hp_tool.errors import InputError
-    from hp_tool.tuning import retention
+    from hp_tool.loop import tuning
+    from hp_tool.loop.tuning import retention
 
     named = Retention(
         days=older_than,
@@ -229,7 +229,7 @@ def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1
     if a check fails.
     """
-    from hp_tool.diagnostics import examine
+    from hp_tool.cluster.diagnostics import examine
 
     checks = examine(database_url=database_url)
     passed = all(check.status != "failed" for check in checks)

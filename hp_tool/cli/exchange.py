@@ -18,7 +18,7 @@ from hp_tool.errors import InputError
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
-    from hp_tool.exchange import Assessment
+    from hp_tool.formats.exchange import Assessment
 
 
 _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
@@ -63,8 +63,8 @@ def export(
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an
     error that names it.
     """
-    from hp_tool.exchange import export_for, exported
-    from hp_tool.queries import schema
+    from hp_tool.formats.exchange import export_for, exported
+    from hp_tool.questions import schema
 
     if (tool is None) == (format is None):
         raise InputError(
@@ -173,9 +173,9 @@ def import_(
     import yaml
 
     from hp_tool.cli.beside import files_beside
-    from hp_tool.exchange import assess, read_configuration, search_query
+    from hp_tool.formats.exchange import assess, read_configuration, search_query
     from hp_tool.formats.reading import ImportRefusedError
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     changes = queries.overrides(queries.flags(context) | {"num_gpus": None}, settings)
     content = queries.read_text(command)
@@ -230,7 +230,7 @@ def _by_own_names(beside: dict[str, str]) -> dict[str, str]:
 
 def _files(names: list[str] | None) -> dict[str, str]:
     """Texts by the name that the script uses: the one given, or the file's own."""
-    from hp_tool.documents import read_text
+    from hp_tool.catalog.documents import read_text
 
     texts: dict[str, str] = {}
     for each in names or ():
@@ -244,8 +244,8 @@ def _print(assessment: Assessment) -> None:
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
-    from hp_tool.render.words import arithmetic, serving_arithmetic
-    from hp_tool.units import duration, gib
+    from hp_tool.domain.units import duration, gib
+    from hp_tool.wording.words import arithmetic, serving_arithmetic
 
     console = make_console()
     console.print(

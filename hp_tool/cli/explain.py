@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hp_tool.domain.query import Query
     from hp_tool.domain.result import Estimate
-    from hp_tool.exchange.explanation import Explanation
-    from hp_tool.exchange.logged import LoggedExplanation
+    from hp_tool.traces.explain.explanation import Explanation
+    from hp_tool.traces.explain.logged import LoggedExplanation
 
 
 def explain(
@@ -72,10 +72,10 @@ def explain(
 
     Without a query, ranks and groups are held against each other alone.
     """
-    from hp_tool.exchange.logged import LoggedExplanation
-    from hp_tool.exchange.recorded import explain_files
     from hp_tool.formats.timers import is_log
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
+    from hp_tool.traces.explain.logged import LoggedExplanation
+    from hp_tool.traces.explain.recorded import explain_files
 
     if query is not None and script is not None:
         raise InputError("give --query or --import, not both", field="--import")
@@ -113,8 +113,8 @@ def _learn(answer: Explanation) -> None:
     Raises InputError if the trace is not of the query's training.
     """
     from hp_tool.cli.calibrate import import_lines
-    from hp_tool.exchange.checks import reasons
     from hp_tool.extras import require
+    from hp_tool.traces.explain.checks import reasons
 
     if answer.teaches == "refused":
         raise InputError(
@@ -122,7 +122,7 @@ def _learn(answer: Explanation) -> None:
             field="--learn",
         )
     require("search", by="`hp-tool explain --learn`")
-    from hp_tool import learning
+    from hp_tool.loop import learning
     from hp_tool.store import open_store
 
     hold = answer.teaches == "held"
@@ -150,8 +150,8 @@ def _imported(
 ) -> tuple[Query, str]:
     """The query of a launch script, and the tool that it is of."""
     from hp_tool.cli.beside import files_beside
-    from hp_tool.exchange import read_configuration
-    from hp_tool.queries import schema
+    from hp_tool.formats.exchange import read_configuration
+    from hp_tool.questions import schema
 
     content = queries.read_text(script)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
@@ -167,8 +167,8 @@ def _imported(
 
 def _print(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.exchange.findings import PARTS, win
-    from hp_tool.units import LEAST_CHANGE, counted, duration
+    from hp_tool.domain.units import LEAST_CHANGE, counted, duration
+    from hp_tool.traces.explain.findings import PARTS, win
 
     console = make_console()
     step = answer.critical
@@ -250,7 +250,7 @@ def _print(answer: Explanation) -> None:
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
     """Which configuration the predictions are of: a query may leave it open."""
-    from hp_tool.render.words import arithmetic
+    from hp_tool.wording.words import arithmetic
 
     if estimate is not None and estimate.parallel is not None:
         console.print(
@@ -260,8 +260,8 @@ def _print_predicted(console: Console, estimate: Estimate | None) -> None:
 
 def _print_log(answer: LoggedExplanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
-    from hp_tool.exchange.logged import WORDS
-    from hp_tool.units import duration
+    from hp_tool.domain.units import duration
+    from hp_tool.traces.explain.logged import WORDS
 
     console = make_console()
     beside = answer.estimate is not None

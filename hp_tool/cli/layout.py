@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hp_tool.cli.printable import printable
-from hp_tool.render.columns import Column
+from hp_tool.wording.columns import Column
 
 PIPE_WIDTH = 10_000
 """Characters per line of a file or a pipe: programs and editors wrap for themselves."""

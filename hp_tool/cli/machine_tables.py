@@ -11,8 +11,9 @@ from hp_tool.cli.serving_tables import print_assumptions
 from hp_tool.cli.tables import print_nearest, print_rejections, print_space, rank_column
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.render import figures
-from hp_tool.render.columns import (
+from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_HOUR, decimal
+from hp_tool.wording import figures
+from hp_tool.wording.columns import (
     ABSENT,
     Column,
     configuration_columns,
@@ -22,12 +23,11 @@ from hp_tool.render.columns import (
     serving_figures,
     training_figures,
 )
-from hp_tool.render.words import machines_heading as heading
-from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_HOUR, decimal
+from hp_tool.wording.words import machines_heading as heading
 
 if TYPE_CHECKING:
-    from hp_tool.answers import RecommendAnswer
     from hp_tool.domain.query import Query
+    from hp_tool.questions.answers import RecommendAnswer
 
 MOST_NOTES = 12
 """Reasons why machines have no row, in a table."""

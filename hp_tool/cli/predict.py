@@ -13,7 +13,7 @@ from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 if TYPE_CHECKING:
-    from hp_tool.answers import EstimateAnswer, RecommendAnswer
+    from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
 
 
 def estimate(
@@ -35,8 +35,7 @@ def estimate(
     """
     parsed = queries.read_query(query, queries.flags(context), settings)
 
-    from hp_tool import answers
-    from hp_tool.queries import schema
+    from hp_tool.questions import answers, schema
 
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.estimate_answer(parsed, calibrations=calibrations)
@@ -88,13 +87,12 @@ def recommend(
     """Rank all legal configurations that fit: first the one to try, then by expected step time."""
     parsed = queries.read_query(query, queries.flags(context), settings)
 
-    from hp_tool import answers
     from hp_tool.catalog.hardware import names_several
     from hp_tool.domain.result import Recommendation
-    from hp_tool.queries import schema
+    from hp_tool.questions import answers, schema
 
     if plot is not None:
-        from hp_tool.render import plots
+        from hp_tool.wording import plots
 
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
@@ -185,9 +183,8 @@ def size(
     parameters, tokens or FLOPs, with the days and cost of the training, failures included. For a
     given training and days, find the fewest devices.
     """
-    from hp_tool import budgets
     from hp_tool.cli import sizing_tables
-    from hp_tool.queries import schema
+    from hp_tool.questions import budgets, schema
 
     others = ("query", "settings", "calibration", "as_json")
     flags = {name: value for name, value in context.params.items() if name not in others}

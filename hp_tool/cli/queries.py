@@ -15,10 +15,10 @@ import typer
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.extras import require
-from hp_tool.queries.short_names import COMMON
+from hp_tool.questions.short_names import COMMON
 
 if TYPE_CHECKING:
-    from hp_tool.training.calibrated import Calibrations
+    from hp_tool.questions.training.calibrated import Calibrations
 
 QueryArgument = Annotated[
     str | None, typer.Argument(metavar="QUERY", help="YAML or JSON file; - reads standard input.")
@@ -56,7 +56,7 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
     """The file's query with flags and --set laid over it, or a training query made of these alone.
     Raises InputError.
     """
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     changes = overrides(flags, settings)
     if path is None:
@@ -94,15 +94,15 @@ def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, An
 
 def read_text(path: str) -> str | bytes:
     """The content of a file, or of standard input for `-`; limited in size."""
-    from hp_tool.documents import MAX_FILE_BYTES
-    from hp_tool.documents import read_text as read_file
+    from hp_tool.catalog.documents import MAX_FILE_BYTES
+    from hp_tool.catalog.documents import read_text as read_file
 
     return standard_input().read(MAX_FILE_BYTES) if path == "-" else read_file(Path(path))
 
 
 def read_mapping(path: str) -> dict[str, Any]:
     """The mapping that a file or standard input holds, not yet validated."""
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     return schema.parse_mapping(read_text(path))
 
@@ -118,7 +118,7 @@ def read_lines(path: str) -> Iterator[bytes]:
     """The lines of a file, or of standard input for `-`, without blank ones. Raises InputError for
     a line that is too long.
     """
-    from hp_tool.documents import MAX_FILE_BYTES
+    from hp_tool.catalog.documents import MAX_FILE_BYTES
 
     try:
         with standard_input() if path == "-" else Path(path).open("rb") as stream:
@@ -148,7 +148,7 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     if not wanted or not store.may_hold_calibrations(store.database_url()):
         yield None
         return
-    from hp_tool.learning import StoredCalibrations
+    from hp_tool.loop.learning import StoredCalibrations
 
     try:
         require("search", by="a stored calibration")
@@ -167,7 +167,7 @@ def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | 
     """
     import yaml
 
-    from hp_tool.documents import load_yaml
+    from hp_tool.catalog.documents import load_yaml
 
     try:
         return load_yaml(text)

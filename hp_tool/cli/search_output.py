@@ -28,9 +28,11 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
-from hp_tool.render.answer import kept, sentences
-from hp_tool.render.bill import between, device_time, expected_words, worst_words
-from hp_tool.render.columns import (
+from hp_tool.domain.units import counted, duration
+from hp_tool.loop.tuning.result import TuneResult
+from hp_tool.wording.answer import kept, sentences
+from hp_tool.wording.bill import between, device_time, expected_words, worst_words
+from hp_tool.wording.columns import (
     Column,
     configuration_columns,
     counts,
@@ -39,9 +41,7 @@ from hp_tool.render.columns import (
     interval_column,
     scaled,
 )
-from hp_tool.render.words import arithmetic, brief, stopped_words
-from hp_tool.tuning.result import TuneResult
-from hp_tool.units import counted, duration
+from hp_tool.wording.words import arithmetic, brief, stopped_words
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
@@ -175,7 +175,7 @@ def pending_words(pending: dict[str, Any]) -> str:
 
 
 def _label(payload: dict[str, Any]) -> str:
-    from hp_tool.queries.schema import parse
+    from hp_tool.questions.schema import parse
 
     return brief(
         parse(

@@ -2,7 +2,7 @@
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.sensitivity import Sensitivity
-from hp_tool.render.columns import ABSENT, Column, configuration_columns, duration_column
+from hp_tool.wording.columns import ABSENT, Column, configuration_columns, duration_column
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
-from hp_tool.answers import RecommendAnswer
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.tables import (
     print_fixes,
@@ -23,8 +22,10 @@ from hp_tool.domain.serving import (
     PoolRecommendation,
     ServingRecommendation,
 )
-from hp_tool.render import figures
-from hp_tool.render.columns import (
+from hp_tool.domain.units import gib
+from hp_tool.questions.answers import RecommendAnswer
+from hp_tool.wording import figures
+from hp_tool.wording.columns import (
     ABSENT,
     Column,
     counts,
@@ -35,8 +36,7 @@ from hp_tool.render.columns import (
     serving_columns,
     serving_figures,
 )
-from hp_tool.render.words import assumption_sentences, serving_arithmetic
-from hp_tool.units import gib
+from hp_tool.wording.words import assumption_sentences, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
 LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")

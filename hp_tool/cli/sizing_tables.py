@@ -6,8 +6,8 @@ from rich.text import Text
 from hp_tool.cli.layout import make_console
 from hp_tool.cli.tables import goodput_line, print_reasons
 from hp_tool.domain.sizing import Choice, Sizing
-from hp_tool.render.words import arithmetic
-from hp_tool.units import decimal, whole
+from hp_tool.domain.units import decimal, whole
+from hp_tool.wording.words import arithmetic
 
 
 def print_sizing(sizing: Sizing) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
-from hp_tool.answers import RecommendAnswer
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.inference import RATE
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.render import figures
-from hp_tool.render.columns import (
+from hp_tool.domain.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
+from hp_tool.questions.answers import RecommendAnswer
+from hp_tool.wording import figures
+from hp_tool.wording.columns import (
     Column,
     choice_columns,
     configuration_columns,
@@ -29,9 +30,8 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.fit import chance, left_open, needs, taken, why_wide
-from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
-from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
+from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
+from hp_tool.wording.words import arithmetic, serving_arithmetic, unchecked_words
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:

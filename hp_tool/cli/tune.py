@@ -16,7 +16,7 @@ from hp_tool.extras import require
 if TYPE_CHECKING:
     from hp_tool.cli.search_output import SearchProgress
     from hp_tool.domain.query import Query
-    from hp_tool.tuning import TuneResult
+    from hp_tool.loop.tuning import TuneResult
 
 
 def tune(
@@ -60,7 +60,7 @@ def tune(
     """
     require("search", by="`hp-tool tune`")
     from hp_tool.cli.search_output import SearchProgress, print_result
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     flags: dict[str, Any] = {
         "launcher": launcher,
@@ -111,8 +111,8 @@ def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
     """The bill; with the first job where this process would run the search."""
     from hp_tool.cli.search_output import plan_lines
     from hp_tool.domain.plan import PlanAnswer
-    from hp_tool.queries import schema
-    from hp_tool.tuning.plan import plan_search
+    from hp_tool.loop.tuning.plan import plan_search
+    from hp_tool.questions import schema
 
     if server:
         with connect(server) as client:
@@ -131,7 +131,7 @@ def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
 
 
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:
-    from hp_tool import tuning
+    from hp_tool.loop import tuning
     from hp_tool.store import database_url, open_store
 
     if query is not None:
@@ -154,10 +154,10 @@ def _measure_host(query: Query) -> None:
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
+    from hp_tool.cluster.launchers.local import LocalLauncher
     from hp_tool.errors import HpToolError
-    from hp_tool.launchers.local import LocalLauncher
-    from hp_tool.learning import machine
-    from hp_tool.tuning.clusters import create_launcher
+    from hp_tool.loop.learning import machine
+    from hp_tool.loop.tuning.clusters import create_launcher
 
     cluster = catalog.cluster(query.cluster)
     if (
@@ -199,8 +199,8 @@ def _on_server(
     server: str,
     webhook: str | None,
 ) -> TuneResult:
-    from hp_tool.queries import schema
-    from hp_tool.tuning import TuneResult
+    from hp_tool.loop.tuning import TuneResult
+    from hp_tool.questions import schema
 
     with connect(server) as client:
         search_id = resume

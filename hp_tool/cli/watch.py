@@ -61,10 +61,10 @@ def watch(
     """Say whether a running job became slower than it was, or is slower than it should be; print
     nothing while all is well.
     """
+    from hp_tool.domain.units import counted
     from hp_tool.errors import InputError
     from hp_tool.formats.logs import READERS
-    from hp_tool.training.problem import resolve_training
-    from hp_tool.units import counted
+    from hp_tool.questions.training.problem import resolve_training
     from hp_tool.watch import expected_of
     from hp_tool.watch.logs import LogSteps, Watched, log_files
 
@@ -154,7 +154,7 @@ def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
 
 
 def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
     from hp_tool.watch.words import faster_words
 
     if as_json:
@@ -167,11 +167,11 @@ def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
 
 
 def _after_loss(query: Query | None, lost_nodes: int, *, calibration: bool, as_json: bool) -> None:
+    from hp_tool.domain.units import duration
     from hp_tool.errors import InputError
-    from hp_tool.queries import schema
-    from hp_tool.render.words import arithmetic
-    from hp_tool.units import duration
+    from hp_tool.questions import schema
     from hp_tool.watch.loss import after_loss
+    from hp_tool.wording.words import arithmetic
 
     if query is None:
         raise InputError(

@@ -26,8 +26,8 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
+from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.workload import VariableLengthWorkload
-from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 WORTH_SAYING = 0.01
 """Chance of retries from which an answer names it."""

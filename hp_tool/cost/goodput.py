@@ -11,8 +11,8 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.optimizer import bytes_per_parameter
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.result import Goodput
+from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.workload import ReliabilitySpec
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 MTBF_PER_GPU_S = 16_384 * 54 * SECONDS_PER_DAY / 419
 """Llama 3 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384

@@ -22,7 +22,7 @@ from hp_tool.cost.strategy_legality import STRATEGY_REASONS, explain_strategy
 from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.parallel import ParallelConfig, divisors
 from hp_tool.domain.result import Reason
-from hp_tool.units import gib
+from hp_tool.domain.units import gib
 
 
 def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:

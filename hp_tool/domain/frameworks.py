@@ -7,8 +7,8 @@ from functools import cache
 from typing import Literal, get_args
 
 from hp_tool.domain.parallel import TokenDispatcher
+from hp_tool.domain.units import MIB
 from hp_tool.domain.workload import StatePrecision
-from hp_tool.units import MIB
 
 Degree = Literal[
     "tensor_parallel_size",

@@ -8,7 +8,7 @@ from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.prices import Priced
-from hp_tool.units import duration, gib
+from hp_tool.domain.units import duration, gib
 
 Against = Literal["memory", "gpus"]
 """What a front of trainings sets against step time."""

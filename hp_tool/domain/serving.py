@@ -8,7 +8,7 @@ from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.prices import Priced
 from hp_tool.domain.result import Reason
-from hp_tool.units import duration
+from hp_tool.domain.units import duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

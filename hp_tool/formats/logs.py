@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hp_tool.domain.units import GB, GIB, MIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GB, GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = re.compile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hp_tool import documents
+from hp_tool.catalog import documents
 from hp_tool.errors import InputError
 from hp_tool.formats.interpolation import interpolated
 from hp_tool.formats.launch import Launch, launch_of, world_size

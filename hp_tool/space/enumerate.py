@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool import bounds
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import REASONS, legality, rejection_counts
+from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.space.axes import Axes, is_usual

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from hp_tool import bounds
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality, rejection_counts
+from hp_tool.domain import bounds
 from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 
 MAX_COMBINATIONS = 20_000_000

@@ -1,4 +1,6 @@
-"""Recorded trainings of torch.profiler and Nsight Systems, as the arrays of `hp_tool.timeline`."""
+"""Recorded trainings of torch.profiler and Nsight Systems, as the arrays of
+`hp_tool.traces.timeline`.
+"""
 
 from hp_tool.traces.files import read_traces
 

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.timeline.events import FloatArray, IntArray
+from hp_tool.traces.timeline.events import FloatArray, IntArray
 
 MAX_EVENTS = 4_000_000
 """Kernels, launches or operators of one rank that are kept: some ten steps of the largest

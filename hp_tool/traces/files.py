@@ -14,9 +14,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.timeline.events import RankEvents
 from hp_tool.traces.json_stream import TraceStream
 from hp_tool.traces.kineto import read_kineto
+from hp_tool.traces.timeline.events import RankEvents
 
 MAX_BYTES = 4 * 2**30
 """Of one trace, unpacked."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
-from hp_tool import bounds
+from hp_tool.domain import bounds
 from hp_tool.errors import InputError
 
 CHUNK = 2**20

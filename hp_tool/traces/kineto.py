@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.timeline.events import KINDS, Group, Phases, RankEvents, Signs
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.json_stream import TraceStream
 from hp_tool.traces.messages import DEFAULT_GROUP, Calls, Messages, elements, number, ranks_of
 from hp_tool.traces.names import Names
+from hp_tool.traces.timeline.events import KINDS, Group, Phases, RankEvents, Signs
 
 _COLLECTIVE = KINDS.index("collective")
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hp_tool.errors import InputError
-from hp_tool.timeline.events import COLLECTIVES, Collectives, FloatArray, Group, IntArray
 from hp_tool.traces.columns import Floats, Ints
 from hp_tool.traces.names import Names, unnamed_part
+from hp_tool.traces.timeline.events import COLLECTIVES, Collectives, FloatArray, Group, IntArray
 
 ELEMENT_BYTES = {
     "bfloat16": 2,

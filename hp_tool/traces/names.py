@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hp_tool import documents
-from hp_tool.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, WORKLOADS, Group
+from hp_tool.catalog import documents
+from hp_tool.traces.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, WORKLOADS, Group
 
 TABLE = Path(__file__).parent / "data" / "kernels.yaml"
 MAX_NAME = 400

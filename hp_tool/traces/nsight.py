@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool import bounds
+from hp_tool.domain import bounds
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.timeline.events import KINDS, Phases, RankEvents, Signs
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.messages import Messages, number
 from hp_tool.traces.names import MAX_NAME, Names
+from hp_tool.traces.timeline.events import KINDS, Phases, RankEvents, Signs
 
 _KERNEL, _COPY, _FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _LAUNCH, _RANGE = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"

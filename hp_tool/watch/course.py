@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from hp_tool.domain.watch import Pace
 from hp_tool.domain.watch_records import WatchRecord, WatchSource
-from hp_tool.slowdowns.changes import Regime
 from hp_tool.watch.job import STEP, Job, Source
 from hp_tool.watch.reports import LEAD
+from hp_tool.watch.slowdowns.changes import Regime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

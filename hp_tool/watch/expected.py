@@ -5,10 +5,10 @@ from __future__ import annotations
 from hp_tool.domain.query import Query
 from hp_tool.domain.watch import Expected
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.render.words import arithmetic
-from hp_tool.training.answers import Training
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.training.answers import Training
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.wording.words import arithmetic
 
 
 def expected_of(query: Query, *, calibrations: Calibrations | None = None) -> Expected:

@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from hp_tool.assumptions import assumed
+from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.watch import (
     Cause,
     Expected,
@@ -22,9 +22,9 @@ from hp_tool.domain.watch import (
     StepReport,
     Verdict,
 )
-from hp_tool.slowdowns.causes import RankTimes, grows
-from hp_tool.slowdowns.changes import REACH, Changes, Regime
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.loop.assumptions import assumed
+from hp_tool.watch.slowdowns.causes import RankTimes, grows
+from hp_tool.watch.slowdowns.changes import REACH, Changes, Regime
 from hp_tool.watch.words import causes_of, sentences
 
 USUAL, RECENT = 64, 32

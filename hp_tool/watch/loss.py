@@ -7,16 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import ReliabilitySpec
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training.answers import Training
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.recommend import recommend
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.answers import Training
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.recommend import recommend
 
 MOST_SPARES = 8
 """Further nodes that are left idle where the rest cannot be divided."""

@@ -15,8 +15,8 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.domain.watch import Expected, StepBatch, Verdict
 from hp_tool.domain.watch_records import WatchChange, WatchRecord, WatchSource
 from hp_tool.errors import HpToolError, StoreError
-from hp_tool.learning import add_report
-from hp_tool.queries import schema
+from hp_tool.loop.learning import add_report
+from hp_tool.questions import schema
 from hp_tool.watch.job import Job, Source
 
 LEAD = 0

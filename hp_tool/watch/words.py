@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from hp_tool.domain.units import duration, times
 from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
-from hp_tool.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
-from hp_tool.units import duration, times
+from hp_tool.watch.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 
 UNLIKELY = 1.5
 """Times as fast as expected from which the query is doubted."""

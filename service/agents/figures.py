@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from hp_tool.domain.prices import Priced
-from hp_tool.render import figures as render
-from hp_tool.render.words import unchecked_feature
+from hp_tool.wording import figures as render
+from hp_tool.wording.words import unchecked_feature
 
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 
 Section = Literal[
     "top",

@@ -17,11 +17,11 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
-from hp_tool.configuration import Configuration
-from hp_tool.documents import read_text
+from hp_tool.catalog.documents import read_text
 from hp_tool.errors import HpToolError
 from hp_tool.formats.reading import option
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
 from service.agents import figures
 from service.agents.arguments import ImportArgument, QueryArgument
 from service.agents.keys import Section, keys_of

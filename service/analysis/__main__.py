@@ -15,11 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-from hp_tool import bounds
-from hp_tool.bounds import Bounds
+from hp_tool.domain import bounds
+from hp_tool.domain.bounds import Bounds
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange.recorded import explain_files
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.traces.explain.recorded import explain_files
 from service.analysis.job import (
     ANSWER,
     JOB,

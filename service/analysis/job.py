@@ -13,9 +13,9 @@ from typing import Any
 from hp_tool import errors
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange.explanation import Explanation
-from hp_tool.exchange.logged import LoggedExplanation
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.traces.explain.explanation import Explanation
+from hp_tool.traces.explain.logged import LoggedExplanation
 
 MIB = 2**20
 JOB = "job.pickle"

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hp_tool import bounds
+from hp_tool.domain import bounds
 from hp_tool.errors import HpToolError, InputError
 from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, TOO_COSTLY, Job, read_error
 

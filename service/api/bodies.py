@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from hp_tool.answers import Line
 from hp_tool.domain.query import Query, TrainerCommand
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import HpToolError, UnsupportedError
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find, names_registered, with_registered
+from hp_tool.questions import schema
+from hp_tool.questions.answers import Line
+from hp_tool.questions.registered import Find, names_registered, with_registered
 from service.api.dependencies import FindDep
 from service.api.views import NDJSON
 from service.settings import Settings

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from fastapi import Depends, Query, Response, status
 
 from hp_tool import catalog
+from hp_tool.cluster.trainers.command import RegisteredTrainer, registered_trainers
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import GpuSpec, NodeType
 from hp_tool.domain.inference import TraceSpec
@@ -19,10 +20,9 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.queries.registered import checked_registration, read_spec
-from hp_tool.trainers.command import RegisteredTrainer, registered_trainers
-from hp_tool.training.recipes import recipe as one_recipe
-from hp_tool.training.recipes import recipes as all_recipes
+from hp_tool.questions.registered import checked_registration, read_spec
+from hp_tool.questions.training.recipes import recipe as one_recipe
+from hp_tool.questions.training.recipes import recipes as all_recipes
 from service.api import openapi
 from service.api.bodies import json_body
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned

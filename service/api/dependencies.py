@@ -20,10 +20,10 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Store, WatchStore
 from hp_tool.domain.records import JsonObject, Paging, RegistrationKind
 from hp_tool.errors import InputError
-from hp_tool.learning import StoredCalibrations
-from hp_tool.queries.registered import Find
-from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.loop.learning import StoredCalibrations
+from hp_tool.questions.registered import Find
+from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations
+from hp_tool.questions.training.problem import TrainingProblem
 from service.http.answer_cache import Learnt, applied
 from service.http.ownership import PrincipalStore
 from service.http.turns import Turns

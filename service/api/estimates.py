@@ -11,7 +11,19 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
-from hp_tool.answers import (
+from hp_tool.domain import query as domain
+from hp_tool.domain.result import Front
+from hp_tool.domain.sizing import SizingAnswer, SizingQuery
+from hp_tool.formats.exchange import (
+    Assessment,
+    Exported,
+    assess,
+    export_for,
+    exported,
+    read_configuration,
+)
+from hp_tool.questions import schema
+from hp_tool.questions.answers import (
     EstimateAnswer,
     RecommendAnswer,
     Task,
@@ -19,13 +31,8 @@ from hp_tool.answers import (
     estimate_answer,
     recommend_answer,
 )
-from hp_tool.budgets import parse_sizing, size_answer
-from hp_tool.domain import query as domain
-from hp_tool.domain.result import Front
-from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.exchange import Assessment, Exported, assess, export_for, exported, read_configuration
-from hp_tool.queries import schema
-from hp_tool.queries.registered import names_registered, registered_model, with_registered
+from hp_tool.questions.budgets import parse_sizing, size_answer
+from hp_tool.questions.registered import names_registered, registered_model, with_registered
 from service.api import openapi
 from service.api.bodies import (
     QueryBody,

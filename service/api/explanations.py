@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange.explanation import Explanation
-from hp_tool.exchange.logged import LoggedExplanation
-from hp_tool.queries.registered import Find
+from hp_tool.questions.registered import Find
+from hp_tool.traces.explain.explanation import Explanation
+from hp_tool.traces.explain.logged import LoggedExplanation
 from hp_tool.traces.files import MAX_FILES
 from service.analysis.job import Job, Limits
 from service.analysis.process import analyse

@@ -6,7 +6,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hp_tool.diagnostics import Check, database_state
+from hp_tool.cluster.diagnostics import Check, database_state
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 

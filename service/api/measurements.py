@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from fastapi import Depends, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
-from hp_tool.answers import Line
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Strict
@@ -19,7 +18,14 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import MeasurementSource, MeasurementState
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
-from hp_tool.learning import MadeCalibration, MeasurementReport, add_report, add_reports, calibrate
+from hp_tool.loop.learning import (
+    MadeCalibration,
+    MeasurementReport,
+    add_report,
+    add_reports,
+    calibrate,
+)
+from hp_tool.questions.answers import Line
 from service.api import openapi
 from service.api.bodies import json_body, resolve, stream_answers
 from service.api.dependencies import (

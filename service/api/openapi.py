@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api.problems import MEDIA_TYPE, Problem
 from service.api.views import NDJSON
 from service.http.routes import OPEN_PATHS

@@ -5,7 +5,7 @@ from typing import Any
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store.columns import decode_configuration
 
 

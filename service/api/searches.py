@@ -27,11 +27,11 @@ from hp_tool.domain.records import (
     SearchState,
 )
 from hp_tool.errors import HpToolError, InputError, StoreError
-from hp_tool.queries import schema
-from hp_tool.queries.edition import edition
-from hp_tool.queries.registered import Find, as_asked
-from hp_tool.tuning import resolve_search
-from hp_tool.tuning.plan import bill
+from hp_tool.loop.tuning import resolve_search
+from hp_tool.loop.tuning.plan import bill
+from hp_tool.questions import schema
+from hp_tool.questions.edition import edition
+from hp_tool.questions.registered import Find, as_asked
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE

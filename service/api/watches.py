@@ -19,7 +19,7 @@ from hp_tool.domain.watch import Name, StepBatch, Verdict
 from hp_tool.domain.watch_records import WatchRecord, WatchSource
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.watch import expected_of
 from hp_tool.watch.loss import AfterLoss, after_loss
 from hp_tool.watch.reports import take_steps, teach, verdict_of

@@ -22,7 +22,7 @@ from hp_tool.errors import (
     StoreError,
     UnsupportedError,
 )
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api.views import STATUS_BY_CLASS
 from service.clients.retries import AWAY
 

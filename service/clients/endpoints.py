@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from hp_tool.errors import NotFoundError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api.views import (
     CalibrationView,
     ImportView,

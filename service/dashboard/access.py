@@ -11,8 +11,8 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.status import HTTP_201_CREATED, HTTP_400_BAD_REQUEST, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
+from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.units import SECONDS_PER_DAY
 from service import keys
 from service.api import keys as api
 from service.api.dependencies import Cursor, SystemStoreDep

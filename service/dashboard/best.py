@@ -4,9 +4,6 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hp_tool import anatomy
-from hp_tool.anatomy import Schedule
-from hp_tool.configuration import Configuration
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -14,12 +11,14 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
+from hp_tool.domain.units import times
 from hp_tool.errors import HpToolError
-from hp_tool.queries import schema
-from hp_tool.render import answer as words
-from hp_tool.search.serving import TARGETS
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.units import times
+from hp_tool.loop.search.serving import TARGETS
+from hp_tool.questions import anatomy, schema
+from hp_tool.questions.anatomy import Schedule
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.wording import answer as words
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration

@@ -14,9 +14,9 @@ from fastapi.responses import RedirectResponse
 from hp_tool.domain.access import Scope
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
-from hp_tool.learning.evidence import residual_report
-from hp_tool.learning.series import MODELS
-from hp_tool.search.serving import SERVING
+from hp_tool.loop.learning.evidence import residual_report
+from hp_tool.loop.learning.series import MODELS
+from hp_tool.loop.search.serving import SERVING
 from service.api.dependencies import PrincipalDep, RefittedDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View

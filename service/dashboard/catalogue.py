@@ -23,7 +23,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api import catalog as api
 from service.api.catalog import CountedModel, Listing, NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep

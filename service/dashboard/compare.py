@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 from pydantic import Field
 
-from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
@@ -20,15 +19,16 @@ from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.problem import problem_of
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
-from hp_tool.render import figures
-from hp_tool.render.figures import LESS_IS_BETTER, Unit
-from hp_tool.render.words import LABELS
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.ratio import Known, step_ratio
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import NO_PART, Configuration
+from hp_tool.questions.problem import problem_of
+from hp_tool.questions.registered import Find
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.ratio import Known, step_ratio
+from hp_tool.wording import figures
+from hp_tool.wording.figures import LESS_IS_BETTER, Unit
+from hp_tool.wording.words import LABELS
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import known_estimates

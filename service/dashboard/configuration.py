@@ -8,21 +8,20 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 
-from hp_tool import anatomy
-from hp_tool.anatomy import Placement, Schedule, StageAnatomy
-from hp_tool.answers import EstimateAnswer, estimate_answer
-from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError
-from hp_tool.problem import problem_of
-from hp_tool.queries import schema
-from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs, why_wide
-from hp_tool.render.words import serving_arithmetic
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.evaluate import ResolvedConfiguration
+from hp_tool.questions import anatomy, schema
+from hp_tool.questions.anatomy import Placement, Schedule, StageAnatomy
+from hp_tool.questions.answers import EstimateAnswer, estimate_answer
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.problem import problem_of
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.evaluate import ResolvedConfiguration
+from hp_tool.wording.columns import unchecked
+from hp_tool.wording.fit import by_recipe, chance, launched, narrower, needs, why_wide
+from hp_tool.wording.words import serving_arithmetic
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View

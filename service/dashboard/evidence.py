@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import Query as QueryParameter
 
-from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import NO_PART, Configuration
 from service.api.search_results import known_rows
 from service.dashboard import formats
 from service.dashboard.page import Fact

@@ -13,21 +13,21 @@ from fastapi.responses import HTMLResponse
 from starlette.datastructures import FormData
 from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.access import Scope
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import counted
 from hp_tool.errors import HpToolError, StoreError
-from hp_tool.exchange.checks import reasons
-from hp_tool.exchange.explanation import Explanation, RankStep, Suggestion
-from hp_tool.exchange.findings import PARTS
-from hp_tool.exchange.logged import WORDS, LoggedExplanation, TimerSpread
-from hp_tool.learning import add_report
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
-from hp_tool.timeline.use import LinkUse
+from hp_tool.loop.learning import add_report
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.registered import Find
+from hp_tool.traces.explain.checks import reasons
+from hp_tool.traces.explain.explanation import Explanation, RankStep, Suggestion
+from hp_tool.traces.explain.findings import PARTS
+from hp_tool.traces.explain.logged import WORDS, LoggedExplanation, TimerSpread
 from hp_tool.traces.files import MAX_FILES
-from hp_tool.units import counted
+from hp_tool.traces.timeline.use import LinkUse
 from service.analysis.job import parse_answer
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, PrincipalDep, SettingsDep, StoreDep

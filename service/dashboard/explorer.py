@@ -10,21 +10,21 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi import Query as QueryParameter
 from starlette.status import HTTP_307_TEMPORARY_REDIRECT
 
-from hp_tool import catalog, training
-from hp_tool.answers import estimate_answer
-from hp_tool.configuration import Configuration
+from hp_tool import catalog
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
-from hp_tool.queries.shown import RECIPE, Field, Section
-from hp_tool.render.figures import STEP
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions import schema, training
+from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.registered import Find
+from hp_tool.questions.shown import RECIPE, Field, Section
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.wording.figures import STEP
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.dashboard.configuration import ConfigurationView, configuration_view

@@ -10,14 +10,14 @@ from functools import lru_cache
 from fastapi import APIRouter, Request
 
 from hp_tool import catalog
-from hp_tool.answers import RecommendAnswer, recommend_answer
-from hp_tool.configuration import NUM_GPUS, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
-from hp_tool.queries.shown import Section, fields, sections
+from hp_tool.questions import schema
+from hp_tool.questions.answers import RecommendAnswer, recommend_answer
+from hp_tool.questions.configuration import NUM_GPUS, Configuration
+from hp_tool.questions.registered import Find
+from hp_tool.questions.shown import Section, fields, sections
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
 from service.dashboard.configuration import ConfigurationView, configuration_view

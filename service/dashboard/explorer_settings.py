@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Request
 from fastapi import Query as QueryParameter
 
-from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
 from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.queries.shown import RECIPE, Field, Section, fields, sections
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import NO_PART, Configuration
+from hp_tool.questions.shown import RECIPE, Field, Section, fields, sections
 from service.dashboard.formats import dotted
 from service.dashboard.new_search_form import (
     EXTRA,

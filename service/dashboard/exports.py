@@ -11,15 +11,15 @@ import yaml
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
-from hp_tool.exchange import export_for
-from hp_tool.exchange.export import options, written
+from hp_tool.formats.exchange import export_for
+from hp_tool.formats.exchange.export import options, written
 from hp_tool.formats.registry import usual
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
 from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
-from hp_tool.render.words import LATENCIES
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.wording.words import LATENCIES
 from service.dashboard import formats
 from service.dashboard.metrics import Metric, fix_metrics
 from service.dashboard.page import compare_href, configuration_href

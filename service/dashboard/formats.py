@@ -8,17 +8,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.units import JOULES_PER_MWH
+from hp_tool.domain.units import duration as exact_duration
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.queries.shown import fields
-from hp_tool.render import fit
-from hp_tool.render.words import MEANINGS, parallel_sizes, unchecked_feature
-from hp_tool.units import JOULES_PER_MWH
-from hp_tool.units import duration as exact_duration
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.shown import fields
+from hp_tool.wording import fit
+from hp_tool.wording.words import MEANINGS, parallel_sizes, unchecked_feature
 
 ABSENT = "–"
 WORDS = {

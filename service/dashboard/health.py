@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hp_tool.domain.measurement import DeviceState
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import RunRecord
-from hp_tool.search.charges import failed_hosts
-from hp_tool.tuning.preflight import EVENT
+from hp_tool.loop.search.charges import failed_hosts
+from hp_tool.loop.tuning.preflight import EVENT
 from service.dashboard import formats
 
 RECENT = 20

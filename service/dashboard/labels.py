@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
 from hp_tool.domain.records import Label
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api.dependencies import StoreDep
 from service.dashboard.formats import subject
 from service.dashboard.page import Form, done

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
-from hp_tool.queries import schema
-from hp_tool.search.underway import Underway
+from hp_tool.loop.search.underway import Underway
+from hp_tool.questions import schema
 from service.dashboard import trials
 
 PHASES: dict[str, str] = {

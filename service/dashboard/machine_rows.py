@@ -9,8 +9,8 @@ from hp_tool.domain.prices import Offer
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.render.figures import PER_MILLION
-from hp_tool.render.words import LATENCIES, machines_heading
+from hp_tool.wording.figures import PER_MILLION
+from hp_tool.wording.words import LATENCIES, machines_heading
 from service.dashboard import formats
 from service.dashboard.figures import Figure, line, markers
 from service.dashboard.ranking import RankedRow, ranked_row

@@ -12,16 +12,16 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from hp_tool import catalog
-from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.catalog.prices import offers
 from hp_tool.domain.prices import PRICED, NotRanked, Offer
 from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import HpToolError, InputError, LimitError
-from hp_tool.queries import schema
-from hp_tool.queries.registered import Find
-from hp_tool.queries.shown import Section, sections
-from hp_tool.render.words import machines_heading
-from hp_tool.training.calibrated import Calibrations
+from hp_tool.questions import schema
+from hp_tool.questions.answers import RecommendAnswer, recommend_answer
+from hp_tool.questions.registered import Find
+from hp_tool.questions.shown import Section, sections
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.wording.words import machines_heading
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
 from service.dashboard.figures import Figure

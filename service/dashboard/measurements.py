@@ -12,8 +12,8 @@ from fastapi.responses import RedirectResponse
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import COMPARED, ODD, MeasurementRecord, MeasurementState
+from hp_tool.domain.units import times
 from hp_tool.errors import InputError
-from hp_tool.units import times
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.measurements import change_state
 from service.api.views import View

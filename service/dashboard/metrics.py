@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
-from hp_tool.render import figures
-from hp_tool.render.figures import Figure, Unit
-from hp_tool.render.fit import needs
+from hp_tool.wording import figures
+from hp_tool.wording.figures import Figure, Unit
+from hp_tool.wording.fit import needs
 from service.dashboard.page import Tone
 from service.dashboard.trials import TONES
 

@@ -13,8 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool import catalog, training
-from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool import catalog
 from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
@@ -22,15 +21,16 @@ from hp_tool.domain.records import Label, WorkerRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
+from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError, InputError, NotFoundError
-from hp_tool.queries import schema
-from hp_tool.queries.shown import Section, sections
-from hp_tool.render.bill import bill_sentences
-from hp_tool.render.words import serving_arithmetic
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.tuning import check_offered, resolve_search
-from hp_tool.tuning.plan import bill
-from hp_tool.units import GIB
+from hp_tool.loop.tuning import check_offered, resolve_search
+from hp_tool.loop.tuning.plan import bill
+from hp_tool.questions import schema, training
+from hp_tool.questions.answers import RecommendAnswer, recommend_answer
+from hp_tool.questions.shown import Section, sections
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.wording.bill import bill_sentences
+from hp_tool.wording.words import serving_arithmetic
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep, turn
 from service.api.searches import searched

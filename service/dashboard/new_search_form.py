@@ -11,9 +11,9 @@ import yaml
 from hp_tool.domain.frameworks import FRAMEWORKS as FRAMEWORKS
 from hp_tool.domain.query import Kind
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.queries.shown import RECOMPUTE, Field, fields
-from hp_tool.training.recipes import recipes
+from hp_tool.questions import schema
+from hp_tool.questions.shown import RECOMPUTE, Field, fields
+from hp_tool.questions.training.recipes import recipes
 from service.dashboard.formats import dotted
 
 

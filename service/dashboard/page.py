@@ -19,10 +19,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from starlette.status import HTTP_200_OK, HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool.configuration import Configuration, Row
 from hp_tool.domain import records
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration, Row
 from service.api.bodies import read_body
 from service.dashboard import formats
 from service.dashboard.labelled import labelled

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
@@ -19,10 +18,11 @@ from hp_tool.domain.serving import (
     ServingConfig,
     ServingRecommendation,
 )
-from hp_tool.queries import schema
-from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import why_wide
-from hp_tool.render.words import serving_arithmetic
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
+from hp_tool.wording.columns import unchecked
+from hp_tool.wording.fit import why_wide
+from hp_tool.wording.words import serving_arithmetic
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.new_search_form import to_values

@@ -5,7 +5,7 @@ import re
 from functools import cache
 
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.dashboard.page import STATIC, rendered
 from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from hp_tool.calibration.posterior import ratio
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.loop.calibration.posterior import ratio
 from service.api.search_results import known_rows
 from service.dashboard import trials
 from service.dashboard.page import configuration_href, stored_configuration

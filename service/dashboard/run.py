@@ -10,12 +10,12 @@ import yaml
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.exchange.export import written
+from hp_tool.formats.exchange.export import written
 from hp_tool.formats.registry import get, usual, writable
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep
 from service.dashboard import formats

@@ -10,14 +10,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
-from hp_tool.anatomy import Schedule
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.formats.registry import writable
-from hp_tool.queries import schema
-from hp_tool.render.words import stopped_words
+from hp_tool.questions import schema
+from hp_tool.questions.anatomy import Schedule
+from hp_tool.wording.words import stopped_words
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
 from service.api.searches import (

@@ -14,13 +14,13 @@ from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
-from hp_tool.queries import schema
-from hp_tool.render.words import missed_words, serving_arithmetic
-from hp_tool.search.fidelity import repeats, standing
-from hp_tool.search.serving import TARGETS, bounded
-from hp_tool.serving.problem import resolve_serving
+from hp_tool.loop.search.fidelity import repeats, standing
+from hp_tool.loop.search.serving import TARGETS, bounded
+from hp_tool.loop.tuning.serving_table import serving_candidates
+from hp_tool.questions import schema
+from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
-from hp_tool.tuning.serving_table import serving_candidates
+from hp_tool.wording.words import missed_words, serving_arithmetic
 from service.api.search_results import calibrated_predictions
 from service.dashboard import formats
 from service.dashboard.page import Tone

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.records import JsonObject, RunFigures, RunRecord
-from hp_tool.render.figures import REQUEST, STEP, TPOT, TTFT
-from hp_tool.units import counted, times
+from hp_tool.domain.units import counted, times
+from hp_tool.wording.figures import REQUEST, STEP, TPOT, TTFT
 from service.dashboard import formats
 from service.dashboard.metrics import ComparedRun, measured_peak
 from service.dashboard.page import Tone

@@ -13,12 +13,12 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.watch import Expected, Loss, Verdict
 from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.queries import schema
-from hp_tool.render.words import arithmetic
+from hp_tool.questions import schema
 from hp_tool.watch.course import Course, course_of
 from hp_tool.watch.loss import after_loss
 from hp_tool.watch.reports import verdict_of
 from hp_tool.watch.words import doubts_query, faster_words
+from hp_tool.wording.words import arithmetic
 from service.api.dependencies import CalibrationsDep, Cursor, PrincipalDep, WatchStoreDep
 from service.api.views import View
 from service.api.watches import MOST_LOST

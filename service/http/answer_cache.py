@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hp_tool import catalog
 from hp_tool.domain.records import JsonObject
-from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.problem import TrainingProblem
 from service.http import asgi_body
 from service.http.metrics import Metrics
 

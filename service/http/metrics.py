@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hp_tool.cluster.launchers import folders
 from hp_tool.domain.access import AccessStore
 from hp_tool.errors import HpToolError
-from hp_tool.launchers import folders
-from hp_tool.tuning.retention import run_roots
+from hp_tool.loop.tuning.retention import run_roots
 
 log = logging.getLogger(__name__)
 

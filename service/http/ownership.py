@@ -25,8 +25,8 @@ from hp_tool.domain.records import (
 )
 from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
-from hp_tool.queries.schema import parse_query
-from hp_tool.tuning import check_offered, daily_limits, within_limits
+from hp_tool.loop.tuning import check_offered, daily_limits, within_limits
+from hp_tool.questions.schema import parse_query
 from service.http.sample import READING, SAMPLE, sample_store
 from service.keys import Principal
 from service.settings import Settings

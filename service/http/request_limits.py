@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hp_tool.bounds import Bounds, bounded
+from hp_tool.domain.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
 from service.http.routes import AGENTS_PATH, UPLOADS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hp_tool import anatomy
-from hp_tool.anatomy import MAX_NODES
 from hp_tool.catalog import cluster
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.questions import anatomy
+from hp_tool.questions.anatomy import MAX_NODES
 
 CONFIG = ParallelConfig(
     tensor_parallel_size=8, pipeline_parallel_size=4, data_parallel_size=2, sequence_parallel=True

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hp_tool import anatomy
-from hp_tool.anatomy import MAX_RANKS
 from hp_tool.domain.result import Estimate
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions import anatomy
+from hp_tool.questions.anatomy import MAX_RANKS
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.problem import resolve_training
 
 
 def drawn(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool import anatomy
 from hp_tool.domain.result import Estimate
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
-from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions import anatomy
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 GPT = {
     "kind": "training",

@@ -9,10 +9,10 @@ import pytest
 
 from hp_tool.cost.legality import REASONS
 from hp_tool.domain.result import Estimate
+from hp_tool.domain.units import gib
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
-from hp_tool.units import gib
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 BASE: dict[str, Any] = {
     "kind": "training",
@@ -399,7 +399,7 @@ def test_headroom_decides_what_fits() -> None:
 
 
 def test_an_estimate_is_json_without_infinities() -> None:
-    from hp_tool.queries.schema import to_dict
+    from hp_tool.questions.schema import to_dict
 
     found = to_dict(asked())
     assert set(found) == {field.name for field in dataclasses.fields(Estimate)}

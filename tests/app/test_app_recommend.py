@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import bounds
-from hp_tool.configuration import Configuration
+from hp_tool.domain import bounds
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import config_query, estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.rank import cost_space
 from hp_tool.space.enumerate import CHUNK
-from hp_tool.training import config_query, estimate, recommend
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.best import best_of
-from hp_tool.training.ranking.rank import cost_space
 
 EVERY_RECOMPUTATION = [
     "none",

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
-from hp_tool.queries.schema import parse_query
-from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.ranking.best import best_of
-from hp_tool.training.ranking.exact import BestSearch
-from hp_tool.training.ranking.free import (
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.exact import BestSearch
+from hp_tool.questions.training.ranking.free import (
     every_chunk_count,
     group_stages,
     more_module_sets,
     more_shards,
     more_zero_stages,
 )
-from hp_tool.training.ranking.rank import CostedRows, judged
+from hp_tool.questions.training.ranking.rank import CostedRows, judged
+from hp_tool.space import default_axes, legal_chunks
 
 DENSE = {
     "hidden_size": 12288,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hp_tool.answers import recommend_answer
 from hp_tool.domain.result import Recommendation
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.answers import recommend_answer
 
 QUERY: dict[str, Any] = {
     "kind": "training",

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import answers, training
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.rank import cost_space
-from hp_tool.training.ranking.recommend import device_counts
+from hp_tool.questions import answers, schema, training
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
+from hp_tool.questions.training.ranking.recommend import device_counts
 
 NUM_GPUS = 48
 

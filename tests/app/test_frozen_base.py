@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.result import Estimate
-from hp_tool.exchange import read_query
-from hp_tool.exchange.export import export
-from hp_tool.queries import schema
-from hp_tool.training import estimate
+from hp_tool.formats.exchange import read_query
+from hp_tool.formats.exchange.export import export
+from hp_tool.questions import schema
+from hp_tool.questions.training import estimate
 
 TARGETS = ["q_proj", "v_proj"]
 SCRIPT = (

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hp_tool.answers import estimate_answer, recommend_answer
 from hp_tool.domain.result import Recommendation
 from hp_tool.errors import InputError
-from hp_tool.exchange.export import export
-from hp_tool.queries.schema import parse_query, query_mapping, to_dict
-from hp_tool.render.columns import listed_columns
-from hp_tool.training import recommend
+from hp_tool.formats.exchange.export import export
+from hp_tool.questions.answers import estimate_answer, recommend_answer
+from hp_tool.questions.schema import parse_query, query_mapping, to_dict
+from hp_tool.questions.training import recommend
+from hp_tool.wording.columns import listed_columns
 
 
 def asked(**training: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from hp_tool.domain.query import Query
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import config_query, estimate, recommend
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.rank import cost_space
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import config_query, estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
 
 
 def query(

@@ -13,9 +13,9 @@ import pytest
 
 import hp_tool
 from hp_tool.cli.main import main
+from hp_tool.domain.units import GIB
 from hp_tool.errors import InputError, MissingExtraError
-from hp_tool.render import plots
-from hp_tool.units import GIB
+from hp_tool.wording import plots
 from tests.conftest import skip_or_fail
 
 TRAINING: Any = {

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool import answers
 from hp_tool.api import QueryKeys
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema
 
 LLAMA: Any = {
     "model": "llama-3-70b",
@@ -122,8 +121,8 @@ def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(
 
 def test_names_that_are_suggested_exist() -> None:
     from hp_tool.domain.query import Query
-    from hp_tool.queries import schema
-    from hp_tool.queries.short_names import COLUMNS, FOREIGN
+    from hp_tool.questions import schema
+    from hp_tool.questions.short_names import COLUMNS, FOREIGN
 
     for path in {*COLUMNS.values(), *FOREIGN.values()}:
         assert schema.declarations(schema.adapter(Query), path.split(".")), path
@@ -184,6 +183,6 @@ def test_a_notebook_shows_serving() -> None:
 
 
 def test_what_users_wrote_is_escaped() -> None:
-    from hp_tool.render.html import _table
+    from hp_tool.wording.html import _table
 
     assert "<script>" not in _table(("<script>",), [("<script>",)])

@@ -16,11 +16,11 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.strategy_legality import strategy_broken
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.exchange import export
-from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.training import estimate, recommend
-from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recipes import recipe, recipes
+from hp_tool.formats.exchange import export
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import estimate, recommend
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.recipes import recipe, recipes
 
 NEWEST = "megatron-bridge-26.06"
 

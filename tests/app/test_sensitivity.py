@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.answers import recommend_answer
 from hp_tool.domain.query import Query
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.render import plots
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.best import best_of
+from hp_tool.questions.answers import recommend_answer
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.wording import plots
 
 ASKED = {
     "kind": "training",

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool.answers import MIN_ARRAY, answer_lines, cost_together
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.questions import schema
+from hp_tool.questions.answers import MIN_ARRAY, answer_lines, cost_together
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import TrainingProblem
 
 DENSE: dict[str, Any] = {
     "kind": "training",

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from hp_tool.answers import estimate_answer
-from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
-from hp_tool.queries import schema
-from hp_tool.queries.schema import parse_query, query_mapping
-from hp_tool.render.fit import by_recipe, launched, why_wide
-from hp_tool.training import estimate, recommend
-from hp_tool.training.recipes import recipe
+from hp_tool.questions import schema
+from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.schema import parse_query, query_mapping
+from hp_tool.questions.training import estimate, recommend
+from hp_tool.questions.training.recipes import recipe
+from hp_tool.wording.fit import by_recipe, launched, why_wide
 
 FEW = {"sequence_length": 1024, "global_batch_size": 64}
 """Tokens of a step that launches bound."""

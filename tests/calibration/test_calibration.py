@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.learning.make import predicted_unseen
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.loop.learning.make import predicted_unseen
 
 PARTS = ("compute", "recompute", "tensor_parallel", "data_parallel", "pipeline_bubble", "optimizer")
 CAPACITY = 80.0 * GIB

@@ -11,15 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool import catalog
-from hp_tool.calibration.microbenchmarks import (
-    GPU,
-    fit_additive_roofline,
-    fit_link,
-    fit_machine,
-    fit_memory,
-    fit_roofline,
-    plan_operations,
-)
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.case import Machine
@@ -28,6 +19,15 @@ from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.measurement import Operation, OperationTimes
+from hp_tool.loop.calibration.microbenchmarks import (
+    GPU,
+    fit_additive_roofline,
+    fit_link,
+    fit_machine,
+    fit_memory,
+    fit_roofline,
+    plan_operations,
+)
 
 SIZES = np.logspace(-7, -2, 40)
 fractions = st.floats(0.2, 0.95)

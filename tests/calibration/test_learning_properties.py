@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.calibration.evidence import DEVICE_LOG_SD, PAIR_LOG_SD, STEP_LOG_SD
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.loop.calibration.evidence import DEVICE_LOG_SD, PAIR_LOG_SD, STEP_LOG_SD
 
 STATED = 0.08
 

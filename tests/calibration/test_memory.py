@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, fit_calibration, prior_for
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.loop.calibration import Calibration, fit_calibration, prior_for
 from tests.calibration.test_regimes import evidence, features
 
 PREDICTED = 20.0 * GIB

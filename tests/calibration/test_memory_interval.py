@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hp_tool.calibration.memory import MemoryPrediction
+from hp_tool.loop.calibration.memory import MemoryPrediction
 
 
 def test_bounds_stay_finite_where_nothing_is_known():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool.assumptions import assumed
-from hp_tool.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.calibration.calibration import Calibration
-from hp_tool.calibration.parts import as_traced, part_factors, part_logs
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
+from hp_tool.loop.calibration.calibration import Calibration
+from hp_tool.loop.calibration.parts import as_traced, part_factors, part_logs
 
 PREDICTED = {
     "compute": 2.0,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hp_tool.calibration.plain import plain_factor
+from hp_tool.loop.calibration.plain import plain_factor
 
 
 def test_runs_that_contradict_each_other_are_told_by_one_factor():

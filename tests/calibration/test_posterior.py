@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from hp_tool.calibration.posterior import OwnRuns, combined, ratio
+from hp_tool.loop.calibration.posterior import OwnRuns, combined, ratio
 
 
 def test_the_ratio_of_two_estimates_adds_their_variances() -> None:

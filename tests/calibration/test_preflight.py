@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool.calibration.microbenchmarks import find_outliers, group_ranks
 from hp_tool.domain.measurement import Operation, OperationTimes
+from hp_tool.loop.calibration.microbenchmarks import find_outliers, group_ranks
 
 HOSTS = [f"node{rank // 4}" for rank in range(16)]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import approx_fprime
 
-from hp_tool.assumptions import assumed
-from hp_tool.calibration.fitting import COMPONENTS, NUGGET, Process, Rows
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.fitting import COMPONENTS, NUGGET, Process, Rows
 
 LOGS = np.array([0.5, -0.1, 0.4, 0.8, 0.1])
 

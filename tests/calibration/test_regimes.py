@@ -8,17 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import Calibration, Evidence, fit_calibration, prior_for, residual_features
-from hp_tool.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, most_alike
-from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GIB
+from hp_tool.loop.calibration import (
+    Calibration,
+    Evidence,
+    fit_calibration,
+    prior_for,
+    residual_features,
+)
+from hp_tool.loop.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, most_alike
+from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
 
 
 def features(rows, seed=0):

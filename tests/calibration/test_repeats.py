@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import Evidence, fit_calibration
-from hp_tool.calibration.evidence import FloatArray
+from hp_tool.loop.calibration import Evidence, fit_calibration
+from hp_tool.loop.calibration.evidence import FloatArray
 
 CONFIGURATIONS = 5
 

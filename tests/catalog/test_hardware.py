@@ -13,10 +13,10 @@ from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import ClusterQuery, StageGpus
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.tuning import resolve_search
-from hp_tool.units import GIB
+from hp_tool.loop.tuning import resolve_search
 
 ADDED = {
     "h100-nvl-94gb": ("h100-nvl", 835.5, 4.0),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool import catalog, diagnostics
+from hp_tool import catalog
 from hp_tool.catalog import library
+from hp_tool.cluster import diagnostics
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError, NotFoundError
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hp_tool.answers import RecommendAnswer
 from hp_tool.cli import search_output, serving_tables, tables
 from hp_tool.domain.measurement import Fidelity, Measurement, Tail, Tails
 from hp_tool.domain.parallel import ParallelConfig
@@ -34,8 +33,9 @@ from hp_tool.domain.serving import (
     ServingRecommendation,
     TokenPrices,
 )
-from hp_tool.tuning.result import SearchSummary, TuneResult
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.loop.tuning.result import SearchSummary, TuneResult
+from hp_tool.questions.answers import RecommendAnswer
 
 WIDTHS = (60, 80, 120, 160)
 FOLDER = Path(__file__).parent / "rendered"

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hp_tool import diagnostics as doctor
 from hp_tool.catalog import library
 from hp_tool.cli.main import build
+from hp_tool.cluster import diagnostics as doctor
+from hp_tool.cluster.launchers import local as devices
 from hp_tool.domain.access import DatabaseState
-from hp_tool.launchers import local as devices
 from hp_tool.store import open_store, schema
 from tests.command_line import ROOT
 

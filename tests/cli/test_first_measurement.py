@@ -14,13 +14,13 @@ import pytest
 from hp_tool.catalog import library
 from hp_tool.catalog.efficiency import MachineProfile, gpu_efficiency
 from hp_tool.cli import tune
+from hp_tool.cluster.launchers.local import LocalLauncher
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.errors import LauncherError
-from hp_tool.launchers.local import LocalLauncher
-from hp_tool.learning import machine
-from hp_tool.queries import schema
-from hp_tool.training.problem import resolve_training
-from hp_tool.tuning import clusters
+from hp_tool.loop.learning import machine
+from hp_tool.loop.tuning import clusters
+from hp_tool.questions import schema
+from hp_tool.questions.training.problem import resolve_training
 
 QUICKSTART = (Path(__file__).parents[2] / "examples" / "quickstart.yaml").read_text()
 

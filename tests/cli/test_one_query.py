@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool import answers
 from hp_tool.errors import StoreError
+from hp_tool.questions import answers
 
 Run = Callable[..., Any]
 FLAGS = (

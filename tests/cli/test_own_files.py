@@ -13,9 +13,9 @@ import pytest
 
 import hp_tool as python
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from tests.tuning.cpu_engine import CpuEngine
 
 Run = Callable[..., Any]

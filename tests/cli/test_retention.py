@@ -18,9 +18,9 @@ import pytest
 import sqlalchemy as sa
 
 from hp_tool.domain.records import RunRecord, SearchState
+from hp_tool.loop.tuning.study import study_storage
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import opened
-from hp_tool.tuning.study import study_storage
 from tests.cli.conftest import Run
 from tests.command_line import Ended
 from tests.store.acting import NewMeasurementFactory, claimed, intended

@@ -11,9 +11,9 @@ from rich.measure import Measurement
 
 from hp_tool.cli import layout, tables
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.render.columns import Column, configuration_columns, training_figures
-from hp_tool.render.words import arithmetic
-from hp_tool.units import duration
+from hp_tool.domain.units import duration
+from hp_tool.wording.columns import Column, configuration_columns, training_figures
+from hp_tool.wording.words import arithmetic
 from tests.cli import shown
 
 

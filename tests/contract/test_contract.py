@@ -18,7 +18,7 @@ import typer
 import hp_tool
 from hp_tool.cli.main import build
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 
 HERE = Path(__file__).parent
 CLUSTER = {"gpu": "h100-sxm-80gb", "num_gpus": 16}

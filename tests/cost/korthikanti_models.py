@@ -11,7 +11,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import estimate
+from hp_tool.questions.training import estimate
 
 SEQUENCE = 2048
 

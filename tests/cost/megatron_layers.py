@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hp_tool.profiler import cpu_shim
+from hp_tool.cluster.profiler import cpu_shim
 
 cpu_shim.install()
 # A GPU's dropout keeps a mask of one byte an element; the CPU's keeps a scaled one in the tensor's

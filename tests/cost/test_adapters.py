@@ -30,8 +30,8 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 from tests.cost.cases import NODE, Problem, case_of, columns, problems
 from tests.cost.test_primitives import plain_profile
 from tests.torch_or_skip import torch_or_skip

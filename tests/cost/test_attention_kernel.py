@@ -10,7 +10,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.questions.training.evaluate import resolve_configuration
 
 
 def answer(

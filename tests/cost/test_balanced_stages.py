@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import training
 from hp_tool.catalog import model
 from hp_tool.cost.balanced_stages import balanced_chunks, layer_seconds, pipeline_seconds
 from hp_tool.cost.candidates import Candidates
@@ -23,6 +22,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.questions import training
 from tests.cost.cases import case_of
 
 WORKLOAD = TrainingWorkload(sequence_length=4096, global_batch_size=64)

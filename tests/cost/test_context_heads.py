@@ -10,7 +10,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import estimate, recommend
+from hp_tool.questions.training import estimate, recommend
 
 REASON = "context_heads_not_divisible"
 

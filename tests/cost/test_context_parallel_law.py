@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool import catalog, training
-from hp_tool.queries import schema
+from hp_tool import catalog
+from hp_tool.questions import schema, training
 
 LAYERS, HIDDEN, KEYS_VALUES = 32, 4096, 2 * 1024
 """Of llama-3-8b, whose queries are as wide as its hidden states."""

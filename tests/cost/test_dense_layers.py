@@ -15,8 +15,8 @@ from hp_tool.catalog import models
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.dense_layers import dense_layers
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 STAGE_PARTS = (
     "compute",

@@ -21,7 +21,7 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.releases import usual_dispatcher
+from hp_tool.questions.training.releases import usual_dispatcher
 from tests.cost.cases import case_of
 
 NODES = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))

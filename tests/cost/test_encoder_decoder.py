@@ -19,9 +19,9 @@ from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.problem import resolve_training
 from tests.cost.cases import case_of
 
 SHAPE = catalogue_model("t5-v1.1-xl")

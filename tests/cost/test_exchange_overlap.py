@@ -14,7 +14,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.training import estimate, recommend
+from hp_tool.questions.training import estimate, recommend
 
 INTERLEAVED: dict[str, Any] = {
     "pipeline_parallel_size": 4,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.result import Estimate
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 
 def of_mixtral(**training: Any) -> Estimate:

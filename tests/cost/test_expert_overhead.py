@@ -20,8 +20,8 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
 

@@ -16,9 +16,9 @@ from hp_tool.cost.layer import layer_bytes
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.queries.schema import parse_query
-from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.ranking.rank import cost_space
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
 from tests.cost.cases import columns
 
 EXACT = 1e-12

@@ -15,7 +15,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training import estimate
+from hp_tool.questions.training import estimate
 
 MEASURED = {
     "a100-sxm-40gb": "a100",

@@ -9,8 +9,8 @@ import pytest
 from hp_tool.catalog import model
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries import schema
-from hp_tool.training import estimate
+from hp_tool.questions import schema
+from hp_tool.questions.training import estimate
 
 MODEL = "llama-3-8b"
 SHAPE = model(MODEL)

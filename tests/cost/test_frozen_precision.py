@@ -15,8 +15,8 @@ from hp_tool.cost.matrix import entries
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.training import estimate
+from hp_tool.questions import schema
+from hp_tool.questions.training import estimate
 
 BASE = model("llama-2-70b")
 MATRICES = (

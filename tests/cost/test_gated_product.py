@@ -9,8 +9,8 @@ import pytest
 from hp_tool.catalog import model
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 LLAMA = model("llama-3-8b")
 TOKENS = 8192

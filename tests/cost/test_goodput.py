@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
-from hp_tool import catalog, training
+from hp_tool import catalog
 from hp_tool.cost.goodput import (
     MTBF_PER_GPU_S,
     best_interval_s,
@@ -25,7 +25,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.result import Goodput
 from hp_tool.domain.workload import ReliabilitySpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries import schema
+from hp_tool.questions import schema, training
 from tests.cost.cases import case_of
 
 QUERY: dict[str, Any] = {

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from hp_tool import anatomy
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate, recommend
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions import anatomy
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
 
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 32,

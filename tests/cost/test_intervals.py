@@ -13,10 +13,10 @@ from hp_tool.catalog.efficiency import doubts, efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, intervals, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate, recommend
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.releases import release_variance
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.releases import release_variance
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {

@@ -21,7 +21,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import estimate
+from hp_tool.questions.training import estimate
 
 UNFUSED = TrainingWorkload(
     sequence_length=1024,

@@ -21,10 +21,10 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training import estimate
-from hp_tool.training.evaluate import resolve_config
-from hp_tool.training.problem import resolve_training
-from hp_tool.tuning import resolve_search
+from hp_tool.loop.tuning import resolve_search
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.evaluate import resolve_config
+from hp_tool.questions.training.problem import resolve_training
 from tests.cost.cases import columns
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.result import Estimate
-from hp_tool.queries import schema
-from hp_tool.training import estimate
+from hp_tool.questions import schema
+from hp_tool.questions.training import estimate
 
 TOKENS, VOCABULARY = 8192, 128256
 

@@ -22,8 +22,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 from tests.cost.cases import Problem, case_of, problems
 
 FP8 = TrainingWorkload(sequence_length=4096, global_batch_size=8, precision="fp8")

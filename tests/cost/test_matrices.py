@@ -14,7 +14,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 SIZES = {
     "num_hidden_layers": 3,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import training
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.rank import cost_space
+from hp_tool.questions import training
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
 from tests.cost.cases import columns
 
 A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"

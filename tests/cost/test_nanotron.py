@@ -27,8 +27,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate, recommend
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate, recommend
 from tests.cost.cases import case_of
 
 LLAMA_1B: dict[str, Any] = {

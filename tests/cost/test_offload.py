@@ -19,8 +19,8 @@ from hp_tool.cost.optimizer import HOST_MEMORY_FRACTION, PCIE_FRACTION
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import estimate
 from tests.cost.cases import Problem, columns, problems
 from tests.torch_or_skip import torch_or_skip
 

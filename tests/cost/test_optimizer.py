@@ -15,8 +15,8 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 from tests.cost.cases import Problem, problems
 from tests.torch_or_skip import torch_or_skip
 

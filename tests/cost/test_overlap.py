@@ -21,8 +21,8 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training import estimate
-from hp_tool.training.releases import release_factor
+from hp_tool.questions.training import estimate
+from hp_tool.questions.training.releases import release_factor
 
 PARTS = {
     "tensor_parallel": "tensor_parallel",

@@ -20,7 +20,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training import config_query, estimate
+from hp_tool.questions.training import config_query, estimate
 from tests.cost.cases import case_of
 from tests.torch_or_skip import torch_or_skip
 

@@ -16,9 +16,9 @@ from hp_tool.cost.recomputation import repeated_token_flops
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.training import config_query, estimate, recommend
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import config_query, estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
 
 DENSE = ("core_attn", "layernorm", "mlp")
 LATENT = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")

@@ -12,9 +12,9 @@ from hp_tool.cost.network import dense_group
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
-from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.training import config_query, estimate, recommend
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import config_query, estimate, recommend
+from hp_tool.questions.training.problem import resolve_training
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
 BASE: dict[str, Any] = {

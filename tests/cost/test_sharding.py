@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
-from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import shards_broken
 from hp_tool.cost.zero import fully_sharded_seconds
@@ -21,7 +20,8 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import estimate, recommend
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training import estimate, recommend
 from tests.cost.cases import Problem, columns, problems
 from tests.cost.test_primitives import NETWORK, NVLINK, plain_profile
 

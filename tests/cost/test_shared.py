@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hp_tool.cost.shared import MOST, Shared, forget_all
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 QUERY = {
     "kind": "training",

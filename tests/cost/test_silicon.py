@@ -16,8 +16,8 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.questions.training import estimate
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training import estimate
 from tests.cost.cases import case_of
 
 SUCCESSORS = (

@@ -10,8 +10,8 @@ import pytest
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.queries.schema import parse_query
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import resolve_training
 
 
 @pytest.mark.parametrize(

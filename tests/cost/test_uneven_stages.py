@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool import anatomy
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
@@ -27,10 +26,11 @@ from hp_tool.domain.pipeline_layout import (
 )
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.questions import anatomy
+from hp_tool.questions.schema import parse_query, to_dict
+from hp_tool.questions.training import config_query, estimate
+from hp_tool.questions.training.problem import resolve_training
 from hp_tool.space import default_axes
-from hp_tool.training import config_query, estimate
-from hp_tool.training.problem import resolve_training
 from tests.cost.cases import case_of
 
 WORKLOAD = TrainingWorkload(sequence_length=8192, global_batch_size=512)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import anatomy
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
@@ -28,8 +27,9 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions import anatomy
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.problem import resolve_training
 from tests.cost.cases import case_of, columns
 
 WORKLOAD = TrainingWorkload(sequence_length=4096, global_batch_size=128)

@@ -14,8 +14,8 @@ from hp_tool.cost.block import windowed_length
 from hp_tool.cost.flops import token_flops
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 
 GEMMA = catalog.model_from_mapping(
     {

@@ -11,10 +11,10 @@ from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.formats.setup import TrainingSetup
-from hp_tool.queries import schema
-from hp_tool.training.evaluate import resolve_config
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.setup import training_setup
+from hp_tool.questions import schema
+from hp_tool.questions.training.evaluate import resolve_config
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.setup import training_setup
 
 
 def setup_of(query: dict[str, Any]) -> TrainingSetup:

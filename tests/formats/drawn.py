@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hp_tool.exchange.export import runs
-from hp_tool.queries import schema
+from hp_tool.formats.exchange.export import runs
+from hp_tool.questions import schema
 
 TOOLS = {
     "megatron-lm": "megatron-core",

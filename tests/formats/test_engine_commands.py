@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import assess, export, read_query
-from hp_tool.queries import schema
-from hp_tool.serving.evaluate import estimate
+from hp_tool.formats.exchange import assess, export, read_query
+from hp_tool.questions import schema
+from hp_tool.questions.serving.evaluate import estimate
 
 LOAD = {
     "inference.input_length": 1000,

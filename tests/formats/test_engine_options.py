@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.answers import recommend_answer
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import export
+from hp_tool.formats.exchange import export
 from hp_tool.formats.tools import sglang, trtllm, vllm
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.answers import recommend_answer
 from tests.formats.engine_parsers import parsed
 
 QUANTIZATION = {"fp8"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange.export import export
+from hp_tool.formats.exchange.export import export
 from hp_tool.formats.registry import get, writable
 from tests.formats.cases import setup_of
 

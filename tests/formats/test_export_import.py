@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving, training
-from hp_tool.configuration import Configuration
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
-from hp_tool.exchange import read_configuration
-from hp_tool.exchange.export import write
+from hp_tool.formats.exchange import read_configuration
+from hp_tool.formats.exchange.export import write
 from hp_tool.formats.reading import ImportRefusedError
-from hp_tool.queries import schema
+from hp_tool.questions import schema, serving, training
+from hp_tool.questions.configuration import Configuration
 from tests.formats import drawn
 
 READERS = {"slurm": "megatron-lm"}

@@ -15,7 +15,7 @@ import yaml
 
 import hp_tool
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import look_up, plain, table
 from tests.formats.test_exported_words import exported, imported, run
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import hp_tool
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 from tests.formats.engine_parsers import parsed
 from tests.formats.test_exported_words import run
 

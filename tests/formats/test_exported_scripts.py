@@ -14,13 +14,12 @@ import pytest
 import yaml
 
 import hp_tool
-from hp_tool import serving, training
-from hp_tool.configuration import Configuration
 from hp_tool.errors import HpToolError
-from hp_tool.exchange.export import write
+from hp_tool.formats.exchange.export import write
 from hp_tool.formats.registry import get
 from hp_tool.formats.scripts import required
-from hp_tool.queries import schema
+from hp_tool.questions import schema, serving, training
+from hp_tool.questions.configuration import Configuration
 from tests.formats import drawn
 from tests.formats.test_engine_options import pool_query
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import export, read_query
+from hp_tool.formats.exchange import export, read_query
 from hp_tool.formats.tools import accelerate, deepspeed
 from hp_tool.formats.tools.nemo import write as megatron_bridge
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from tests.formats.cases import llama, same_work, setup_of
 
 DEEPSPEED = """

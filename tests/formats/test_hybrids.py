@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from hp_tool import training
 from hp_tool.catalog import models
-from hp_tool.configuration import Configuration
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange import read_query
-from hp_tool.exchange.export import written
+from hp_tool.formats.exchange import read_query
+from hp_tool.formats.exchange.export import written
 from hp_tool.formats.reading import ImportRefusedError
 from hp_tool.formats.tools import megatron_lm
 from hp_tool.formats.tools.megatron_lm.hybrid import by_shares
-from hp_tool.queries import schema
+from hp_tool.questions import schema, training
+from hp_tool.questions.configuration import Configuration
 from tests.formats.cases import setup_of
 from tests.formats.test_megatron_arguments import RELEASES, parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
 LORA = """

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange import export
+from hp_tool.formats.exchange import export
 from tests.formats.test_files_of_others import SERVING
 
 

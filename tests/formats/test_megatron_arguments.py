@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import table
 from hp_tool.formats.registry import get
 from hp_tool.formats.tools.megatron_lm import command

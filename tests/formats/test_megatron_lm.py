@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import detect, read_query
+from hp_tool.formats.exchange import detect, read_query
 from hp_tool.formats.tools import megatron_lm
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, queries, same_work, setup_of

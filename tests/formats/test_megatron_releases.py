@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from hp_tool import training
-from hp_tool.configuration import Configuration
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
-from hp_tool.exchange import read_configuration
-from hp_tool.exchange.export import write
-from hp_tool.queries import schema
+from hp_tool.formats.exchange import read_configuration
+from hp_tool.formats.exchange.export import write
+from hp_tool.questions import schema, training
+from hp_tool.questions.configuration import Configuration
 from tests.conftest import skip_or_fail
 from tests.formats import drawn
 from tests.formats.megatron_rules import complaints, configured, line, official

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import plain, table
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}

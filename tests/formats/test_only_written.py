@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool import serving, training
-from hp_tool.configuration import Configuration
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
-from hp_tool.exchange.export import write
-from hp_tool.queries import schema
-from hp_tool.serving.problem import resolve_serving
-from hp_tool.training.problem import resolve_training
+from hp_tool.formats.exchange.export import write
+from hp_tool.questions import schema, serving, training
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.serving.problem import resolve_serving
+from hp_tool.questions.training.problem import resolve_training
 from tests.formats import drawn
 
 FEW, MANY = 3, pytest.param(8, marks=pytest.mark.long)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.configuration import Configuration
-from hp_tool.training.problem import resolve_training
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.problem import resolve_training
 from tests.formats import drawn
 from tests.formats.test_exported_adapters import settings
 from tests.formats.test_only_written import ANY, rows

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange import assess, detect, read_configuration
+from hp_tool.formats.exchange import assess, detect, read_configuration
 from hp_tool.formats.reading import ImportRefusedError, Reading
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 
 TEXT = "".join(
     path.read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError
-from hp_tool.exchange import read_configuration
 from hp_tool.formats import shell
+from hp_tool.formats.exchange import read_configuration
 from hp_tool.formats.reading import ImportRefusedError
 
 FORMS = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool.exchange import read_configuration
-from hp_tool.exchange.export import export
+from hp_tool.formats.exchange import read_configuration
+from hp_tool.formats.exchange.export import export
 
 TRAINING: dict[str, Any] = {
     "kind": "training",

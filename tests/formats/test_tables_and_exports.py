@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import assess, export, export_for, read_configuration, read_query
+from hp_tool.formats.exchange import assess, export, export_for, read_configuration, read_query
 from hp_tool.formats.reading import table
 from hp_tool.formats.registry import get, writable
 from hp_tool.formats.tools import nanotron, verl
 from hp_tool.formats.tools.megatron_lm import scripts
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, same_work, setup_of
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hp_tool.cli.main import build
 from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.errors import InputError
-from hp_tool.exchange.logged import GROUPS, explain_log, parts
 from hp_tool.formats.timers import is_log, read_timers
-from hp_tool.queries import schema
-from hp_tool.render.words import arithmetic
+from hp_tool.questions import schema
+from hp_tool.traces.explain.logged import GROUPS, explain_log, parts
+from hp_tool.wording.words import arithmetic
 from tests.traces.test_explain import QUERY
 
 STEP = (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import read_query
+from hp_tool.formats.exchange import read_query
 from hp_tool.formats.tools import torchtitan
 from tests.formats.cases import same_work, setup_of
 

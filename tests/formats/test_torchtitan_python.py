@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import read_configuration, read_query
+from hp_tool.formats.exchange import read_configuration, read_query
 from hp_tool.formats.python_calls import Call, Functions
 from hp_tool.formats.reading import look_up, plain, table
 from hp_tool.formats.tools import torchtitan_python

@@ -19,8 +19,8 @@ import yaml
 
 import hp_tool
 from hp_tool.errors import HpToolError
-from hp_tool.exchange import read_query
-from hp_tool.exchange.export import Exported
+from hp_tool.formats.exchange import read_query
+from hp_tool.formats.exchange.export import Exported
 from hp_tool.formats.registry import writable
 from tests.formats.engine_parsers import parsed as parsed_by_engine
 from tests.formats.megatron_rules import complaints, configured

@@ -20,8 +20,8 @@ import pytest
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.ports import Launcher
+from hp_tool.loop.tuning import Sweeper
 from hp_tool.store import open_store
-from hp_tool.tuning import Sweeper
 from tests.launchers.slurm_cluster import until
 from tests.store.acting import claimed, intended
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hp_tool.launchers import create
-from hp_tool.launchers.ray_jobs import RayLauncher
+from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers.ray_jobs import RayLauncher
 from tests.launchers.slurm_cluster import free_ports, until
 
 CPUS = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from hp_tool.launchers.supervisor import MARK
+from hp_tool.cluster.launchers.supervisor import MARK
 
 NO_AGENT = "No available agent to submit job, please try again later."
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from hp_tool.launchers import create
-from hp_tool.launchers.slurm import SlurmLauncher
+from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers.slurm import SlurmLauncher
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm-cluster.sh"
 OPTIONS: Mapping[str, Any] = {

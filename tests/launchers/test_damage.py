@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers.options import SlurmOptions
+from hp_tool.cluster.launchers.slurm_script import render
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import create
-from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.slurm_script import render
+from hp_tool.loop.tuning import Sweeper
 from hp_tool.store import open_store
-from hp_tool.tuning import Sweeper
 from tests.launchers.contract import GOOD, await_the_end, plan, processes, wait
 from tests.launchers.slurm_cluster import until
 from tests.store.acting import claimed, intended

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hp_tool import catalog
-from hp_tool.launchers import local as devices
+from hp_tool.cluster.launchers import local as devices
 
 DRIVERS = {
     "NVIDIA H100 80GB HBM3": "h100-sxm-80gb",

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
+from hp_tool.cluster.launchers import create, kubernetes
+from hp_tool.cluster.launchers.kubernetes import ending, job_state
+from hp_tool.cluster.launchers.kubernetes_patch import merged
+from hp_tool.cluster.launchers.options import KubernetesOptions
 from hp_tool.domain.jobs import JobState, Waiting
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
 from hp_tool.errors import EngineAwayError, InputError, LauncherError
-from hp_tool.launchers import create, kubernetes
-from hp_tool.launchers.kubernetes import ending, job_state
-from hp_tool.launchers.kubernetes_patch import merged
-from hp_tool.launchers.options import KubernetesOptions
 from tests.launchers.contract import GOOD, LauncherContract, Launching, plan, wait
 from tests.launchers.slurm_cluster import until
 from tests.profiler.requests import request

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers.readback import read_json
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, ProfileRequest
 from hp_tool.domain.model import ModelSpec
@@ -16,8 +18,6 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import create
-from hp_tool.launchers.readback import read_json
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 
 
@@ -127,7 +127,7 @@ def test_the_plan_is_torchrun_on_the_loopback_device(tmp_path: Path) -> None:
     assert planned == launcher.plan(_request(), job_name="search-1.run-1.token-3")
     assert planned.command[1:] == (
         *("rendezvous.py", "--nnodes=1", "--nproc-per-node=2"),
-        *("-m", "hp_tool.profiler", "request.json", "result.json"),
+        *("-m", "hp_tool.cluster.profiler", "request.json", "result.json"),
     )
     assert planned.environment["OMP_NUM_THREADS"] == "1"
     assert list(tmp_path.iterdir()) == []

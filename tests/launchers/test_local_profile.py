@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
-from hp_tool.launchers import create
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request

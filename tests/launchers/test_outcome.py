@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from hp_tool.cluster.launchers.jobs import Ending, measure, recorded
+from hp_tool.cluster.launchers.readback import MAX_FILE_BYTES, log_tail, read_json
 from hp_tool.domain.measurement import KILLED, Hardware, Measurement
 from hp_tool.domain.steps import RUN, step_line
-from hp_tool.launchers.jobs import Ending, measure, recorded
-from hp_tool.launchers.readback import MAX_FILE_BYTES, log_tail, read_json
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
 

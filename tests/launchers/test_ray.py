@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import create
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import (
     GOOD,
@@ -150,7 +150,7 @@ def test_the_plan_is_torchrun_on_every_node() -> None:
     asked = request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True})
     assert launcher.plan(asked, job_name="a").command == (
         *("python3", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
-        *("-m", "hp_tool.profiler", "request.json", "result.json"),
+        *("-m", "hp_tool.cluster.profiler", "request.json", "result.json"),
     )
     with pytest.raises(InputError, match="this Ray cluster has cpu"):
         launcher.plan(replace(asked, gpu="h100-sxm-80gb"), job_name="a")

@@ -20,9 +20,9 @@ import yaml
 
 from hp_tool.domain.records import RunState
 from hp_tool.errors import LauncherError
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from tests.command_line import COMMAND
 from tests.conftest import skip_or_fail
 from tests.launchers.ray_cluster import OPTIONS, RayCluster

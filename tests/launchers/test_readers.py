@@ -9,8 +9,8 @@ TOGETHER = """
 import gc, sys, threading, time
 from hp_tool.domain.measurement import JobResult, Measurement
 from hp_tool.domain.query import Query
-from hp_tool.launchers import jobs, readback
-from hp_tool.queries import schema
+from hp_tool.cluster.launchers import jobs, readback
+from hp_tool.questions import schema
 
 sys.setswitchinterval(1e-6)
 gc.callbacks.append(lambda *_: time.sleep(0))  # a collection lets other threads run, in the middle of a parse too

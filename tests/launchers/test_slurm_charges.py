@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.records import RunRecord, RunState
-from hp_tool.learning.make import calibrate
-from hp_tool.queries import schema
+from hp_tool.loop.learning.make import calibrate
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
-from hp_tool.tuning import tune
 from tests.launchers.slurm_cluster import QUERY, SlurmCluster, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed]

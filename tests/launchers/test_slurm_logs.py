@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.launchers import jobs, slurm_folder
+from hp_tool.cluster.launchers.jobs import measure
+from hp_tool.cluster.launchers.options import Logs, SlurmOptions
+from hp_tool.cluster.launchers.slurm_controller import Job
+from hp_tool.cluster.launchers.slurm_script import render
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware
-from hp_tool.launchers import jobs, slurm_folder
-from hp_tool.launchers.jobs import measure
-from hp_tool.launchers.options import Logs, SlurmOptions
-from hp_tool.launchers.slurm_controller import Job
-from hp_tool.launchers.slurm_script import render
 from tests.launchers.contract import GOOD
 
 SRUN = f"""#!{sys.executable}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from hp_tool.domain.records import SearchState
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store import open_store
 from tests.launchers.slurm_cluster import OPTIONS, QUERY, SlurmCluster, until
 from tests.service.processes import process as hp_tool_process

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hp_tool.cluster.launchers import create, slurm_folder
+from hp_tool.cluster.launchers.options import Container, Logs, SlurmOptions
+from hp_tool.cluster.launchers.slurm_script import render
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.errors import InputError
-from hp_tool.launchers import create, slurm_folder
-from hp_tool.launchers.options import Container, Logs, SlurmOptions
-from hp_tool.launchers.slurm_script import render
 from tests.profiler.requests import request
 
 CPU = SlurmOptions(gpu="cpu", gpus_per_node=2, max_nodes=2)
@@ -167,7 +167,7 @@ def test_the_plan_is_torchrun_on_every_node_and_touches_nothing(tmp_path: Path) 
     )
     assert planned.command == (
         *("/opt/python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
-        *("-m", "hp_tool.profiler", "request.json", "result.json"),
+        *("-m", "hp_tool.cluster.profiler", "request.json", "result.json"),
     )
     assert "GLOO_SOCKET_IFNAME" not in planned.environment  # loopback reaches no other node
     assert list(tmp_path.iterdir()) == []

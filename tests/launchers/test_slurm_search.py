@@ -18,7 +18,7 @@ import yaml
 
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.records import RunRecord, RunState, SearchState
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait

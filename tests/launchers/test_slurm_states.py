@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.jobs import JobState
-from hp_tool.errors import LauncherError
-from hp_tool.launchers import slurm_controller
-from hp_tool.launchers.slurm_controller import (
+from hp_tool.cluster.launchers import slurm_controller
+from hp_tool.cluster.launchers.slurm_controller import (
     NEVER_STARTS,
     Controller,
     ControllerAway,
@@ -26,7 +24,9 @@ from hp_tool.launchers.slurm_controller import (
     parse_queue,
     seconds,
 )
-from hp_tool.launchers.slurm_controller import controller as shared_controller
+from hp_tool.cluster.launchers.slurm_controller import controller as shared_controller
+from hp_tool.domain.jobs import JobState
+from hp_tool.errors import LauncherError
 
 OUTPUT = Path(__file__).parent / "slurm_output"
 QUEUE = (OUTPUT / "squeue-22.05.txt").read_text()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hp_tool.cluster.launchers import streamed, supervisor
+from hp_tool.cluster.launchers.jobs import Ending
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.launchers import streamed, supervisor
-from hp_tool.launchers.jobs import Ending
 from tests.launchers.contract import GOOD, plan
 
 HARDWARE = Hardware(gpu="cpu", num_gpus=1)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.launchers import create
-from hp_tool.queries import schema
+from hp_tool.cluster.launchers import create
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail
 from tests.launchers.ray_stand_in import RayHead, ray_head
 

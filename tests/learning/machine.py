@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hp_tool import training
-from hp_tool.queries import schema
+from hp_tool.questions import schema, training
 
 COMPUTE, COMMUNICATION = 1.3, 1.8
 MEMORY = 1.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.problem import TrainingProblem
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.problem import TrainingProblem
 
 
 @dataclass(frozen=True)

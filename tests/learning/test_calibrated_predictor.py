@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool import training
-from hp_tool.answers import answer_lines
-from hp_tool.calibration import fit_calibration
 from hp_tool.cost.candidates import Candidates
-from hp_tool.learning.evidence import evidence_of
-from hp_tool.learning.reports import read_report
-from hp_tool.queries import schema
-from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.evaluate import resolve_config
-from hp_tool.training.problem import resolve_training
-from hp_tool.training.ranking.rank import cost_space
+from hp_tool.loop.calibration import fit_calibration
+from hp_tool.loop.learning.evidence import evidence_of
+from hp_tool.loop.learning.reports import read_report
+from hp_tool.questions import schema, training
+from hp_tool.questions.answers import answer_lines
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.evaluate import resolve_config
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.rank import cost_space
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 from tests.learning.only import Only
 

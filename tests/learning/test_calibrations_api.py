@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.learning import series
-from hp_tool.learning import stamp as stamps
-from hp_tool.learning.make import outdated_notice
-from hp_tool.learning.stamp import digest_of
-from hp_tool.queries.schema import parse_query
-from hp_tool.training.problem import resolve_training
+from hp_tool.loop.learning import series
+from hp_tool.loop.learning import stamp as stamps
+from hp_tool.loop.learning.make import outdated_notice
+from hp_tool.loop.learning.stamp import digest_of
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import resolve_training
 from service.worker import Worker
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, report, true_step_s
 

@@ -24,12 +24,12 @@ from hp_tool.catalog.efficiency import (
     save_machine_profile,
 )
 from hp_tool.cli.main import build
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.efficiency import Link
 from hp_tool.errors import InputError
-from hp_tool.launchers import create
-from hp_tool.learning import machine
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.loop.learning import machine
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 from tests.conftest import skip_or_fail
 
 SLOW_LINK = Link(bandwidth_fraction=0.1, latency_s=1e-3, latency_per_peer_s=1e-3, ramp_bytes=0.0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.learning.reports import read_report
+from hp_tool.loop.learning.reports import read_report
 
 
 def report(gpu: str = "h100-sxm-80gb", **measurement: Any) -> bytes:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hp_tool.answers import estimate_answer
-from hp_tool.learning import Follower, StoredCalibrations, make
-from hp_tool.queries.schema import parse_query
+from hp_tool.loop.learning import Follower, StoredCalibrations, make
+from hp_tool.questions.answers import estimate_answer
+from hp_tool.questions.schema import parse_query
 from service.client import Client
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, report
 

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.calibration.evidence import residual_features
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.learning.evidence import outliers
+from hp_tool.loop.calibration.evidence import residual_features
+from hp_tool.loop.learning.evidence import outliers
 from tests.cost.cases import case_of
 
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=30)

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hp_tool import learning
 from hp_tool.cost.candidates import Candidates
 from hp_tool.errors import InputError
-from hp_tool.learning import StoredCalibrations, add_report
-from hp_tool.learning.evidence import residual_report
-from hp_tool.learning.links import fitted_links
-from hp_tool.queries import schema
+from hp_tool.loop import learning
+from hp_tool.loop.learning import StoredCalibrations, add_report
+from hp_tool.loop.learning.evidence import residual_report
+from hp_tool.loop.learning.links import fitted_links
+from hp_tool.questions import schema
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.links import Links, with_links
 from hp_tool.store import open_store
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.links import Links, with_links
 
 QUERY = {
     "kind": "training",

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.dynamic import (
     ContextComparison,
@@ -29,9 +28,10 @@ from hp_tool.domain.parallel import ParallelConfig, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange.export import export
-from hp_tool.queries.schema import parse_query, query_mapping, to_dict
-from hp_tool.training import estimate, recommend
+from hp_tool.formats.exchange.export import export
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.schema import parse_query, query_mapping, to_dict
+from hp_tool.questions.training import estimate, recommend
 from tests.cost.cases import case_of
 
 ROW = 32_768

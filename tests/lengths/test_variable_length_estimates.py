@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hp_tool.configuration import Configuration
 from hp_tool.cost.lengths.imbalance import PART
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -16,7 +15,8 @@ from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.training import estimate, recommend
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training import estimate, recommend
 
 ROW = 16_384
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool.answers import RecommendAnswer
-from hp_tool.bounds import Bounds, bounded
+from hp_tool.domain.bounds import Bounds, bounded
 from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.answers import RecommendAnswer
 from tests.command_line import hp_tool as command
 
 H100, A100 = "h100-sxm-80gb", "a100-sxm-80gb"

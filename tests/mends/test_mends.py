@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import config_query, estimate
-from hp_tool.training.fixes import GROWTH, MAX_FIXES, WORTHWHILE
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import config_query, estimate
+from hp_tool.questions.training.fixes import GROWTH, MAX_FIXES, WORTHWHILE
 
 BASE: dict[str, Any] = {
     "kind": "training",
@@ -360,7 +360,7 @@ def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(**_: Any) -> None:
         raise AssertionError("neighbours of a feasible configuration were looked at")
 
-    monkeypatch.setattr("hp_tool.training.evaluate.fixes", fail)
+    monkeypatch.setattr("hp_tool.questions.training.evaluate.fixes", fail)
     assert estimate(query=query()).feasible
     assert estimate(query=query(tensor_parallel_size=2), with_fixes=False).mends == ()
 

@@ -308,7 +308,8 @@ def test_what_runs_beside_a_training_framework_brings_no_web_stack(tmp_path: Pat
     installed = installation(tmp_path, "profiler", "search")
     assert not WEB & {path.name for path in installed.iterdir()}
     code = (
-        "import hp_tool.profiler.training, hp_tool.profiler.endpoint, hp_tool.tuning, "
+        "import hp_tool.cluster.profiler.training, hp_tool.cluster.profiler.endpoint, "
+        "hp_tool.loop.tuning, "
         "service.worker, sys; print(*sys.modules)"
     )
     done = lean.run(installed, code)

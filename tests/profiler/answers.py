@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from hp_tool.cluster.profiler import backend, cpu_shim
+from hp_tool.cluster.profiler.__main__ import read_request
 from hp_tool.domain.requests import InferenceRequest
-from hp_tool.profiler import backend, cpu_shim
-from hp_tool.profiler.__main__ import read_request
 
 
 def main(folder: Path) -> None:
@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
 
     from megatron.core import parallel_state
 
-    from hp_tool.profiler import serving
+    from hp_tool.cluster.profiler import serving
 
     for path in paths:
         request = read_request(path)

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from hp_tool.profiler.__main__ import forget, profile, read_request, write_measurement
+from hp_tool.cluster.profiler.__main__ import forget, profile, read_request, write_measurement
 
 
 def main(folder: Path) -> None:

@@ -15,9 +15,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.switches import switches, without
 from hp_tool.formats.tools import megatron_lm
-from hp_tool.queries import schema
-from hp_tool.training.setup import training_setup
-from hp_tool.tuning.problem import TuningProblem, build_problem
+from hp_tool.loop.tuning.problem import TuningProblem, build_problem
+from hp_tool.questions import schema
+from hp_tool.questions.training.setup import training_setup
 from tests.conftest import skip_or_fail
 
 GPU = "h100-sxm-80gb"
@@ -246,7 +246,7 @@ def asked(name: str) -> tuple[TuningProblem, ProfileRequest, megatron_lm.Flags]:
 @pytest.fixture(autouse=True)
 def _megatron() -> None:
     try:
-        from hp_tool.profiler import model  # noqa: F401
+        from hp_tool.cluster.profiler import model  # noqa: F401
     except ImportError:
         skip_or_fail(
             component="MEGATRON",
@@ -256,7 +256,7 @@ def _megatron() -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_run_is_configured_as_the_exported_command_is(name: str) -> None:
-    from hp_tool.profiler.model import OF_DDP, ddp_fields, transformer_fields
+    from hp_tool.cluster.profiler.model import OF_DDP, ddp_fields, transformer_fields
 
     _, request, flags = asked(name)
     wanted = switches(
@@ -286,7 +286,7 @@ def test_a_run_is_configured_as_the_exported_command_is(name: str) -> None:
 
 def test_what_a_host_lacks_is_named_and_the_measurement_is_of_another_software() -> None:
     problem, request, _ = asked("experts")
-    from hp_tool.profiler.support import switched
+    from hp_tool.cluster.profiler.support import switched
 
     run, differences = switched(request)  # this host has neither Transformer Engine nor Apex
     assert differences["apply_rope_fusion"] == ("transformer-engine",)

@@ -21,7 +21,7 @@ intervals = st.lists(st.tuples(times, times), max_size=6)
 
 @given(compute=intervals, reduces=intervals, sends=intervals)
 def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
-    from hp_tool.profiler.steps import parts
+    from hp_tool.cluster.profiler.steps import parts
 
     found = parts(
         whole=(0.0, 1.0),
@@ -33,7 +33,7 @@ def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
 
 
 def test_hidden_communication_costs_nothing():
-    from hp_tool.profiler.steps import parts
+    from hp_tool.cluster.profiler.steps import parts
 
     found = parts(
         whole=(0.0, 10.0),
@@ -56,6 +56,6 @@ def test_hidden_communication_costs_nothing():
     ],
 )
 def test_kinds_of_communication(name, kind):
-    from hp_tool.profiler.steps import communication_kind
+    from hp_tool.cluster.profiler.steps import communication_kind
 
     assert communication_kind(name) == kind

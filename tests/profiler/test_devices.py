@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hp_tool.cluster.profiler.__main__ import failure
 from hp_tool.domain.measurement import DeviceState
-from hp_tool.profiler.__main__ import failure
 
 # nvidia-smi --query-gpu=... --format=csv,noheader,nounits on 2 x H100 and a card that tells little.
 PRINTED = """\
@@ -22,7 +22,7 @@ def _torch() -> None:
 
 
 def test_clocks_throttling_and_errors_of_memory_are_recorded() -> None:
-    from hp_tool.profiler.backend import parse_devices
+    from hp_tool.cluster.profiler.backend import parse_devices
 
     states, driver = parse_devices(PRINTED, host="n1")
     assert driver == "550.54.15"

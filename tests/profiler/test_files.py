@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from hp_tool.cluster.profiler.__main__ import failure_path, read_request, write_measurement
 from hp_tool.domain.measurement import Measurement, ProfileRequest
-from hp_tool.profiler.__main__ import failure_path, read_request, write_measurement
 from tests.profiler.requests import request
 
 

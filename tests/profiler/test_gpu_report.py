@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.profiler.gpu_report import full_grid
-from hp_tool.queries.schema import parse_query
-from hp_tool.training import estimate
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate
 from tests.conftest import skip_or_fail
 
 

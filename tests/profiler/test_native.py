@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.profiler.support import check
 from hp_tool.domain.measurement import Measurement
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.profiler.support import check
 from tests.profiler.requests import LLAMA, MOE, request
 from tests.profiler.together import run_together
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.launchers import create, jobs, torchrun
+from hp_tool.cluster.profiler.support import check_serving
 from hp_tool.domain.inference import InferenceWorkload, LoadSpec
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
@@ -18,8 +20,6 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.launchers import create, jobs, torchrun
-from hp_tool.profiler.support import check_serving
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import GPT, LATENT, LLAMA, MOE
@@ -87,7 +87,7 @@ def test_a_replica_is_one_tensor_parallel_group() -> None:
 
 
 def test_vllm_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hp_tool.profiler import vllm_bench
+    from hp_tool.cluster.profiler import vllm_bench
 
     monkeypatch.setattr(vllm_bench.shutil, "which", lambda name: None)
     with pytest.raises(UnsupportedError, match="needs the command `vllm`"):
@@ -95,7 +95,7 @@ def test_vllm_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
 
 
 def test_vllm_is_asked_for_the_request() -> None:
-    from hp_tool.profiler import vllm_bench
+    from hp_tool.cluster.profiler import vllm_bench
 
     asked = inference_request(
         model={**QWEN, "vocab_size": 32000}, runner="vllm", parallel={"tensor_parallel_size": 2}
@@ -117,7 +117,7 @@ def test_vllm_is_asked_for_the_request() -> None:
 
 
 def test_vllms_two_benchmarks_give_both_latencies() -> None:
-    from hp_tool.profiler import vllm_bench
+    from hp_tool.cluster.profiler import vllm_bench
 
     first = vllm_bench.read_latencies(
         '{"avg_latency": 0.2, "latencies": [0.1, 0.2, 0.3], "percentiles": {"50": 0.2}}'

@@ -26,7 +26,7 @@ from tests.profiler.requests import request
 )
 def test_when_steps_are_enough(times, limits, words):
     pytest.importorskip("torch")
-    from hp_tool.profiler.steps import why_stop
+    from hp_tool.cluster.profiler.steps import why_stop
 
     told = why_stop(request(steps=20, warmup_steps=1, **limits), times)
     assert (told is None) if words is None else (words in told)

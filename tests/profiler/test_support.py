@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.profiler.support import check
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.profiler.support import check
 from tests.profiler.requests import DEEPSEEK, LLAMA, MOE, request
 
 GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}

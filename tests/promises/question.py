@@ -10,8 +10,8 @@ from typing import Any
 
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.records import RunRecord
-from hp_tool.search.acquisition import Proposal
-from hp_tool.search.problem import SearchProblem
+from hp_tool.loop.search.acquisition import Proposal
+from hp_tool.loop.search.problem import SearchProblem
 from tests.search.search_engine import make_problem
 
 CONFIGURATIONS = 3

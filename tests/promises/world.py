@@ -30,16 +30,16 @@ from hp_tool.domain.records import (
     SearchState,
 )
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
-from hp_tool.search import charges, coordinator
-from hp_tool.search.account import progress_of
-from hp_tool.search.coordinator import Coordinator
-from hp_tool.search.terms import Site, Timing
+from hp_tool.loop.search import charges, coordinator
+from hp_tool.loop.search.account import progress_of
+from hp_tool.loop.search.coordinator import Coordinator
+from hp_tool.loop.search.terms import Site, Timing
+from hp_tool.loop.tuning import Sweeper
+from hp_tool.loop.tuning.lease import account_of, end, outcome_stored
+from hp_tool.loop.tuning.result import SearchSummary
 from hp_tool.store import base, columns
 from hp_tool.store.sql import SqlStore
 from hp_tool.store.tables import metadata
-from hp_tool.tuning import Sweeper
-from hp_tool.tuning.lease import account_of, end, outcome_stored
-from hp_tool.tuning.result import SearchSummary
 from tests.promises.engine import Engine
 from tests.promises.question import InOrder, problem
 

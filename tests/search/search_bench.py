@@ -6,12 +6,12 @@ import time
 
 import optuna
 
-from hp_tool.calibration import prior_for
-from hp_tool.search.account import coverage_runs
-from hp_tool.search.coordinator import Coordinator
-from hp_tool.search.sampler import CostModelSampler
-from hp_tool.search.study import StudyProjection
-from hp_tool.search.terms import Site, Timing
+from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.search.account import coverage_runs
+from hp_tool.loop.search.coordinator import Coordinator
+from hp_tool.loop.search.sampler import CostModelSampler
+from hp_tool.loop.search.study import StudyProjection
+from hp_tool.loop.search.terms import Site, Timing
 from hp_tool.store import open_store
 from tests.search.search_engine import MemoryEngine, make_problem
 

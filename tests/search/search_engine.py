@@ -19,7 +19,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import LauncherError
-from hp_tool.search.problem import SearchProblem
+from hp_tool.loop.search.problem import SearchProblem
 from tests.search.search_tables import make_table, true_step_s
 
 

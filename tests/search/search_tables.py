@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from hp_tool.search.table import CandidateTable
-from hp_tool.units import GIB
+from hp_tool.domain.units import GIB
+from hp_tool.loop.search.table import CandidateTable
 
 DEVICE_BYTES = 16.0 * GIB
 

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hp_tool.assumptions import assumed
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.steps import MORE_WARMUP
-from hp_tool.search.account import run_gpu_seconds, startup_s
-from hp_tool.search.fidelity import EXTRAPOLATION_RATIO
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.search.account import run_gpu_seconds, startup_s
+from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO
 from tests.search.search_engine import make_problem
 
 SETTINGS = SearchSettings(warmup_steps=2, steps=5)

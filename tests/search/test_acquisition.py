@@ -7,10 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.assumptions import assumed
-from hp_tool.calibration import fit_calibration, prior_for
-from hp_tool.calibration.evidence import STALL_RISK, STEP_LOG_SD
-from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import fit_calibration, prior_for
+from hp_tool.loop.calibration.evidence import STALL_RISK, STEP_LOG_SD
+from hp_tool.loop.search.acquisition import (
+    COVERED_AXES,
+    Observations,
+    expected_improvement,
+    propose,
+)
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunState
-from hp_tool.search.account import spent_by
+from hp_tool.loop.search.account import spent_by
 from tests.search.search_engine import best_row
 from tests.search.search_tables import true_step_s
 

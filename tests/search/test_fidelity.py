@@ -17,7 +17,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.search.fidelity import (
+from hp_tool.loop.search.fidelity import (
     EXTRAPOLATION_RATIO,
     WHOLE,
     extrapolated,

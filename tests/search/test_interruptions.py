@@ -14,7 +14,7 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
-from hp_tool.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S
+from hp_tool.loop.search.coordinator import FOLDER_PATIENCE_S, LONGEST_FOLDER_WAIT_S
 from hp_tool.store import tables
 from tests.search.search_bench import wait_for_claim
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.search.local import QUERY, compare
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from tests.tuning.cpu_engine import CpuEngine
 
 

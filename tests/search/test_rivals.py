@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 import pytest
 
 from hp_tool.domain.measurement import JobResult, Measurement
-from hp_tool.search.account import startup_s
-from hp_tool.search.rivals import BESIDE, rivals_of
+from hp_tool.loop.search.account import startup_s
+from hp_tool.loop.search.rivals import BESIDE, rivals_of
 from tests.search.search_bench import Bench
 from tests.search.search_tables import true_step_s
 

@@ -9,8 +9,8 @@ import numpy as np
 import optuna
 import pytest
 
-from hp_tool.calibration import prior_for
-from hp_tool.search.sampler import CostModelSampler
+from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.search.sampler import CostModelSampler
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

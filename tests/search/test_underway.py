@@ -10,7 +10,7 @@ import pytest
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.steps import RUN, step_line
 from hp_tool.errors import EngineAwayError
-from hp_tool.search.underway import LINES, Underway, Watched, underway
+from hp_tool.loop.search.underway import LINES, Underway, Watched, underway
 
 
 def line(number: int, time_s: float) -> str:

@@ -10,9 +10,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, Lease, SearchState
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
-from hp_tool.queries.schema import to_dict
-from hp_tool.search.account import progress_of
-from hp_tool.tuning import SearchSummary, TuneResult
+from hp_tool.loop.search.account import progress_of
+from hp_tool.loop.tuning import SearchSummary, TuneResult
+from hp_tool.questions.schema import to_dict
 
 
 def claim(store: Store, search_id: str) -> Lease:

@@ -20,8 +20,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import HpToolError
-from hp_tool.search.underway import Underway
-from hp_tool.tuning import tune
+from hp_tool.loop.search.underway import Underway
+from hp_tool.loop.tuning import tune
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 from service.dashboard.pages import MODULES

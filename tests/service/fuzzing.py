@@ -18,10 +18,10 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from hp_tool.answers import answer_lines, estimate_answer
 from hp_tool.cli.queries import read_query as read_file
 from hp_tool.errors import HpToolError
-from hp_tool.queries.schema import to_json
+from hp_tool.questions.answers import answer_lines, estimate_answer
+from hp_tool.questions.schema import to_json
 from hp_tool.store import open_store
 from service.api.bodies import read_query
 from service.app import create_app

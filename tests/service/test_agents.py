@@ -18,9 +18,9 @@ import pytest
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.watch import StepBatch
-from hp_tool.exchange.reading import read_configuration
+from hp_tool.formats.exchange.reading import read_configuration
 from hp_tool.formats.reading import ImportRefusedError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
 from hp_tool.watch import expected_of
 from hp_tool.watch.reports import take_steps

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hp_tool.launchers import create
+from hp_tool.cluster.launchers import create
 from hp_tool.store import open_store
 from tests.conftest import skip_or_fail
 from tests.launchers.contract import STUBBORN, plan, processes

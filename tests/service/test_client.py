@@ -15,7 +15,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, NotFoundError, StoreError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from service.api.views import EventView
 from service.client import BATCH_BYTES, BATCH_LINES, Client
 from tests.service.coordinator import claim, finish, one_run
@@ -24,7 +24,7 @@ Query = dict[str, Any]
 
 
 def test_answers_are_the_librarys(server: str, query: Query) -> None:
-    from hp_tool import training
+    from hp_tool.questions import training
 
     with Client(server=server) as client:
         estimate = client.estimate(query=query)["estimate"]

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from hp_tool.render import figures
-from hp_tool.units import decimal
+from hp_tool.domain.units import decimal
+from hp_tool.wording import figures
 from service.agents import figures as agents
 from service.dashboard import formats
 from tests.command_line import hp_tool as command

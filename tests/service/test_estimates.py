@@ -12,8 +12,7 @@ Query = dict[str, Any]
 
 
 def test_an_estimate_is_what_the_library_says(http: TestClient, query: Query) -> None:
-    from hp_tool import training
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema, training
 
     query["parallel"] = {"tensor_parallel_size": 2, "micro_batch_size": 2}
     response = http.post("/v1/estimates", json=query)
@@ -129,7 +128,7 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 def test_a_bug_on_one_line_stays_on_it(
     http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hp_tool import answers as lines
+    from hp_tool.questions import answers as lines
 
     honest = lines.problem_of
 

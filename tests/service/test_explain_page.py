@@ -14,8 +14,8 @@ import pytest
 
 import hp_tool
 from hp_tool.domain.access import Scope
-from hp_tool.exchange.explanation import Explanation
 from hp_tool.store import SqlStore
+from hp_tool.traces.explain.explanation import Explanation
 from service import keys
 from tests.formats.test_timers import LEVEL_1, LEVEL_2, log
 from tests.service.test_every_page import VIOLATIONS, _axe

@@ -17,7 +17,7 @@ import pytest
 
 import hp_tool
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.traces import files
 from service.app import create_app
 from service.async_client import AsyncClient

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from hp_tool.queries import schema
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.questions import schema
+from hp_tool.questions.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import detail_fields
 from service.dashboard.new_search_form import to_query
 from tests.service.detailed import DETAILED

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hp_tool.queries import schema
-from hp_tool.training.problem import resolve_training
-from hp_tool.tuning.training_result import baseline_config
+from hp_tool.loop.tuning.training_result import baseline_config
+from hp_tool.questions import schema
+from hp_tool.questions.training.problem import resolve_training
 
 QUERY: dict[str, Any] = {
     "kind": "training",

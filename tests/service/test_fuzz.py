@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from hp_tool.answers import answer_lines
+from hp_tool.questions.answers import answer_lines
 from tests.service.fuzzing import fuzz
 from tests.service.mutations import SEEDS, mutated
 

@@ -19,7 +19,7 @@ from schemathesis.config import SchemathesisConfig
 
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store import SqlStore
 from service.app import create_app
 from service.describe import description

@@ -19,7 +19,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
-from hp_tool.search.underway import Underway
+from hp_tool.loop.search.underway import Underway
 from hp_tool.store.runs import RUN
 from hp_tool.store.sql import SqlStore
 from service.api.views import SearchView

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from tests.service.conftest import SMALL as QUERY
 
 PENDING = {"runs": 1, "reason": "Resources", "starts_at": "2026-11-23T04:00:00"}

@@ -16,10 +16,10 @@ from hp_tool.catalog import library
 from hp_tool.cli.main import build
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
-from hp_tool.render.bill import money
-from hp_tool.tuning import tune
-from hp_tool.tuning.plan import plan_search
+from hp_tool.loop.tuning import tune
+from hp_tool.loop.tuning.plan import plan_search
+from hp_tool.questions import schema
+from hp_tool.wording.bill import money
 from tests.tuning.cpu_engine import CpuEngine
 
 FORM = {

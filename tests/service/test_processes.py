@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.records import RunState
-from hp_tool.tuning import TuneResult
+from hp_tool.loop.tuning import TuneResult
 from service.client import Client
 from tests.conftest import skip_or_fail
 from tests.service.processes import api, free_port, of_home, process, ranks, wait_for
@@ -151,7 +151,7 @@ def _running_second(client: Client, search: str, home: Path) -> bool:
 
 def _result(answer: dict[str, Any]) -> TuneResult:
     """The very type that `hp-tool tune` returns."""
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     result: TuneResult = schema.parse(TuneResult, answer)
     return result

@@ -20,9 +20,9 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.queries import schema
-from hp_tool.queries.shown import fields
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.questions import schema
+from hp_tool.questions.shown import fields
+from hp_tool.questions.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import AXES, detail_fields
 from service.dashboard.new_search_form import to_query
 from service.dashboard.page import read_form

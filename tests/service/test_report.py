@@ -14,9 +14,9 @@ from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import HpToolError
-from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.loop.tuning import study_storage
+from hp_tool.questions.schema import parse_query, to_dict
 from hp_tool.store import open_store
-from hp_tool.tuning import study_storage
 from tests.service.coordinator import claim, finish, one_run
 
 EVIL = "</script><script>alert('x')</script>"

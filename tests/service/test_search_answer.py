@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
-from hp_tool.render.answer import headline
-from hp_tool.tuning import TuneResult, tune
-from hp_tool.units import duration
+from hp_tool.domain.units import duration
+from hp_tool.loop.tuning import TuneResult, tune
+from hp_tool.questions import schema
+from hp_tool.wording.answer import headline
 from service.dashboard import formats
 from tests.tuning.cpu_engine import CpuEngine
 

@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
-from hp_tool.tuning import tune
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from service.dashboard import formats
 from tests.tuning.cpu_engine import CpuEngine
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
-from hp_tool.tuning import tune
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from tests.tuning.cpu_engine import CpuEngine
 from tests.tuning.serving_engine import ServingEngine
 

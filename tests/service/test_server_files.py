@@ -21,8 +21,8 @@ from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
+from hp_tool.loop.tuning import run_search
 from hp_tool.store import SqlStore
-from hp_tool.tuning import run_search
 from service.app import create_app
 from service.settings import Settings
 from tests.service.asking import PLACES, answers, asked, unknown_routes

@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from hp_tool import answers
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema
 
 QUERY: dict[str, Any] = {
     "id": "served",

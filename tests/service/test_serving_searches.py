@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.measurement import Latencies, Tail, Tails
 from hp_tool.domain.ports import Store
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from service.app import create_app
 from service.dashboard import formats
 from service.dashboard.trials import misses, quantity

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hp_tool.budgets import parse_sizing, size_answer
-from hp_tool.queries import schema
+from hp_tool.questions import schema
+from hp_tool.questions.budgets import parse_sizing, size_answer
 from service.client import Client
 
 BUDGET = {"id": "b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "parameters": 7e9}

@@ -16,7 +16,7 @@ import pytest
 from hp_tool.domain.access import Scope
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, LimitError
-from hp_tool.queries import schema
+from hp_tool.questions import schema
 from hp_tool.store import SqlStore
 from service import keys
 from service.api import estimates

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from hp_tool.queries import schema
-from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.ratio import step_ratio
+from hp_tool.questions import schema
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.ratio import step_ratio
 from tests.service.every_page import LLAMA, SERVING
 
 PIPELINED: dict[str, Any] = LLAMA | {

@@ -30,7 +30,7 @@ def test_a_worker_that_outlives_the_database_hands_its_search_back(
         raise StoreError("the database does not answer")
 
     monkeypatch.setattr(store, "release_search", released)
-    monkeypatch.setattr("hp_tool.tuning.run_search", interrupted)
+    monkeypatch.setattr("hp_tool.loop.tuning.run_search", interrupted)
     worker = threading.Thread(target=Worker(store=store, holder="test", stopping=stopping).run)
     worker.start()
     wait_for(lambda: not worker.is_alive(), timeout_s=30)

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.measurement import DeviceState, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Offer
+from hp_tool.loop.tuning import offers
 from hp_tool.store import SqlStore, tables
 from hp_tool.store.workers import SILENT_S
-from hp_tool.tuning import offers
 from service.worker import announce
 from tests.service.coordinator import claim, one_run
 from tests.service.processes import wait_for

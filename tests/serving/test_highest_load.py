@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers, serving
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries import schema
-from hp_tool.serving.highest import WAITING, bears, highest_loads
-from hp_tool.serving.problem import resolve_serving
+from hp_tool.questions import answers, schema, serving
+from hp_tool.questions.serving.highest import WAITING, bears, highest_loads
+from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.space.serving import serving_space
 from tests.serving.test_serving_answers import query
 

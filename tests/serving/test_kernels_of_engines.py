@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool import serving
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog import gpu as catalogue_gpu
 from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency, gpu_efficiency
@@ -21,8 +20,8 @@ from hp_tool.domain.efficiency import ExpertKernel
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.queries import schema
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions import schema, serving
+from hp_tool.questions.serving.problem import serving_case
 
 
 def step_s(

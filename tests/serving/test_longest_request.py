@@ -11,8 +11,8 @@ import pytest
 
 import hp_tool
 from hp_tool.errors import HpToolError
-from hp_tool.exchange.reading import read_query
-from hp_tool.queries import schema
+from hp_tool.formats.exchange.reading import read_query
+from hp_tool.questions import schema
 from tests.command_line import hp_tool as command_line
 
 CONFIG = {

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.hardware import gpu
 from hp_tool.domain.profiling import unserved
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import export, read_query
-from hp_tool.queries import schema
+from hp_tool.formats.exchange import export, read_query
+from hp_tool.questions import schema, serving
 
 LOAD = {
     "inference.input_length": 4000,

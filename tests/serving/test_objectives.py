@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool.answers import RecommendAnswer
+from hp_tool.questions.answers import RecommendAnswer
 from tests.command_line import hp_tool as command
 
 USERS = 200

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries.schema import parse_query
+from hp_tool.questions import serving
+from hp_tool.questions.schema import parse_query
 
 OFFLINE: dict[str, Any] = {"load": {"arrival": "offline"}}
 

@@ -13,9 +13,9 @@ import pytest
 import hp_tool
 from hp_tool.catalog import library, model
 from hp_tool.errors import HpToolError, UnsupportedError
-from hp_tool.exchange import read_query
-from hp_tool.queries import schema
-from hp_tool.serving.problem import resolve_serving
+from hp_tool.formats.exchange import read_query
+from hp_tool.questions import schema
+from hp_tool.questions.serving.problem import resolve_serving
 from tests.command_line import hp_tool as command_line
 
 LOAD = {

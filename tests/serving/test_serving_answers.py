@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from hp_tool import answers, serving
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.queries import schema
-from hp_tool.serving.intervals import ratio_log_sd
-from hp_tool.serving.problem import resolve_serving
+from hp_tool.questions import answers, schema, serving
+from hp_tool.questions.serving.intervals import ratio_log_sd
+from hp_tool.questions.serving.problem import resolve_serving
 from tests.command_line import hp_tool
 
 CONTRACT = {

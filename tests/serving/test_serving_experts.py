@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import published_serving
-from hp_tool import answers, serving
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema, serving
 
 
 def query(*, inference: dict[str, Any] | None = None, **changes: Any) -> Query:

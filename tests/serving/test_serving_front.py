@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool import serving
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.questions import schema, serving
 from hp_tool.space.pareto import undominated
 from tests.serving.test_serving_answers import query
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.domain.targets import Targets
-from hp_tool.serving.estimates import request_bounds
+from hp_tool.questions import serving
+from hp_tool.questions.serving.estimates import request_bounds
 from tests.serving.test_serving_answers import query
 
 RATE = {"concurrency": None, "request_rate_per_second": 6.0}

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving
-from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
-from hp_tool.queries import schema
+from hp_tool.questions import schema, serving
+from hp_tool.questions.configuration import Configuration
 from tests.serving.test_serving_answers import query
 
 RATE = {"concurrency": None, "request_rate_per_second": 15.0}

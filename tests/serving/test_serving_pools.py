@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool import answers, serving
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.disaggregated import (
     PoolCosts,
@@ -25,7 +24,7 @@ from hp_tool.cost.serving.disaggregated import (
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import UnsupportedError
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema, serving
 from tests.cost.serving.serving_cases import Serving
 from tests.cost.serving.serving_cases import serving as case_of
 from tests.serving.test_serving_answers import query

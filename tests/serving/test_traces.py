@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hp_tool
-from hp_tool import answers, serving
 from hp_tool.catalog.traces import request_trace
 from hp_tool.domain.inference import TraceSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.queries import schema
-from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.ranked import cost_space
-from hp_tool.serving.replay import played
+from hp_tool.questions import answers, schema, serving
+from hp_tool.questions.serving.problem import resolve_serving
+from hp_tool.questions.serving.ranked import cost_space
+from hp_tool.questions.serving.replay import played
 
 ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
 COLUMNS: dict[str, list[Any]] = {

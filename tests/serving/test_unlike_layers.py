@@ -17,9 +17,9 @@ from hp_tool.cost.serving.operations import cached_tokens, state_block
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.queries.schema import parse_query
-from hp_tool.serving import prefixes
-from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.serving import prefixes
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
 
 HYBRIDS = (
     "qwen3.6-27b",

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool import answers
-from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain.sizing import Sizing
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.queries import schema
+from hp_tool.questions import answers, schema
+from hp_tool.questions.budgets import parse_sizing, size_answer
 
 A100 = {"gpu": "a100-sxm-80gb", "num_gpus": 1024}
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.budgets import parse_sizing, size_answer
-from hp_tool.sizing.laws import LAWS
+from hp_tool.questions.budgets import parse_sizing, size_answer
+from hp_tool.questions.sizing.laws import LAWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.model import ModelSpec
-from hp_tool.sizing.laws import (
+from hp_tool.questions.sizing.laws import (
     batch_sequences,
     gpt3,
     hyperparameter_flops,

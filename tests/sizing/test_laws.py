@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.sizing.laws import LAWS, compute_overhead, loss, over_trained
+from hp_tool.questions.sizing.laws import LAWS, compute_overhead, loss, over_trained
 
 BUDGETS = st.floats(1e18, 1e28)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hp_tool import catalog
 from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.sizing import ExpertsQuery, SizingQuery, Style
-from hp_tool.sizing.shapes import shaped
+from hp_tool.questions.sizing.shapes import shaped
 
 KNOWN: list[tuple[str, Style]] = [
     ("gpt3-126m", "gpt"),

@@ -19,7 +19,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hp_tool.profiler import cpu_shim
+from hp_tool.cluster.profiler import cpu_shim
 
 cpu_shim.install()
 

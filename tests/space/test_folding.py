@@ -29,7 +29,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, TokenDispatcher
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 from hp_tool.space import default_axes, legal_chunks
 from tests.conftest import skip_or_fail
 from tests.cost.cases import case_of

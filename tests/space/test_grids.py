@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.queries.schema import parse_query
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import resolve_training
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.problem import resolve_training
 from tests.cost.cases import columns
 
 QUERIES: dict[str, dict[str, Any]] = {

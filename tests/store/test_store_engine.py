@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from hp_tool.diagnostics import database_state
+from hp_tool.cluster.diagnostics import database_state
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError

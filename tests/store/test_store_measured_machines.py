@@ -98,7 +98,7 @@ def test_keys_name_the_whole_machine_after_an_upgrade(
 )
 def test_they_are_the_keys_of_todays_queries(old: str, cluster: dict[str, Any], new: str) -> None:
     from hp_tool import catalog
-    from hp_tool.learning.series import cluster_key, own_hardware
+    from hp_tool.loop.learning.series import cluster_key, own_hardware
 
     if cluster.get("gpu") != "cpu":
         spec = catalog.cluster(ClusterQuery(**cluster, inter_node_bandwidth_bytes_per_second=50e9))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.step_time import TIME_PARTS
-from hp_tool.timeline import KINDS, Collectives, Group, Phases, RankEvents, faults, timeline
-from hp_tool.timeline.events import LINK_PARTS, PHASES
-from hp_tool.timeline.split import owners, split
 from hp_tool.traces import read_traces
+from hp_tool.traces.timeline import KINDS, Collectives, Group, Phases, RankEvents, faults, timeline
+from hp_tool.traces.timeline.events import LINK_PARTS, PHASES
+from hp_tool.traces.timeline.split import owners, split
 from tests.timeline.made import FAULTS, training, write
 
 NEVER = -np.inf

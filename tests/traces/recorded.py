@@ -47,9 +47,9 @@ def main(folder: Path, cases: list[str]) -> None:
         os.environ["MKL_ENABLE_INSTRUCTIONS"] = "SSE4_2"  # matmuls take several times as long
     from torch import distributed
 
+    from hp_tool.cluster.profiler import backend, cpu_shim, model, training
+    from hp_tool.cluster.profiler.__main__ import forget
     from hp_tool.domain.workload import OverlapSpec
-    from hp_tool.profiler import backend, cpu_shim, model, training
-    from hp_tool.profiler.__main__ import forget
     from tests.profiler.requests import request
 
     device = None

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import hp_tool
 from hp_tool.cli.main import build
 from hp_tool.errors import InputError
-from hp_tool.exchange.explanation import explain
-from hp_tool.queries import schema
-from hp_tool.timeline import KINDS, Collectives, Group, RankEvents
-from hp_tool.timeline.events import LINK_PARTS
+from hp_tool.questions import schema
+from hp_tool.traces.explain.explanation import explain
+from hp_tool.traces.timeline import KINDS, Collectives, Group, RankEvents
+from hp_tool.traces.timeline.events import LINK_PARTS
 from tests.timeline.made import training, write
 
 QUERY = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.timeline import KINDS, timeline
-from hp_tool.timeline.events import COLLECTIVES
 from hp_tool.traces import files, json_stream, read_traces
 from hp_tool.traces.json_stream import TraceStream
 from hp_tool.traces.names import Names, table
+from hp_tool.traces.timeline import KINDS, timeline
+from hp_tool.traces.timeline.events import COLLECTIVES
 from tests.timeline.made import training, write
 
 OLD = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.timeline import KINDS, timeline
 from hp_tool.traces import nsight, read_traces
+from hp_tool.traces.timeline import KINDS, timeline
 
 PROCESS = 0x0001_0000_0000_0000 + (4242 << 24)
 THREAD = PROCESS + 4242

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import hp_tool
-from hp_tool.exchange.explanation import Explanation
+from hp_tool.traces.explain.explanation import Explanation
 
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hp_tool.timeline import Timeline, faults, timeline
 from hp_tool.traces import read_traces
+from hp_tool.traces.timeline import Timeline, faults, timeline
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hp_tool.errors import InputError
-from hp_tool.exchange.explanation import Explanation, explain
 from hp_tool.traces import read_traces
+from hp_tool.traces.explain.explanation import Explanation, explain
 from tests.command_line import hp_tool
 from tests.traces.test_public_forms import ELEMENTWISE, GEMM, Modern, explained, us
 

@@ -11,11 +11,11 @@ import io
 import os
 import sys
 
+from hp_tool.cluster.profiler.__main__ import profile
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.profiler.__main__ import profile
 
 RECIPE = {
     "model.num_layers": "4",

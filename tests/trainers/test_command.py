@@ -16,14 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import library, records
-from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileRequest, Program
-from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.query import SearchSettings, TrainerCommand
-from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.launchers.jobs import request_json
-from hp_tool.queries.schema import parse_query
-from hp_tool.trainers.command import (
+from hp_tool.cluster.launchers.jobs import request_json
+from hp_tool.cluster.trainers.command import (
     NAMES,
     check_trainer,
     check_varied,
@@ -31,10 +25,16 @@ from hp_tool.trainers.command import (
     program_name,
     trainer_of,
 )
-from hp_tool.trainers.runs import TrainerLauncher
-from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.ranking.rank import CostedSpace
-from hp_tool.tuning.problem import build_problem
+from hp_tool.cluster.trainers.runs import TrainerLauncher
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileRequest, Program
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import SearchSettings, TrainerCommand
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.loop.tuning.problem import build_problem
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.rank import CostedSpace
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ import yaml
 
 from hp_tool.catalog import library
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail
 
 TRAINER = Path(__file__).with_name("tiny_trainer.py")

@@ -11,7 +11,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
 from hp_tool.domain.query import Query
-from hp_tool.training import config_query, estimate
+from hp_tool.questions.training import config_query, estimate
 
 FACTOR = 2.5
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hp_tool import serving
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.measurement import Measurement, ServingTimes
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.requests import InferenceRequest
+from hp_tool.questions import serving
 from tests.tuning.cpu_engine import CpuEngine
 
 FACTOR = 3.0

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import StepPrediction
 from hp_tool.domain.answer import (
     Answer,
     Baseline,
@@ -19,7 +18,10 @@ from hp_tool.domain.answer import (
 )
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.render.answer import (
+from hp_tool.loop.calibration import StepPrediction
+from hp_tool.loop.tuning.answer import effect_of_axes
+from hp_tool.loop.tuning.known import as_good
+from hp_tool.wording.answer import (
     foreseen_words,
     gains_words,
     headline,
@@ -28,8 +30,6 @@ from hp_tool.render.answer import (
     warning,
     why,
 )
-from hp_tool.tuning.answer import effect_of_axes
-from hp_tool.tuning.known import as_good
 
 RUNS = Repeats(run_id="r", step_s=5.18, num_runs=2, low_s=4.18, high_s=5.18, reduced=False)
 BASELINE = Baseline(

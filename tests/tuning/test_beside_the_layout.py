@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from hp_tool.configuration import Configuration
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED
-from hp_tool.exchange.export import write
-from hp_tool.queries import schema
+from hp_tool.formats.exchange.export import write
+from hp_tool.loop.tuning import TuneResult, tune
+from hp_tool.loop.tuning.plan import bill
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training import estimate, recommend
 from hp_tool.store import open_store
-from hp_tool.training import estimate, recommend
-from hp_tool.tuning import TuneResult, tune
-from hp_tool.tuning.plan import bill
 from tests.tuning.cpu_engine import CpuEngine
 
 GPU = "h100-sxm-80gb"

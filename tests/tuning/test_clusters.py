@@ -17,20 +17,20 @@ import yaml
 from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.catalog.hardware import cluster_runs
+from hp_tool.cluster.launchers.local import LocalLauncher
+from hp_tool.cluster.launchers.ray_jobs import RayLauncher
+from hp_tool.cluster.launchers.slurm import SlurmLauncher
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import TrainerCommand
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LimitError
-from hp_tool.launchers.local import LocalLauncher
-from hp_tool.launchers.ray_jobs import RayLauncher
-from hp_tool.launchers.slurm import SlurmLauncher
-from hp_tool.queries import schema
-from hp_tool.queries.registered import checked_registration
+from hp_tool.loop.tuning import create_launcher, tune, within_limits
+from hp_tool.loop.tuning.clusters import launcher_name
+from hp_tool.loop.tuning.plan import bill, plan_search
+from hp_tool.questions import schema
+from hp_tool.questions.registered import checked_registration
 from hp_tool.store import open_store
-from hp_tool.tuning import create_launcher, tune, within_limits
-from hp_tool.tuning.clusters import launcher_name
-from hp_tool.tuning.plan import bill, plan_search
 from tests.tuning.cpu_engine import CpuEngine
 
 NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}

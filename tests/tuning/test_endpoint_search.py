@@ -20,6 +20,9 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+from hp_tool.cluster.launchers import create
+from hp_tool.cluster.launchers.jobs import request_json
+from hp_tool.cluster.profiler.endpoint import EndpointError, main, measure
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
@@ -27,13 +30,10 @@ from hp_tool.domain.records import SearchState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError, LauncherError, UnsupportedError
-from hp_tool.launchers import create
-from hp_tool.launchers.jobs import request_json
-from hp_tool.profiler.endpoint import EndpointError, main, measure
-from hp_tool.queries.schema import parse_query, query_mapping, with_own_files
+from hp_tool.loop.tuning import TuneResult, resolve_search, tune
+from hp_tool.loop.tuning.serving import build_serving
+from hp_tool.questions.schema import parse_query, query_mapping, with_own_files
 from hp_tool.store import open_store
-from hp_tool.tuning import TuneResult, resolve_search, tune
-from hp_tool.tuning.serving import build_serving
 from tests.tuning import completions_server
 from tests.tuning.completions_server import KEY
 from tests.tuning.cpu_engine import CpuEngine

@@ -11,12 +11,12 @@ import pytest
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError
-from hp_tool.queries import schema
-from hp_tool.search.fidelity import num_gpus
+from hp_tool.loop.search.fidelity import num_gpus
+from hp_tool.loop.tuning import tune
+from hp_tool.loop.tuning.reductions import Reducer
+from hp_tool.questions import schema
+from hp_tool.questions.training.problem import resolve_training
 from hp_tool.store import open_store
-from hp_tool.training.problem import resolve_training
-from hp_tool.tuning import tune
-from hp_tool.tuning.reductions import Reducer
 from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
 QUERY = schema.parse_query(

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from hp_tool.assumptions import assumed
 from hp_tool.domain.answer import Answer
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Recommendation
-from hp_tool.queries import schema
-from hp_tool.render.answer import sentences
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.tuning import TuneResult, tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import TuneResult, tune
+from hp_tool.wording.answer import sentences
 from tests.tuning.cpu_engine import CpuEngine
 
 QUERY: dict[str, Any] = {

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
 from hp_tool.errors import ConflictError, HpToolError, StoreError
-from hp_tool.tuning.lease import PATIENCE_LEASES, Heartbeat
-from hp_tool.tuning.run import run_search
+from hp_tool.loop.tuning.lease import PATIENCE_LEASES, Heartbeat
+from hp_tool.loop.tuning.run import run_search
 from tests.service.processes import wait_for
 
 LEASE = Lease(

@@ -9,9 +9,9 @@ from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, OperationTimes
 from hp_tool.domain.records import SearchState
 from hp_tool.domain.requests import BenchmarkRequest
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import run_search
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import run_search
 from tests.tuning.cpu_engine import CpuEngine
 
 HOSTS = ("n1", "n2", "n3", "n4")

@@ -9,15 +9,15 @@ from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.records import REUSED
 from hp_tool.errors import UnsupportedError
-from hp_tool.learning.evidence import stored_evidence
-from hp_tool.learning.series import cluster_key
-from hp_tool.queries import schema
+from hp_tool.loop.learning.evidence import stored_evidence
+from hp_tool.loop.learning.series import cluster_key
+from hp_tool.loop.tuning import problem as module
+from hp_tool.loop.tuning.evidence import reusable_measurements
+from hp_tool.loop.tuning.problem import build_problem
+from hp_tool.loop.tuning.training_result import simplest_first
+from hp_tool.questions import schema
+from hp_tool.questions.training import recommend
 from hp_tool.store import open_store
-from hp_tool.training import recommend
-from hp_tool.tuning import problem as module
-from hp_tool.tuning.evidence import reusable_measurements
-from hp_tool.tuning.problem import build_problem
-from hp_tool.tuning.training_result import simplest_first
 
 LARGE = {
     "kind": "training",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import study_storage, tune
+from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.tuning import study_storage, tune
 from tests.conftest import skip_or_fail
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"

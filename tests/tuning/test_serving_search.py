@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hp_tool import serving
 from hp_tool.domain.answer import ServingAnswer
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.query import Query
@@ -20,11 +19,11 @@ from hp_tool.domain.records import REUSED, SearchState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import TuneResult, resolve_search, tune
+from hp_tool.loop.tuning.evidence import earlier_evidence
+from hp_tool.loop.tuning.serving import build_serving
+from hp_tool.questions import schema, serving
 from hp_tool.store import open_store
-from hp_tool.tuning import TuneResult, resolve_search, tune
-from hp_tool.tuning.evidence import earlier_evidence
-from hp_tool.tuning.serving import build_serving
 from tests.conftest import skip_or_fail
 from tests.tuning.serving_engine import FACTOR, ServingEngine
 

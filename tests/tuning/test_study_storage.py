@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from hp_tool.errors import StoreError
-from hp_tool.tuning import study_storage
+from hp_tool.loop.tuning import study_storage
 from tests.forked import FORKED
 
 

@@ -14,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 import service.client
-from hp_tool import launchers
 from hp_tool.cli.main import build
+from hp_tool.cluster import launchers
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.prices import Priced
 from hp_tool.errors import InputError
-from hp_tool.queries.schema import to_dict
+from hp_tool.loop.tuning import run_search
+from hp_tool.questions.schema import to_dict
 from hp_tool.store import open_store
-from hp_tool.tuning import run_search
 from tests.tuning.cpu_engine import CpuEngine
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError
-from hp_tool.queries import schema
+from hp_tool.loop.tuning import TuneResult, run_search, study_storage, tune
+from hp_tool.loop.tuning.result import rank
+from hp_tool.questions import schema
+from hp_tool.questions.training import recommend
+from hp_tool.questions.training.ranking.exact import NEAR
 from hp_tool.store import open_store
-from hp_tool.training import recommend
-from hp_tool.training.ranking.exact import NEAR
-from hp_tool.tuning import TuneResult, run_search, study_storage, tune
-from hp_tool.tuning.result import rank
 from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
-from hp_tool.assumptions import assumed
-from hp_tool.slowdowns.baseline import Baseline, upper_bound
-from hp_tool.slowdowns.changes import Changes
-from hp_tool.slowdowns.levels import Level, drift_sd
+from hp_tool.loop.assumptions import assumed
+from hp_tool.watch.slowdowns.baseline import Baseline, upper_bound
+from hp_tool.watch.slowdowns.changes import Changes
+from hp_tool.watch.slowdowns.levels import Level, drift_sd
 
 
 def detector() -> Changes:

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.watch.__main__ import delays, false_alarms
 from benchmarks.watch.simulated import FAULTS, KINDS, bursts, every_tenth, step_times
 from hp_tool.domain.watch import Expected, StepReport
-from hp_tool.slowdowns.changes import Changes
 from hp_tool.watch.job import Job
+from hp_tool.watch.slowdowns.changes import Changes
 from tests.command_line import hp_tool
 from tests.watch.test_watch_command import QUERY, megatron
 

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.watch.simulated import step_times
 from hp_tool.cli import watch
 from hp_tool.domain.watch import StepReport
-from hp_tool.slowdowns.causes import grows
 from hp_tool.watch.logs import LogSteps, Watched
+from hp_tool.watch.slowdowns.causes import grows
 from tests.command_line import COMMAND, ROOT, hp_tool
 
 QUERY = """

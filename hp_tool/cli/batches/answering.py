@@ -23,7 +23,7 @@ from hp_tool.cli.server import connect
 from hp_tool.errors import HpToolError, InputError
 
 if TYPE_CHECKING:
-    from hp_tool.training.calibrated import Calibrations
+    from hp_tool.questions.training.calibrated import Calibrations
 
 CHUNK_LINES = 64
 """Queries answered at a time: enough to evaluate similar ones as one batch, few enough to be
@@ -79,7 +79,7 @@ def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str
     """Answers by a server; lines that are no query are answered with their error here, in their
     place.
     """
-    from hp_tool.answers import error_line
+    from hp_tool.questions.answers import error_line
 
     errors: deque[tuple[int, InputError]] = deque()
 
@@ -149,8 +149,8 @@ def _answer_chunk(items: list[Item]) -> list[str]:
 
 
 def _answers(items: list[Item], task: Task, calibrations: Calibrations | None) -> list[str]:
-    from hp_tool.answers import answer_lines
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
+    from hp_tool.questions.answers import answer_lines
 
     return answer_lines(
         items, task=task.name, top=task.top, read=schema.parse_own_query, calibrations=calibrations

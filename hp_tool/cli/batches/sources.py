@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 
 from hp_tool.cli.queries import read_yaml
 from hp_tool.errors import InputError
-from hp_tool.queries.short_names import COLUMNS
+from hp_tool.questions.short_names import COLUMNS
 
 MAX_LINE_BYTES = 1_000_000
 """Limit of one query, in any of the formats."""
@@ -78,7 +78,7 @@ def _documents(source: BinaryIO) -> Iterator[Item]:
 
 def _document(lines: list[bytes], size: int) -> Iterator[Item]:
     """The document with these lines; nothing if all are blank or comments."""
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     if size > MAX_LINE_BYTES:
         yield InputError(f"the document is longer than {MAX_LINE_BYTES:,} bytes", code="too_large")
@@ -155,7 +155,7 @@ def _row(
     paths: Sequence[str],
     base: Mapping[str, Any],
 ) -> Iterator[bytes | InputError]:
-    from hp_tool.queries import schema
+    from hp_tool.questions import schema
 
     try:
         if len(cells) != len(columns):

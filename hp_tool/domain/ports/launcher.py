@@ -1,4 +1,4 @@
-"""The port to a cluster engine; `hp_tool.launchers` holds its adapters."""
+"""The port to a cluster engine; `hp_tool.cluster.launchers` holds its adapters."""
 
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable

@@ -16,7 +16,7 @@ from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s-48gb")

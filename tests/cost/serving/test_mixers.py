@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool import documents
-from hp_tool.catalog import cluster, model
+from hp_tool.catalog import cluster, documents, model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
 from hp_tool.cost import scans
 from hp_tool.cost.recurrent import state_numbers, value_heads
@@ -26,7 +25,7 @@ from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 GPUS = (
     "h100-sxm-80gb",

@@ -24,7 +24,7 @@ from hp_tool.cost.serving.memory import weight_bytes
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 
 few = settings(max_examples=40, deadline=None)
 BALANCED = {"popularity_variance": 0.0, "load_variance": 0.0}

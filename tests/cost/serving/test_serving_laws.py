@@ -19,7 +19,7 @@ from hp_tool.domain.clients import CLIENTS
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload, LoadSpec
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.questions.serving.problem import serving_case
 from tests.cost.serving.serving_cases import Serving, serving, servings
 
 few = settings(max_examples=40, deadline=None)

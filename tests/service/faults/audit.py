@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hp_tool.launchers.readback import read_json
+from hp_tool.cluster.launchers.readback import read_json
 from hp_tool.store import open_store, tables
 from hp_tool.store.engine import create_engine
 from tests.service.faults.accounts import untold, wrong_order, wrong_sums

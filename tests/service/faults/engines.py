@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from hp_tool.cluster.launchers import create
 from hp_tool.domain.ports import Launcher
-from hp_tool.launchers import create
 from tests.launchers import ray_cluster, slurm_cluster
 from tests.service.faults.quick_job import lines_of
 

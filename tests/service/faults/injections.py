@@ -22,7 +22,7 @@ import httpx
 import psutil
 import sqlalchemy as sa
 
-from hp_tool.launchers.readback import read_json
+from hp_tool.cluster.launchers.readback import read_json
 from hp_tool.store import schema
 from hp_tool.store.base import writing
 from hp_tool.store.engine import opened

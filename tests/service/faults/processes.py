@@ -196,9 +196,10 @@ def _worker(lease_s: float, busy_timeout_s: float) -> None:
 
 
 def _tune(query: dict[str, Any] | None, resume: str | None) -> None:
-    from hp_tool import store, tuning
+    from hp_tool import store
     from hp_tool.errors import HpToolError
-    from hp_tool.queries import schema
+    from hp_tool.loop import tuning
+    from hp_tool.questions import schema
     from hp_tool.store import engine
 
     _quicken(engine.BUSY_TIMEOUT_S)
@@ -220,7 +221,7 @@ def _tune(query: dict[str, Any] | None, resume: str | None) -> None:
 
 def _quicken(busy_timeout_s: float) -> None:
     """Jobs and locks of this process take a moment."""
-    from hp_tool import launchers
+    from hp_tool.cluster import launchers
     from hp_tool.store import engine
 
     quick = "tests.service.faults.quick_launcher"

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hp_tool.cluster.launchers import jobs, readback
+from hp_tool.cluster.launchers.local import LocalLauncher
+from hp_tool.cluster.launchers.ray_jobs import RayLauncher
+from hp_tool.cluster.launchers.slurm import SlurmLauncher
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.errors import EngineAwayError
-from hp_tool.launchers import jobs, readback
-from hp_tool.launchers.local import LocalLauncher
-from hp_tool.launchers.ray_jobs import RayLauncher
-from hp_tool.launchers.slurm import SlurmLauncher
 from tests.service.faults import quick_job
 
 PAUSE_S = 0.3

@@ -1,0 +1,1 @@
+"""Running jobs: launchers, the profiler, and training commands of users."""

@@ -1,0 +1,43 @@
+"""Cluster engines behind one port (`domain.ports.Launcher`). An adapter is imported when it is
+created.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from hp_tool.domain.ports import Launcher
+from hp_tool.errors import InputError
+from hp_tool.extras import require
+
+_ADAPTERS = {
+    "local": ("hp_tool.cluster.launchers.local", "LocalLauncher"),
+    "slurm": ("hp_tool.cluster.launchers.slurm", "SlurmLauncher"),
+    "kubernetes": ("hp_tool.cluster.launchers.kubernetes", "KubernetesLauncher"),
+    "endpoint": ("hp_tool.cluster.launchers.endpoint", "EndpointLauncher"),
+    "ray": ("hp_tool.cluster.launchers.ray_jobs", "RayLauncher"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of all launchers."""
+    return tuple(_ADAPTERS)
+
+
+def check_known(name: str) -> None:
+    """Raise InputError for a launcher that this version does not have."""
+    if name not in _ADAPTERS:
+        raise InputError(
+            f"unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}",
+            field="search.launcher",
+        )
+
+
+def create(name: str, **options: Any) -> Launcher:
+    """The launcher called `name`, with the options of its constructor. Raises InputError for an
+    unknown name, MissingExtraError and UnsupportedError as `extras.require`.
+    """
+    check_known(name)
+    require("search", by=f"launcher {name}")
+    module, adapter = _ADAPTERS[name]
+    launcher: Launcher = getattr(import_module(module), adapter)(**options)
+    return launcher

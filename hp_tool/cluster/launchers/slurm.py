@@ -1,0 +1,311 @@
+"""Jobs on a Slurm cluster: a shared folder (or one of logs) and a batch job each, no daemon, no
+state in memory.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hp_tool.cluster.launchers import jobs, readback, slurm_folder, slurm_script, torchrun
+from hp_tool.cluster.launchers.jobs import measure
+from hp_tool.cluster.launchers.options import SlurmOptions
+from hp_tool.cluster.launchers.readback import DamagedError, is_there
+from hp_tool.cluster.launchers.slurm_controller import (
+    NEVER_STARTS,
+    NODE_FAULTS,
+    ControllerAway,
+    Job,
+    Site,
+    controller,
+    job_state,
+)
+from hp_tool.cluster.launchers.slurm_folder import (
+    ATTEMPTED,
+    CANCEL,
+    CLAIM,
+    ENDED,
+    JOB,
+    REFUSED,
+    SUBMITTED,
+)
+from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
+from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.requests import RunRequest
+from hp_tool.errors import LauncherError
+
+_CANCEL_PATIENCE_S = 20.0
+
+
+class SlurmLauncher:
+    """The Launcher port on a Slurm cluster. A handle is the job's name."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        *,
+        options: SlurmOptions | Mapping[str, object] | None = None,
+        root: Path | str | None = None,
+    ) -> None:
+        """options: the cluster (default: the file that HP_SLURM_CONFIG names); root: replaces the
+        options' folder.
+        """
+        self._options = SlurmOptions.of(options)
+        folder = root if root is not None else self._options.folder
+        self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
+        site = Site(ssh=self._options.ssh, clusters=self._options.clusters)
+        self._controller = controller(poll_s=self._options.poll_s, site=site, folder=self._root)
+        self._rehearsed = False
+
+    def hardware(self) -> Hardware:
+        return self._options.hardware(num_gpus=self._options.num_gpus)
+
+    def answers(self) -> str:
+        jobs_known = len(self._controller.jobs(fresh=True))
+        plan = torchrun.smallest_plan(self._options, job_name="hp-doctor")
+        rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
+        forecast = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
+        return (
+            f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node "
+            f"would be taken: {forecast}"
+        )
+
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
+        return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
+
+    def describe(self, plan: LaunchPlan) -> str:
+        return slurm_script.render(self._options, plan=plan)
+
+    def submit(self, plan: LaunchPlan) -> str:
+        """Raises RefusedError if Slurm refuses the job. If the controller is unreachable, poll()
+        submits the job later.
+
+        The first job is rehearsed: what the site refuses is known before anything is queued.
+        """
+        folder = self._folder(plan.job_name)
+        job = {
+            "environment": dict(plan.environment),
+            "num_gpus": plan.num_gpus,
+            "timeout_s": plan.timeout_s,
+            "returns": list(plan.returns),
+        }
+        script = slurm_script.render(self._options, plan=plan)
+        jobs.create_folder(
+            folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)}
+        )
+        with contextlib.suppress(ControllerAway):
+            if not self._rehearsed and not is_there(folder / ATTEMPTED):
+                self._controller.rehearse(script)
+                self._rehearsed = True
+            self._submit(folder)
+        return plan.job_name
+
+    def find(self, job_name: str) -> str | None:
+        return job_name if jobs.has_file(self._folder(job_name), name=JOB) else None
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        return {handle: self._look(self._folder(handle))[0] for handle in handles}
+
+    def waiting(self, handle: str) -> Waiting | None:
+        folder = self._folder(handle)
+        job = next(
+            (each for each in self._controller.last_jobs if each.folder == str(folder)), None
+        )
+        if job is None or job.state != "PENDING":
+            return None
+        return Waiting(reason=job.reason, starts_at=job.starts_at)
+
+    def cancel(self, job_name: str) -> None:
+        """Return once Slurm has accepted the order; it ends the processes within its KillWait.
+
+        The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and
+        the job when it starts.
+        """
+        folder = self._folder(job_name)
+        with contextlib.suppress(
+            DamagedError
+        ):  # it is ended by its id; what the job left there starts nothing
+            jobs.mark(folder, CANCEL)
+        deadline = time.monotonic() + _CANCEL_PATIENCE_S
+        while True:
+            try:
+                self._controller.cancel(
+                    job for job in self._controller.jobs(fresh=True) if job.folder == str(folder)
+                )
+            except ControllerAway:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
+
+    def open_jobs(self) -> list[str]:
+        queue = self._controller.jobs(fresh=True)
+        folders = {
+            Path(job.folder) for job in queue if job_state(job.state, cancelled_by_us=True).is_open
+        }
+        return [folder.name for folder in folders if folder.parent == self._root]
+
+    def fetch(self, handle: str) -> Measurement:
+        folder = self._folder(handle)
+        if not is_there(folder / JOB):
+            raise LauncherError(f"no job {handle} under {self._root}")
+        request = jobs.submitted(folder)
+        state, job = self._look(folder)
+        if state.is_open:
+            raise LauncherError(f"job {handle} is still {state}")
+        if job is not None and job.state in ("COMPLETED", "FAILED"):
+            slurm_folder.await_files(folder, options=self._options)
+        timeout_s = 0.0 if request is None else request.timeout_s
+        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
+        if request is None:
+            return jobs.spoilt(
+                f"{JOB} is not what was submitted",
+                ending=ending,
+                log_tail=jobs.output(folder)[-4096:],
+            )
+        hardware = self._options.hardware(num_gpus=request.num_gpus)
+        if job is not None and (hosts := self._controller.hosts(job.nodes)):
+            hardware = replace(hardware, hosts=hosts)
+        measurement = measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
+        if job is not None and job.state in NODE_FAULTS:
+            measurement = replace(measurement, suspects=hardware.hosts)
+        return measurement
+
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        folder = self._folder(handle)
+        slurm_folder.bring(folder, options=self._options)
+        return jobs.output(folder, name=name)
+
+    def _folder(self, job_name: str) -> Path:
+        return self._root / jobs.check_name(job_name)
+
+    def _look(self, folder: Path) -> tuple[JobState, Job | None]:
+        """The job's state, and Slurm's record of the job if it has one."""
+        cancelled = is_there(folder / CANCEL)
+        if folder.is_symlink() or not is_there(folder / JOB):
+            return JobState.CANCELLED if cancelled else JobState.LOST, None
+        slurm_folder.bring_claim(folder, options=self._options)
+        try:
+            if not is_there(folder / SUBMITTED) and not is_there(folder / CLAIM):
+                if cancelled:
+                    return JobState.CANCELLED, None
+                self._submit_again(folder)
+            if is_there(folder / REFUSED):
+                return JobState.FINISHED, None
+            job = self._job(folder)
+            if job is None and self._controller.asked_at <= _handed_over(
+                folder
+            ):  # the answer is older than the job
+                return slurm_folder.state(folder), None
+            job = job or self._accounted(folder)
+            if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
+                readback.write_text(folder / REFUSED, job.reason)
+                self._controller.cancel([job])
+                return JobState.FINISHED, job
+        except ControllerAway:
+            if self._controller.away_s > self._options.patience_s:
+                raise
+            slurm_folder.bring(folder, options=self._options)
+            return slurm_folder.state(folder), None
+        state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
+        if state is None or not state.is_open:
+            slurm_folder.bring(folder, options=self._options)
+        if state is None and is_there(folder / ENDED):
+            state = JobState.FINISHED
+        elif state is None:
+            state = JobState.CANCELLED if cancelled else JobState.LOST
+        if (
+            state is JobState.FINISHED
+            and cancelled
+            and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT))
+        ):
+            state = JobState.CANCELLED  # the script saw the mark when it started, and did nothing
+        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
+            state = (
+                JobState.FINISHED
+            )  # it was done, or had measured something, before Slurm ended it
+        return state, job
+
+    def _submit_again(self, folder: Path) -> None:
+        """Submit a job that the controller could not accept before; a refusal now ends the job. One
+        that runs took its marks away by itself, and starts no second one.
+        """
+        if (
+            self._job(folder, fresh=True) is not None
+        ):  # an answer of before its start would not know it
+            return
+        try:
+            self._submit(folder)
+        except (ControllerAway, DamagedError):
+            raise
+        except LauncherError as error:
+            readback.write_text(folder / REFUSED, error.message)
+
+    def _submit(self, folder: Path) -> None:
+        """Submit the folder's job, unless the controller already has it or it is cancelled."""
+        with readback.opened_lock(folder, "submit.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if is_there(folder / SUBMITTED) or is_there(folder / CANCEL):
+                return
+            attempted = folder / ATTEMPTED
+            job = None
+            if is_there(attempted):
+                if time.time() - attempted.lstat().st_mtime < self._options.poll_s:
+                    raise ControllerAway("Slurm could not accept the job yet")
+                job = self._job(folder, fresh=True)
+            readback.touch(folder, ATTEMPTED)
+            os.utime(attempted, follow_symlinks=False)
+            script = folder / slurm_script.SCRIPT
+            job_id = (
+                job.id
+                if job
+                else self._controller.submit(
+                    script, environment=_environment(folder, inherit=self._options.inherit)
+                )
+            )
+            readback.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
+            if is_there(
+                folder / CANCEL
+            ):  # perhaps by a process that checked before Slurm knew the job
+                self._controller.cancel([Job(id=job_id, state="PENDING")])
+
+    def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
+        """The folder's job in the queue: the one that claimed the folder, else the newest."""
+        ours = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
+        claim = slurm_folder.claimed_by(folder)
+        return max(ours, key=lambda job: (job.id == claim, job.id), default=None)
+
+    def _accounted(self, folder: Path) -> Job | None:
+        """The accounting's record of a job that left the queue; None if it believes the job to be
+        open.
+        """
+        handed_over = slurm_folder.handed_over(folder)
+        job_id = slurm_folder.claimed_by(folder) or (handed_over.job_id if handed_over else None)
+        job = self._controller.accounted(job_id) if job_id is not None else None
+        return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
+
+
+def _handed_over(folder: Path) -> float:
+    """When Slurm had the job at the latest, by its own record or its claim, in seconds since
+    1970.
+    """
+    submission = slurm_folder.handed_over(folder)
+    if submission is not None:
+        return min(submission.time, time.time())
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return min((folder / CLAIM).lstat().st_mtime, time.time())
+    return 0.0
+
+
+def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
+    """The job's variables: the few that it inherits from this process, then the plan's."""
+    return torchrun.environment_elsewhere(
+        json.loads((folder / JOB).read_text())["environment"], inherit=inherit
+    )

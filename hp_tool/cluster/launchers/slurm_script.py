@@ -1,0 +1,233 @@
+"""The batch script of one job: pure, printable, and ready for a person to submit by hand. It
+contains nothing of a query but its job's name and numbers: the request travels in a file, and the
+environment through sbatch's own.
+"""
+
+import math
+import shlex
+import sys
+
+from hp_tool.cluster.launchers import jobs, readback
+from hp_tool.cluster.launchers.options import Container, SlurmOptions
+from hp_tool.cluster.launchers.slurm_folder import (
+    CANCEL,
+    CLAIM,
+    ENDED,
+    RANK_RESULTS,
+    SLURM_LOG,
+    path_of,
+    step,
+)
+from hp_tool.domain.jobs import LaunchPlan
+
+SCRIPT = "job.sbatch"
+_GRACE_S = 120.0
+"""Slurm's own limit is a backstop: it counts minutes, and a job that it ends leaves no record."""
+_IMPORT_S = 1800.0
+"""Added for a container: its image is imported on the nodes before the run's own time begins."""
+_KILL_AFTER_S = 60
+
+_CLAIMED = """\
+set -e
+# Only one of the jobs submitted for this folder runs: if the controller's answer was lost, there may be two.
+(set -C; echo "$SLURM_JOB_ID" > {claim}) 2> /dev/null || [ "$(< {claim})" = "$SLURM_JOB_ID" ] || exit 0"""  # noqa: E501
+_RECORDED = """\
+rm -f {old}
+started=$(date +%s.%N)
+record_end() {{
+  printf '{{"exit_code": %d, "started_at": %s, "ended_at": %s}}\\n' "$?" "$started" "$(date +%s.%N)" > {ended}~
+  mv {ended}~ {ended}
+}}
+trap record_end EXIT
+# Slurm ends the job: leave no record, because Slurm's own state says why.
+trap 'trap - EXIT; exit 143' TERM"""  # noqa: E501
+_RENDEZVOUS = """\
+# torchrun reads these; the batch step runs on the first node, and every node resolves its host's name.
+export PET_MASTER_ADDR=$(hostname) PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"""  # noqa: E501
+_LOGGED = """\
+#!/bin/bash
+{header}
+{claimed}
+{recorded}
+cd /  # this was submitted in a folder of another host
+{setup}
+{rendezvous}
+{step}
+"""
+_TEMPLATE = """\
+#!/bin/bash
+{header}
+{claimed}
+# Nothing to do: cancelled before it started, or requeued although it was done.
+[ ! -e {cancel} ] && [ ! -e {result} ] || exit 0
+{recorded}
+{setup}
+{rendezvous}
+timeout --kill-after={kill_after} {timeout_s} {srun} \\
+  bash -c 'export PET_NODE_RANK=$SLURM_NODEID; exec {inner}"$@" 2>&1' node \\
+  {command} \\
+  > {log}
+"""
+
+
+def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
+    """The script of `plan`, to be submitted in the job's folder."""
+    nodes = options.num_nodes(num_gpus=plan.num_gpus)
+    header = "\n".join(
+        f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes)
+    )
+    setup = "\n".join([*(f"module load {module}" for module in options.modules), *options.setup])
+    srun = " ".join(_srun(options, plan=plan, nodes=nodes))
+    if options.logs is not None:
+        claim, ended = (
+            path_of(name, options=options.logs, job_name=plan.job_name) for name in (CLAIM, ENDED)
+        )
+        return _LOGGED.format(
+            header=header,
+            claimed=_CLAIMED.format(claim=claim),
+            recorded=_RECORDED.format(old=ended, ended=ended),
+            setup=setup,
+            rendezvous=_RENDEZVOUS,
+            step=step(
+                plan, srun=srun, around=_apptainer(options), python=options.python or sys.executable
+            ),
+        )
+    importing_s = 0.0 if options.container is None else _IMPORT_S
+    limit = f"timeout --kill-after={_KILL_AFTER_S} {plan.timeout_s:g} " if importing_s else ""
+    around = _apptainer(options)
+    return _TEMPLATE.format(
+        header=header,
+        claimed=_CLAIMED.format(claim=CLAIM),
+        cancel=CANCEL,
+        result=jobs.RESULT,
+        recorded=_RECORDED.format(old=f"{ENDED} {RANK_RESULTS}", ended=ENDED),
+        setup=setup,
+        rendezvous=_RENDEZVOUS,
+        kill_after=_KILL_AFTER_S,
+        timeout_s=f"{plan.timeout_s + importing_s:g}",
+        inner="" if around else limit,
+        srun=srun,
+        command=f"{around}{limit if around else ''}{shlex.join(plan.command)}",
+        log=jobs.LOG,
+    )
+
+
+def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
+    per_node = plan.num_gpus // nodes
+    importing_s = _IMPORT_S if options.container is not None else 0.0
+    wall_s = (
+        options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S + importing_s
+    )
+    logs, job_name = options.logs, plan.job_name
+    slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
+    excluded = [host for host in plan.excluded_hosts if readback.is_host_name(host)]
+    named = {name: getattr(options, name) for name in ("account", "partition", "qos", "comment")}
+    return [
+        f"--job-name={jobs.check_name(plan.job_name)}",
+        *(
+            _quoted(f"--{name}={jobs.filled(value, plan=plan)}")
+            for name, value in named.items()
+            if value is not None
+        ),
+        *([f"--clusters={','.join(options.clusters)}"] if options.clusters else []),
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        *_devices(options, per_node=per_node),
+        *_node_share(options),
+        *([f"--exclude={','.join(excluded)}"] if excluded else []),
+        f"--time={math.ceil(wall_s / 60)}",
+        "--requeue" if options.requeue else "--no-requeue",
+        f"--output={slurm_log}",
+        "--open-mode=truncate",
+        *map(_quoted, options.sbatch_arguments),
+    ]
+
+
+def _quoted(argument: str) -> str:
+    """An option in a line of sbatch, which takes double quotes around spaces."""
+    name, equals, value = argument.partition("=")
+    return f'{name}{equals}"{value}"' if " " in value else argument
+
+
+def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
+    if options.gpu == "cpu":
+        return [f"--cpus-per-task={per_node}"]
+    gres = "gpu" if options.gres is None else options.gres
+    return [f"--gres={gres}:{per_node}"] if gres else []
+
+
+def _node_share(options: SlurmOptions) -> list[str]:
+    """Whole nodes, or what of the host goes with each GPU. What `sbatch_arguments` say of memory
+    stays.
+    """
+    shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
+    shared = any(shares.values())
+    whole = (
+        (options.gpu != "cpu" and not shared) if options.exclusive is None else options.exclusive
+    )
+    says_memory = shared or any(
+        argument.startswith("--mem") for argument in options.sbatch_arguments
+    )
+    return [
+        *(["--exclusive"] if whole else []),
+        *(["--mem=0"] if whole and options.gpu != "cpu" and not says_memory else []),
+        *(f"{name}={value}" for name, value in shares.items() if value is not None),
+    ]
+
+
+def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
+    """srun with one task per node. The task starts the node's processes itself, so it must not be
+    bound to one core.
+    """
+    arguments = [
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--kill-on-bad-exit=1",
+        "--cpu-bind=none",
+        "--mpi=none",
+    ]
+    shared = options.logs is None
+    if options.logs is None:
+        arguments.append("--input=none")
+    else:
+        log = path_of("%n.log", options=options.logs, job_name=plan.job_name)
+        arguments += ["--input=all", f"--output={log}", "--open-mode=truncate"]
+    if options.container is not None and options.container.runtime == "pyxis":
+        arguments += _pyxis(options.container, shared=shared)
+    return ["srun", *arguments, *map(shlex.quote, options.srun_arguments)]
+
+
+def _pyxis(container: Container, *, shared: bool) -> list[str]:
+    """Options of srun, quoted. A shared folder is seen inside under its own path."""
+    mounts = [*(["$PWD:$PWD"] if shared else []), *container.mounts]
+    home = {None: [], True: ["--container-mount-home"], False: ["--no-container-mount-home"]}[
+        container.mount_home
+    ]
+    return [
+        f"--container-image={shlex.quote(container.image)}",
+        *([f'"--container-mounts={",".join(mounts)}"'] if mounts else []),
+        *(['"--container-workdir=$PWD"'] if shared else []),
+        *([f"--container-name={container.name}"] if container.name is not None else []),
+        *([f"--container-env={','.join(container.env)}"] if container.env else []),
+        *(["--container-writable"] if container.writable else []),
+        *home,
+    ]
+
+
+def _apptainer(options: SlurmOptions) -> str:
+    """The words before a node's command, with a space behind them; empty without Apptainer."""
+    container = options.container
+    if container is None or container.runtime != "apptainer":
+        return ""
+    shared = options.logs is None
+    devices = [] if options.gpu == "cpu" else ["--rocm" if options.gpu.startswith("mi") else "--nv"]
+    words = [
+        *("apptainer", "exec", *devices),
+        *(['--bind "$PWD:$PWD" --pwd "$PWD"'] if shared else []),
+        *(f"--bind {shlex.quote(mount)}" for mount in container.mounts),
+        *(f'--env "{name}=${name}"' for name in container.env),
+        *(["--writable-tmpfs"] if container.writable else []),
+        *(["--no-home"] if container.mount_home is False else []),
+        shlex.quote(container.image),
+    ]
+    return " ".join(words) + " "

@@ -1,0 +1,262 @@
+"""Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints
+results as marked lines.
+"""
+
+import contextlib
+import json
+import math
+import re
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hp_tool.cluster.launchers import jobs, supervisor
+from hp_tool.cluster.launchers.jobs import Ending
+from hp_tool.cluster.launchers.options import ClusterOptions
+from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.errors import InputError, LauncherError
+
+JOB = "job.json"
+SUPERVISOR = "supervisor.py"
+MAX_FILES_BYTES = 900_000
+"""Of all files of one job: what an engine's own store takes."""
+_LINE = re.compile(
+    r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """The output of a job, taken apart."""
+
+    log: str = ""
+    """The job's own output."""
+    files: dict[str, str] = field(default_factory=dict)
+    began: float | None = None
+    """When the first node began; None if none did."""
+    ended: dict[str, Any] | None = None
+    """The supervisor's record of the end; None if the supervisor itself was killed."""
+    nodes: int = 0
+    """How many of the job's nodes began."""
+
+
+class StreamedLauncher(ABC):
+    """The part of the Launcher port that is the same on every engine whose jobs print their
+    results.
+    """
+
+    name: str
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._cluster = options
+        self._jobs: Mapping[str, Any] = {}
+        self._listed_at = -float("inf")
+        self._away_since: float | None = None
+
+    @abstractmethod
+    def _handle(self, job_name: str) -> str: ...
+
+    @abstractmethod
+    def _list_jobs(self) -> Mapping[str, Any]:
+        """The engine's records of all our jobs, by handle."""
+
+    @abstractmethod
+    def _job(self, handle: str) -> Any:
+        """The engine's record of a job; None if there is none. Raises LauncherError if the engine
+        does not answer.
+        """
+
+    @abstractmethod
+    def _state(self, job: Any) -> JobState: ...
+
+    @abstractmethod
+    def _ending(self, handle: str, job: Any) -> Ending:
+        """How the engine says the job ended, for jobs that could not print it themselves."""
+
+    @abstractmethod
+    def _request(self, job: Any) -> tuple[int, float]:
+        """(devices, time limit in seconds) that the job was submitted with."""
+
+    @abstractmethod
+    def _texts(self, handle: str) -> Iterable[str]:
+        """The output of each node's part of the job."""
+
+    def hardware(self) -> Hardware:
+        return self._cluster.hardware(num_gpus=self._cluster.num_gpus)
+
+    def find(self, job_name: str) -> str | None:
+        handle = self._handle(job_name)
+        return None if self._job(handle) is None else handle
+
+    def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
+        try:
+            if time.monotonic() - self._listed_at >= self._cluster.poll_s:
+                self._jobs = self._list_jobs()
+                self._listed_at = time.monotonic()
+            # A job that is not listed may have been submitted since.
+            by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
+        except LauncherError:
+            if (
+                self._away_since is not None
+                and time.monotonic() - self._away_since > self._cluster.patience_s
+            ):
+                raise
+            return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
+        return {
+            handle: JobState.LOST if job is None else self._state(job)
+            for handle, job in by_handle.items()
+        }
+
+    def fetch(self, handle: str) -> Measurement:
+        job = self._job(handle)
+        if job is None:
+            raise LauncherError(f"no job {handle} on {self._cluster.name}")
+        if (state := self._state(job)).is_open:
+            raise LauncherError(f"job {handle} is still {state}")
+        num_gpus, timeout_s = self._request(job)
+        hardware = self._cluster.hardware(num_gpus=num_gpus)
+        printed, ending, nodes = (
+            self._printed(handle),
+            self._ending(handle, job),
+            self._cluster.num_nodes(num_gpus=num_gpus),
+        )
+        reported = own_ending(printed) or ending
+        if (
+            reported.reason == "timeout" and 0 < printed.nodes < nodes
+        ):  # the others waited for devices: nothing of the run's doing
+            error = f"the rendezvous never filled: {printed.nodes} of {nodes} nodes began"
+            printed, ending = (
+                replace(printed, ended=None),
+                replace(reported, reason="terminated", error=error),
+            )
+        return measure(printed, ending=ending, timeout_s=timeout_s, hardware=hardware)
+
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        printed = self._printed(handle)
+        return printed.log if name is None else printed.files.get(name, "")
+
+    def _printed(self, handle: str) -> Printed:
+        return join([parse(text) for text in self._texts(handle)])
+
+    def _set_away(self, away: bool) -> None:
+        """Note whether the cluster answered the last query."""
+        self._away_since = (self._away_since or time.monotonic()) if away else None
+
+
+def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> dict[str, str]:
+    """All files of the job's folder on its node; `per_node` is for whoever starts the job there."""
+    jobs.check_name(plan.job_name)
+    job = {
+        "command": list(plan.command),
+        "environment": dict(plan.environment),
+        "files": sorted(jobs.check_name(name) for name in plan.files),
+        "returns": [jobs.check_name(name) for name in plan.returns],
+        "timeout_s": plan.timeout_s,
+        "num_gpus": plan.num_gpus,
+        "max_log_bytes": jobs.most_log_bytes(),
+        **(per_node or {}),
+    }
+    return {**plan.files, JOB: json.dumps(job), SUPERVISOR: Path(supervisor.__file__).read_text()}
+
+
+def parse(text: str) -> Printed:
+    """The log between the first mark and the next, and the marked results; the engine's own output
+    around them is left out.
+    """
+    files: dict[str, str] = {}
+    ended = None
+    log: list[str] = []
+    position, began, began_at = 0, False, None
+    for match in _LINE.finditer(text):
+        try:
+            record = json.loads(match[1])
+        except ValueError:  # cut off
+            continue
+        if not isinstance(record, dict):
+            continue
+        if began and not files and ended is None:
+            log.append(text[position : match.start()])
+        position = match.end()
+        if "began" in record:
+            if not began:  # the supervisor's own; the job may print what it likes after it
+                began_at = _instant(record["began"])
+            began = True
+        elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):
+            with contextlib.suppress(InputError):  # no file's name
+                files[jobs.check_name(record["file"])] = record["text"]
+        elif isinstance(record.get("ended"), dict):
+            ended = record["ended"]
+    if began and ended is None and not files:
+        log.append(text[position:])
+    return Printed(
+        log="".join(log) if began else text,
+        files=files,
+        began=began_at,
+        ended=ended,
+        nodes=int(began),
+    )
+
+
+def _instant(value: object) -> float | None:
+    """Seconds since 1970; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def join(nodes: Sequence[Printed]) -> Printed:
+    """One job over several nodes: all logs and files, and the first end that explains a failure.
+
+    The end of a part that succeeded explains nothing, nor does that of one that was only terminated
+    because another failed.
+    """
+    files: dict[str, str] = {}
+    for node in reversed(nodes):
+        files |= node.files
+    ends = [node.ended for node in nodes if node.ended is not None]
+    failures = [end for end in ends if end.get("reason") != "exited" or end.get("exit_code")]
+    own_failures = [end for end in failures if end.get("reason") != "terminated"]
+    ended = next(iter(own_failures or failures or ends), None)
+    began = min((node.began for node in nodes if node.began is not None), default=None)
+    log, started = "\n".join(node.log for node in nodes), sum(node.nodes for node in nodes)
+    return Printed(log=log, files=files, began=began, ended=ended, nodes=started)
+
+
+def split_nodes(text: str) -> list[str]:
+    """The parts of a text that has a mark before every node's output; the text itself if it has
+    none.
+    """
+    marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    return (
+        [text[mark.end() : end] for mark, end in zip(marks, ends, strict=True)] if marks else [text]
+    )
+
+
+def measure(
+    printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware
+) -> Measurement:
+    """Return a job's measurement from its output, as `jobs.measure` does from its folder.
+
+    `ending` is the engine's account, for jobs that left none of their own.
+    """
+    with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
+        folder = Path(name)
+        for file, text in {**printed.files, jobs.LOG: printed.log}.items():
+            (folder / file).write_text(text)
+        return jobs.measure(
+            folder, ending=own_ending(printed) or ending, timeout_s=timeout_s, hardware=hardware
+        )
+
+
+def own_ending(printed: Printed) -> Ending | None:
+    """The job's own record of its end; None if it has none, or was ended by the engine, which knows
+    why.
+    """
+    ended = printed.ended
+    if ended is None or ended.get("reason") in ("terminated", "cancelled"):
+        return None
+    return jobs.recorded(ended)

@@ -1,0 +1,3 @@
+"""The profiler, a leaf started by torchrun on every rank: `python -m hp_tool.cluster.profiler
+REQUEST.json RESULT.json`.
+"""

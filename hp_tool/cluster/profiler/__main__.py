@@ -1,0 +1,276 @@
+"""One rank of a run: reads the request, runs a few steps, answers or operations, and writes the
+result by rename.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import re
+import socket
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from hp_tool.cluster.profiler import support
+from hp_tool.domain.measurement import JobResult, Measurement, ProfileRequest, interquartile_range
+from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
+from hp_tool.domain.steps import RUN
+from hp_tool.domain.switches import device_connections
+
+if TYPE_CHECKING:
+    import torch
+
+_REQUEST: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
+
+_BROKEN_DEVICE = re.compile(
+    r"uncorrectable|ECC error|hardware (stack )?error|fallen off the bus|\bXid\b|CUDA-capable "
+    r"device\(s\) is/are busy"
+    r"|device (is )?unavailable|system not yet initialized",
+    re.IGNORECASE,
+)
+"""Errors of a GPU that will not run anything else either."""
+_INHERITED = frozenset(os.environ)
+_NO_PEAKS: dict[str, Any] = {
+    "peak_memory_bytes": None,
+    "peak_reserved_bytes": None,
+    "peak_memory_bytes_per_rank": (),
+    "peak_memory_source": None,
+}
+"""A host's heap keeps what it once had: how far it grows says nothing of a second model."""
+_LOG_TAIL_CHARACTERS = 4096
+_CAUSE_CHARACTERS = 500
+
+
+def main() -> int:
+    """Exit code 0 where the result was written, 1 where this rank left a failure file instead."""
+    parser = argparse.ArgumentParser(prog="python -m hp_tool.cluster.profiler", description=__doc__)
+    parser.add_argument("request", type=Path)
+    parser.add_argument("result", type=Path)
+    arguments = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        request = read_request(arguments.request)
+        measurement = profile(request)
+        for result in itertools.chain(
+            [measurement], with_rivals(request, measurement)
+        ):  # each is safe before the next
+            if rank == 0:
+                write_measurement(arguments.result, result)
+    except Exception as error:
+        traceback.print_exc()
+        write_measurement(failure_path(arguments.result, rank=rank), failure(error, rank=rank))
+        return 1
+    return 0
+
+
+def profile(request: RunRequest) -> Measurement:
+    """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on
+    this rank.
+    """
+    if isinstance(request, ProfileRequest):
+        connections = device_connections(workload=request.training, parallel=request.parallel)
+        if connections is not None:
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    warnings.simplefilter(
+        "ignore"
+    )  # Megatron's warnings on every rank would push a failure out of the log's tail
+    started = time.monotonic()
+    match request:
+        case ProfileRequest():
+            support.check(request)
+        case InferenceRequest():
+            support.check_serving(request)
+            if request.runner == "vllm":
+                from hp_tool.cluster.profiler import vllm_bench
+
+                return vllm_bench.serve(request)
+
+    from hp_tool.cluster.profiler import backend
+
+    device = backend.start(request)
+    switched_off = (
+        isinstance(request, ProfileRequest) and request.training.framework == "megatron-core"
+    )
+    known: dict[str, Any] = {
+        "hardware": backend.hardware(request, device=device),
+        "versions": backend.versions(),
+        "differences": support.switched(request)[1] if switched_off else {},
+    }
+    if os.environ["RANK"] == "0":
+        print(
+            RUN + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(),
+            flush=True,
+        )
+    match request:
+        case ProfileRequest():
+            measurement = _train(request, device=device)
+        case InferenceRequest():
+            measurement = _serve(request, device=device)
+        case BenchmarkRequest():
+            from hp_tool.cluster.profiler import operations
+
+            measurement = Measurement(
+                status="ok", operations=operations.time_all(request, device=device)
+            )
+    versions = known["versions"] | measurement.versions
+    return replace(measurement, **known | {"versions": versions}, wall_s=time.monotonic() - started)
+
+
+def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
+    """The first configuration's measurement with those of its rivals so far, each as soon as it is
+    there. They run in the same processes, which know their devices and each other; a rival that
+    fails ends the job, and what ran before it stands.
+    """
+    if not isinstance(request, ProfileRequest):
+        return
+    from hp_tool.cluster.profiler import backend
+
+    device, rivals = backend.device(request), list[Measurement]()
+    for parallel in request.rivals:
+        # A rank that fails below ends the others: not before the first has written what ran.
+        sys.modules["torch"].distributed.barrier()
+        started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
+        support.check(own)
+        forget()
+        measurement = replace(
+            _train(own, device=device),
+            hardware=first.hardware,
+            versions=first.versions,
+            differences=support.switched(own)[1]
+            if request.training.framework == "megatron-core"
+            else {},
+            wall_s=time.monotonic() - started,
+        )
+        rivals.append(measurement if device.type == "cuda" else replace(measurement, **_NO_PEAKS))
+        known = {each.name: getattr(first, each.name) for each in fields(Measurement)}
+        total_s = (first.wall_s or 0.0) + sum(rival.wall_s or 0.0 for rival in rivals)
+        yield JobResult(**known | {"wall_s": total_s, "rivals": tuple(rivals)})
+
+
+def forget() -> None:
+    """Free what the configuration before held: its model, its groups, its buffers, what Megatron
+    noted of its attention.
+    """
+    gc.collect()
+    if (torch := sys.modules["torch"]).cuda.is_available():
+        torch.cuda.empty_cache()
+    if (megatron := sys.modules.get("megatron.core")) is not None:
+        megatron.parallel_state.destroy_model_parallel()
+    if (engine := sys.modules.get("transformer_engine.pytorch.module.base")) is not None:
+        engine.destroy_ub()
+    for name in [
+        name for name in os.environ if name.startswith("NVTE_") and name not in _INHERITED
+    ]:
+        del os.environ[name]
+
+
+def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
+    """A few optimizer steps of a training configuration."""
+    is_native = request.training.framework == "torch-fsdp"
+    if not is_native:
+        _prepare_megatron(device)
+
+    from hp_tool.cluster.profiler.memory import MemoryMeter
+
+    meter = MemoryMeter(device)
+    if is_native:
+        from hp_tool.cluster.profiler.native import training as native
+
+        steps = native.train(request, device=device)
+    else:
+        from hp_tool.cluster.profiler import model, training
+
+        steps = training.train(request, model.build(request, device=device), device=device)
+    step_s = statistics.median(steps.times_s)
+    tokens = request.training.global_batch_size * request.training.sequence_length
+    return meter.add_to(
+        Measurement(
+            status="ok",
+            step_s=step_s,
+            step_s_spread=interquartile_range(steps.times_s),
+            step_times_s=steps.times_s,
+            warmup_times_s=steps.warmup_s,
+            tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
+            losses=steps.losses,
+            devices=steps.devices,
+            versions={} if steps.driver is None else {"driver": steps.driver},
+            breakdown_s=steps.breakdown_s,
+            fidelity=request.fidelity,
+            cause=steps.stopped,
+        )
+    )
+
+
+def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
+    """A few answers of one replica of a serving configuration."""
+    _prepare_megatron(device)
+
+    from hp_tool.cluster.profiler import serving
+    from hp_tool.cluster.profiler.memory import MemoryMeter
+
+    meter = MemoryMeter(device)
+    return meter.add_to(Measurement(status="ok", serving=serving.serve(request, device=device)))
+
+
+def _prepare_megatron(device: torch.device) -> None:
+    if device.type == "cpu":
+        from hp_tool.cluster.profiler import cpu_shim
+
+        cpu_shim.install()
+
+
+def failure(error: Exception, *, rank: int) -> Measurement:
+    """This rank's report of why the run ended."""
+    status = "crashed"
+    if "torch" in sys.modules:
+        from hp_tool.cluster.profiler.memory import is_out_of_memory
+
+        status = "oom" if is_out_of_memory(error) else "crashed"
+    message = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
+    broken = _BROKEN_DEVICE.search(message) is not None
+    return Measurement(
+        status="preempted" if broken else status,  # the device's fault, not the configuration's
+        suspects=(socket.gethostname(),) if broken else (),
+        cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
+        log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
+    )
+
+
+def read_request(path: Path) -> RunRequest:
+    """The request in `path`. Raises pydantic.ValidationError for an unknown key or a wrong type."""
+    return _REQUEST.validate_json(path.read_bytes(), strict=True)
+
+
+def write_measurement(path: Path, measurement: Measurement) -> None:
+    """Write `measurement` atomically: a reader sees all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(TypeAdapter(type(measurement)).dump_json(measurement, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def failure_path(result: Path, *, rank: int) -> Path:
+    """The path of a failing rank's own report: result.json -> result.rank3.json."""
+    return result.with_name(f"{result.stem}.rank{rank}{result.suffix}")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is
+    # safe, and NCCL's communicators hang it after a failure.
+    os._exit(code)

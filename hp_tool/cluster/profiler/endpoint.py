@@ -1,0 +1,365 @@
+"""A load on a server with OpenAI's completions API, and what its answers took: closed, Poisson, or
+a trace at its own times.
+
+Started alone in the job's folder, with the URL in endpoint.json and the key in the environment.
+Prompts are random, so no cache knows them, but for the leading tokens that the load says a prefix
+cache holds: these all prompts share. A closed load keeps as many requests in flight as asked; each
+that ends is followed by another. Requests that `max_num_seqs` leaves no room for wait here, and
+their wait is part of their time to first token. Answers count in the order in which they end,
+`num_requests` to a repetition; the first repetitions warm up, and the load goes on until the last
+has ended.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hp_tool.cluster.profiler.__main__ import failure_path, read_request, write_measurement
+from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, Tail, Tails
+from hp_tool.domain.requests import InferenceRequest
+
+_KEY = "HP_ENDPOINT_API_KEY"
+_VOCABULARY = 10_000
+"""Token ids are drawn from this many: further ones may have a meaning to the server."""
+_WORDS = (
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+)
+_LENGTH_TOLERANCE, _LENGTH_SLACK = 0.05, 2
+"""How far the server's count of a prompt may be off: words differ, and a server may add a token of
+its own.
+"""
+_BACKLOG = 64
+"""Requests that may wait here beyond ten repetitions of them, before an open load is said to be too
+high.
+"""
+_CAUSE_CHARACTERS, _TAIL_CHARACTERS = 500, 4096
+
+
+class EndpointError(Exception):
+    """The server's answers are no measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request, in seconds of the monotonic clock."""
+
+    ttft_s: float
+    """From its arrival, which may be before it was sent."""
+    tpot_s: float
+    latency_s: float
+    ended_s: float
+    tokens: int
+
+
+class Endpoint:
+    """The server under one run's load."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, request: InferenceRequest, *, where: dict[str, Any]
+    ) -> None:
+        self._client, self._request, self._where = client, request, where
+        self._random = random.Random(request.seed)
+        self._model: str | None = where["model"]
+        self._words_per_token = 1.0
+        self._requests = itertools.cycle(_requests(request))
+        self._shared: list[Any] = []
+        """What the prompts that a cache holds begin with."""
+
+    async def prepare(self) -> dict[str, str]:
+        """Ask for the model's name where none is given, learn the length of words, and return the
+        server's versions.
+        """
+        if self._model is None:
+            listed = await self._client.get("models")
+            if listed.status_code != 200 or not listed.json().get("data"):
+                raise EndpointError(
+                    f"HTTP {listed.status_code} where its models are listed: {listed.text[:200]}"
+                )
+            self._model = str(listed.json()["data"][0]["id"])
+        if self._where["prompts"] == "text":
+            length = self._request.inference.input_length
+            usage, _ = await self._tokens(self._prompt(length, cached=0), max_tokens=1)
+            self._words_per_token = length / max(usage["prompt_tokens"], 1)
+        versions = {"python": platform.python_version()}
+        with suppress(
+            httpx.HTTPError, ValueError, KeyError, TypeError
+        ):  # vLLM tells, others need not
+            response = await self._client.get(self._client.base_url.copy_with(path="/version"))
+            versions[self._request.inference.engine] = str(response.json()["version"])[:100]
+        return versions
+
+    async def answers(self, total: int) -> list[Answer]:
+        """The first `total` answers, in the order in which they ended."""
+        ended: list[Answer] = []
+        enough = asyncio.Event()
+        parallel, load = self._request.parallel, self._request.inference
+        users, rate = load.concurrency, load.request_rate_per_second
+        room = asyncio.Semaphore(parallel.max_num_seqs * parallel.data_parallel_size)
+        waiting = 0
+
+        async def one(arrived: float) -> None:
+            nonlocal waiting
+            waiting += 1
+            async with room:
+                waiting -= 1
+                ended.append(await self._answer(arrived))
+            if len(ended) >= total:
+                enough.set()
+
+        async def user() -> None:
+            while True:
+                await one(time.monotonic())
+
+        async def load() -> None:
+            async with asyncio.TaskGroup() as group:
+                if isinstance(users, int):
+                    for _ in range(users):
+                        group.create_task(user())
+                    return
+                assert isinstance(rate, int | float)  # a search's load is one number
+                for arrival in self._arrivals(rate):
+                    if waiting > 10 * self._request.num_requests + _BACKLOG:
+                        break
+                    await asyncio.sleep(max(arrival - time.monotonic(), 0.0))
+                    group.create_task(one(arrival))
+                raise EndpointError(
+                    f"{waiting} requests wait: the server falls behind {rate:g} a second"
+                )
+
+        sending, done = asyncio.create_task(load()), asyncio.create_task(enough.wait())
+        await asyncio.wait({sending, done}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (sending, done):
+            task.cancel()
+        try:
+            await sending
+        except asyncio.CancelledError:
+            pass
+        except BaseExceptionGroup as group:
+            if len(ended) < total:
+                raise next(
+                    each
+                    for each in group.exceptions
+                    if not isinstance(each, asyncio.CancelledError)
+                ) from None
+        return ended[:total]
+
+    def _arrivals(self, rate: float) -> Iterator[float]:
+        """When the requests of an open load come, without end: the trace's times over and over,
+        else independent ones.
+        """
+        trace, start = self._request.trace, time.monotonic()
+        times = None if trace is None else trace.arrival_s
+        while True:
+            for at in times or (self._random.expovariate(rate),):
+                yield start + at
+            start += (times[-1] + 1.0 / rate) if times else at
+
+    async def _answer(self, arrived: float) -> Answer:
+        inputs, outputs, cached = next(self._requests)
+        usage, at = await self._tokens(self._prompt(inputs, cached=cached), max_tokens=outputs)
+        for name, length, slack in (
+            ("prompt_tokens", inputs, max(_LENGTH_SLACK, _LENGTH_TOLERANCE * inputs)),
+            ("completion_tokens", outputs, 0),
+        ):
+            if abs(usage[name] - length) > slack:
+                raise EndpointError(
+                    f"{usage[name]} {name} by the server's count, not {length} as asked; see "
+                    "`prompts` and `body` of its entry"
+                )
+        following = max(outputs - 1, 1)
+        return Answer(
+            ttft_s=at[0] - arrived,
+            tpot_s=(at[-1] - at[0]) / following,
+            latency_s=at[-1] - arrived,
+            ended_s=at[-1],
+            tokens=outputs,
+        )
+
+    def _prompt(self, length: int, *, cached: int) -> list[int] | str:
+        """So many tokens, of which the first `cached` are those of every such prompt."""
+        text = self._where["prompts"] == "text"
+        each: Sequence[Any] = (
+            _WORDS if text else range(min(self._request.model.vocab_size, _VOCABULARY))
+        )
+        if text:
+            length, cached = (round(tokens * self._words_per_token) for tokens in (length, cached))
+        if cached > len(self._shared):
+            self._shared += self._random.choices(each, k=cached - len(self._shared))
+        prompt = self._shared[:cached] + self._random.choices(each, k=max(length - cached, 1))
+        return " ".join(prompt) if text else prompt
+
+    async def _tokens(
+        self, prompt: list[int] | str, *, max_tokens: int
+    ) -> tuple[dict[str, int], list[float]]:
+        """The server's count of tokens, and when the events with text came. Raises EndpointError
+        for no such stream.
+        """
+        fields = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+        }
+        usage: dict[str, int] = {}
+        at: list[float] = []
+        body = fields | {"stream_options": {"include_usage": True}} | self._where["body"]
+        async with self._client.stream("POST", "completions", json=body) as response:
+            if response.status_code != 200:
+                raise EndpointError(
+                    f"HTTP {response.status_code}: "
+                    f"{(await response.aread())[:200].decode(errors='replace')}"
+                )
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise EndpointError(f"the server says {event['error']}")
+                if event.get("choices"):
+                    at.append(time.monotonic())
+                usage = event.get("usage") or usage
+                if len(at) > 4 * max_tokens + _BACKLOG:
+                    raise EndpointError(f"the server does not end an answer of {max_tokens} tokens")
+        if not at or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
+            raise EndpointError(
+                "an answer ended without tokens, or without the server's count of them "
+                "(stream_options)"
+            )
+        return usage, at
+
+
+def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
+    """(prompt tokens, answer tokens, shared prompt tokens) of each request in turn."""
+    load, trace = request.inference, request.trace
+    if trace is None:
+        return [
+            (
+                load.input_length,
+                load.output_length,
+                int(load.prefix_cache_hit_rate * load.input_length),
+            )
+        ]
+    assert isinstance(trace.input_tokens, tuple) and isinstance(
+        trace.output_tokens, tuple
+    )  # the search drew them
+    shared = trace.prefix_tokens or (0,) * len(trace.input_tokens)
+    return list(zip(trace.input_tokens, trace.output_tokens, shared, strict=True))
+
+
+def serving_times(
+    answers: list[Answer], request: InferenceRequest, *, started_s: float
+) -> ServingTimes:
+    """Means of each repetition, warm-up left out, their medians, and the quantiles of all of them;
+    the rate is that of all.
+    """
+    n = request.num_requests
+    warm, later = answers[: request.warmup * n], answers[request.warmup * n :]
+    measured = [later[first : first + n] for first in range(0, len(later), n)]
+    began_s = max((each.ended_s for each in warm), default=started_s)
+    seconds = max(each.ended_s for each in later) - began_s
+    ttft = tuple(statistics.fmean(each.ttft_s for each in one) for one in measured)
+    several = [[each.tpot_s for each in one if each.tokens > 1] or [0.0] for one in measured]
+    tpot = tuple(statistics.fmean(one) for one in several)
+    rate = sum(each.tokens for each in later) / max(seconds, 1e-9)
+    tails = Tails(
+        ttft_s=Tail.of([each.ttft_s for each in later]),
+        tpot_s=Tail.of([each.tpot_s for each in later if each.tokens > 1] or [0.0]),
+        request_latency_s=Tail.of([each.latency_s for each in later]),
+    )
+    return ServingTimes.of(
+        ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="endpoint", tails=tails
+    )
+
+
+async def measure(
+    request: InferenceRequest, *, where: dict[str, Any], key: str | None
+) -> Measurement:
+    """Put the load on the server, and time it. Raises EndpointError and httpx.HTTPError."""
+    started = time.monotonic()
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        base_url=where["url"],
+        headers=headers,
+        limits=limits,
+        timeout=request.timeout_s,
+        trust_env=False,
+    ) as client:
+        server = Endpoint(client, request, where=where)
+        versions = await server.prepare()
+        loaded = time.monotonic()
+        answers = await server.answers(
+            (request.warmup + request.repetitions) * request.num_requests
+        )
+    return Measurement(
+        status="ok",
+        serving=serving_times(answers, request, started_s=loaded),
+        hardware=Hardware(
+            gpu=request.gpu, num_gpus=request.num_gpus, hosts=tuple(where["hosts"]), declared=True
+        ),
+        versions=versions,
+        wall_s=time.monotonic() - started,
+    )
+
+
+def main(folder: Path) -> int:
+    """Run the request of a folder. Exit code 0 where the result was written, 1 where a report of
+    the failure was.
+    """
+    request, where = (
+        read_request(folder / "request.json"),
+        json.loads((folder / "endpoint.json").read_text()),
+    )
+    assert isinstance(request, InferenceRequest)
+    key = os.environ.pop(_KEY, None)
+    try:
+        measurement = asyncio.run(measure(request, where=where, key=key))
+    except (EndpointError, httpx.HTTPError, ValueError) as error:
+        away = isinstance(error, httpx.ConnectError)  # says nothing about the configuration
+        texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
+        cause, tail = (
+            text.replace(key, "***") if key else text for text in texts
+        )  # a server may repeat it
+        print(tail, file=sys.stderr)
+        report = Measurement(
+            status="preempted" if away else "crashed",
+            cause=cause[:_CAUSE_CHARACTERS],
+            log_tail=tail[-_TAIL_CHARACTERS:],
+        )
+        write_measurement(failure_path(folder / "result.json", rank=0), report)
+        return 1
+    write_measurement(folder / "result.json", measurement)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path.cwd()))

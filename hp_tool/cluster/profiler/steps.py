@@ -1,0 +1,224 @@
+"""The timed steps of a training run, the same for both engines: all of them, or until their time is
+known well enough. And the seconds of one more step by torch's profiler: compute, each kind of
+communication, and idle.
+"""
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from hp_tool.cluster.profiler.backend import DeviceWatch, now, slowest, synchronize
+from hp_tool.domain.measurement import DeviceState, ProfileRequest
+from hp_tool.domain.steps import step_line, warmup_of
+
+MIN_STEPS = 4
+"""The median lies between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7
+in 8 for four.
+"""
+Step = Callable[[], tuple[torch.Tensor | None, float]]
+"""One optimizer step -> (its mean loss; None on a rank that does not know it, gradient norm)."""
+Interval = tuple[float, float]
+_STEP = "hp_tool step"
+_KINDS = (
+    (r"all_?reduce", "all_reduce"),
+    (r"all_?gather", "all_gather"),
+    (r"reduce_?scatter", "reduce_scatter"),
+    (r"all_?to_?all", "all_to_all"),
+    (r"send|recv", "send_receive"),
+    (r"broadcast", "broadcast"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps that ran, as every rank knows them."""
+
+    warmup_s: tuple[float, ...]
+    """The slowest rank's seconds, step by step."""
+    times_s: tuple[float, ...]
+    """The same of the measured steps."""
+    losses: tuple[float, ...]
+    """Of all: mean over the global batch."""
+    stopped: str | None
+    """Why there are fewer steps than requested."""
+    devices: tuple[DeviceState, ...]
+    """The GPUs during a step that does not count."""
+    driver: str | None
+    """Version of theirs."""
+    breakdown_s: dict[str, float] | None
+    """Where the seconds of one more step went, if requested."""
+
+
+def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
+    """Run warm-up, until steps no longer become faster, and measured steps. Raises ArithmeticError
+    if a loss is not finite.
+    """
+    times: list[float] = []
+    losses: list[float] = []
+    stopped = None
+    devices: tuple[DeviceState, ...] = ()
+    driver: str | None = None
+    least, most = request.warmup
+    while stopped is None and len(times) - warmup_of(times, least=least, most=most) < request.steps:
+        watch = DeviceWatch(device) if len(times) == least - 1 else None
+        distributed.barrier()
+        started = now(device)
+        loss, norm = step()
+        times.append(slowest(now(device) - started, device=device))
+        losses.append(_mean(loss, device=device))
+        if watch is not None:
+            devices, driver = watch.states()
+        if distributed.get_rank() == 0:
+            line = step_line(
+                len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm
+            )
+            print(line, flush=True)
+        stopped = why_stop(request, times)
+    if not all(map(math.isfinite, losses)):
+        raise ArithmeticError(f"the loss is not finite: {losses}")
+    parts_s = _of_one_step(step, device=device) if request.breakdown else None
+    warmup = warmup_of(times, least=least, most=most)
+    return Steps(
+        warmup_s=tuple(times[:warmup]),
+        times_s=tuple(times[warmup:]),
+        losses=tuple(losses),
+        devices=devices,
+        driver=driver,
+        stopped=stopped,
+        breakdown_s=parts_s,
+    )
+
+
+def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
+    """Why no further step is needed after these (warm-up included), for the measurement's cause;
+    None to go on.
+
+    Every rank calls it with the same times, those of the slowest rank, so that all stop together.
+    """
+    least, most = request.warmup
+    measured = times_s[warmup_of(times_s, least=least, most=most) :]
+    if not measured or len(measured) >= request.steps:
+        return None
+    done = f"stopped after {len(measured)} of {request.steps} steps"
+    if request.longest_step_s is not None and min(measured) > request.longest_step_s:
+        return (
+            f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless "
+            "against what is known"
+        )
+    spread = (max(measured) - min(measured)) / statistics.median(measured)
+    if (
+        request.step_tolerance_fraction is not None
+        and len(measured) >= MIN_STEPS
+        and spread <= request.step_tolerance_fraction
+    ):
+        return f"{done}: all within {spread:.2%}"
+    return None
+
+
+def sample(request: ProfileRequest, number: int) -> torch.Tensor:
+    """[sequence_length + 1] synthetic tokens that depend only on the seed and the row's number."""
+    generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
+    return torch.randint(
+        request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator
+    )
+
+
+def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
+    """The mean over the ranks that know a loss; a collective call."""
+    sums = torch.tensor(
+        [0.0 if loss is None else float(loss), float(loss is not None)],
+        dtype=torch.float64,
+        device=device,
+    )
+    distributed.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def _of_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
+    """The seconds of one more step under the profiler, mean over the ranks: `compute`, exposed
+    communication by kind, and `idle`, which sum to the step. The profiler itself takes time, so
+    this step is longer than the measured ones.
+
+    A GPU is idle while no kernel runs on it; a CPU process while no operator of torch runs, even if
+    Python does.
+    """
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    distributed.barrier()
+    with profile(activities=activities) as trace, record_function(_STEP):
+        step()
+        synchronize(device)
+    events = trace.events()
+    (whole,) = (
+        (e.time_range.start, e.time_range.end)
+        for e in events
+        if e.name == _STEP and "CPU" in str(e.device_type)
+    )
+    compute: list[Interval] = []
+    communication: dict[str, list[Interval]] = defaultdict(list)
+    for event in events:
+        if ("CUDA" in str(event.device_type)) != cuda or event.name == _STEP:
+            continue
+        interval = (event.time_range.start, event.time_range.end)
+        kind = communication_kind(event.name)
+        if kind is not None:
+            communication[kind].append(interval)
+        elif cuda or event.name.startswith("aten::"):
+            compute.append(interval)
+    own_parts = parts(whole=whole, compute=compute, communication=communication)
+    gathered: list[dict[str, float]] = [{}] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, own_parts)
+    names = sorted({name for each in gathered for name in each})
+    return {
+        name: 1e-6 * sum(each.get(name, 0.0) for each in gathered) / len(gathered) for name in names
+    }
+
+
+def communication_kind(name: str) -> str | None:
+    """`all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for other events."""
+    lower = name.lower()
+    if not lower.startswith(("gloo:", "nccl")):
+        return None
+    return next(
+        (kind for pattern, kind in _KINDS if re.search(pattern, lower)), "other_communication"
+    )
+
+
+def parts(
+    *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
+) -> dict[str, float]:
+    """The length of `whole` that each part covers and earlier ones do not, and `idle`, the rest;
+    they sum to its length.
+    """
+    covered = _merged(compute, within=whole)
+    lengths = {"compute": _length(covered)}
+    for kind in sorted(communication):
+        wider = _merged([*covered, *communication[kind]], within=whole)
+        lengths[kind] = _length(wider) - _length(covered)
+        covered = wider
+    return lengths | {"idle": whole[1] - whole[0] - _length(covered)}
+
+
+def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
+    """The union as disjoint intervals, cut to `within`."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        start, end = max(start, within[0]), min(end, within[1])
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

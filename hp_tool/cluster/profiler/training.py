@@ -1,0 +1,162 @@
+"""Real optimizer steps of the Megatron model, on one global batch that is the same at every step
+and under every division.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
+
+from hp_tool.cluster.profiler import steps
+from hp_tool.domain.measurement import GRAPHS_AFTER, ProfileRequest
+
+_LEARNING_RATE = 1e-4
+_MOMENTS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.uint8,
+}
+_LOSS_SCALE = (
+    2.0**12
+)  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
+
+
+MicroBatch: TypeAlias = dict[str, torch.Tensor]
+"""tokens, labels and position_ids, each [micro_batch_size, sequence_length /
+context_parallel_size].
+"""
+
+
+def train(
+    request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device
+) -> steps.Steps:
+    """Run the steps. Raises ArithmeticError if a loss is not finite or fp16 skipped a step."""
+    optimizer = _optimizer(request, chunks)
+    config = get_model_config(chunks[0])
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    batches = _micro_batches(request, device=device)
+    schedule = get_forward_backward_func()
+    if (
+        config.cuda_graph_impl != "none"
+    ):  # one step as usual, the next is recorded, all others are played back
+        schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_AFTER - 1)
+    return steps.run(
+        request, lambda: _step(request, chunks, optimizer, batches, schedule), device=device
+    )
+
+
+def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
+    precision = request.training.precision
+    first = request.training.optimizer_precision or "fp32"
+    second = request.training.exp_avg_sq_precision or first
+    config = OptimizerConfig(
+        use_precision_aware_optimizer=(first, second) != ("fp32", "fp32"),
+        exp_avg_dtype=_MOMENTS[first],
+        exp_avg_sq_dtype=_MOMENTS[second],
+        overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
+        optimizer=request.training.optimizer,
+        lr=_LEARNING_RATE,
+        bf16=precision in ("bf16", "fp8"),
+        fp16=precision == "fp16",
+        params_dtype=get_model_config(chunks[0]).params_dtype,
+        initial_loss_scale=_LOSS_SCALE,
+        use_distributed_optimizer=request.parallel.zero_stage == 1,
+        clip_grad=1.0,
+    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+def _step(
+    request: ProfileRequest,
+    chunks: list[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    batches: list[MicroBatch],
+    schedule: Callable[..., list[dict[str, torch.Tensor]]],
+) -> tuple[torch.Tensor | None, float]:
+    """One optimizer step under Megatron's schedule -> (mean loss of this rank's micro-batches,
+    gradient norm).
+    """
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    interleaved = len(chunks) > 1  # every micro-batch passes through each chunk of this rank
+    results = schedule(
+        forward_step_func=_forward,
+        data_iterator=[iter(batches) for _ in chunks] if interleaved else iter(batches),
+        model=chunks if interleaved else chunks[0],
+        num_microbatches=len(batches),
+        seq_length=request.training.sequence_length,
+        micro_batch_size=request.parallel.micro_batch_size,
+        forward_only=False,
+    )
+    updated, norm, _zeros = optimizer.step()
+    if not updated:
+        raise ArithmeticError("fp16 gradients overflowed and the optimizer skipped a step")
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    return torch.stack([result["loss"] for result in results]).mean() if last else None, float(norm)
+
+
+def _forward(
+    batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
+) -> tuple[torch.Tensor, Any]:
+    """Megatron's forward_step_func: one micro-batch through one chunk; or its plan, where two
+    passes are merged.
+    """
+    batch = next(batches)
+    forward = chunk.build_schedule_plan if return_schedule_plan else chunk
+    return forward(
+        batch["tokens"], batch["position_ids"], attention_mask=None, labels=batch["labels"]
+    ), _loss
+
+
+def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = token_losses.float().mean()
+    # The schedule multiplies the loss by the context-parallel size, because it expects this rank's
+    # share of the whole row's mean, and changes it in place.
+    return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
+
+
+def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[MicroBatch]:
+    """One step's micro-batches of this data-parallel rank; a sample depends only on the seed and
+    its number.
+    """
+    size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
+    count = request.training.global_batch_size // (request.parallel.data_parallel_size * size)
+    places = _places(request.training.sequence_length).to(device)
+    positions = places.expand(size, len(places))
+    batches = []
+    for step in range(count):
+        first = (step * request.parallel.data_parallel_size + rank) * size
+        samples = torch.stack(
+            [steps.sample(request, number) for number in range(first, first + size)]
+        ).to(device)
+        batches.append(
+            {
+                "tokens": samples[:, places],
+                "labels": samples[:, places + 1],
+                "position_ids": positions,
+            }
+        )
+    return batches
+
+
+def _places(sequence: int) -> torch.Tensor:
+    """The places of a sequence on this context-parallel rank: of 2c equal pieces the r-th and the
+    r-th from the end, so that causal attention is as much work on every rank.
+    """
+    size, rank = (
+        parallel_state.get_context_parallel_world_size(),
+        parallel_state.get_context_parallel_rank(),
+    )
+    if size == 1:
+        return torch.arange(sequence)
+    pieces = torch.arange(sequence).chunk(2 * size)
+    return torch.cat([pieces[rank], pieces[-1 - rank]])

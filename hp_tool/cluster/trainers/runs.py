@@ -1,0 +1,174 @@
+"""Runs of a trainer's command by any launcher, and what their logs measure."""
+
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+
+from hp_tool.cluster.launchers import jobs
+from hp_tool.cluster.trainers.command import program
+from hp_tool.domain.fields import checked
+from hp_tool.domain.jobs import LaunchPlan
+from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
+from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
+from hp_tool.domain.query import SearchSettings, TrainerCommand
+from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.questions.training.problem import TrainingProblem
+
+
+class TrainerLauncher:
+    """The Launcher port over another launcher, with the trainer's command in its plans and
+    measurements from its logs.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        trainer: TrainerCommand,
+        problem: TrainingProblem,
+        settings: SearchSettings,
+    ) -> None:
+        self._launcher, self._trainer, self._problem, self._settings = (
+            launcher,
+            trainer,
+            problem,
+            settings,
+        )
+        # All but `plan` and `fetch` is the launcher's own.
+        self.name, self.hardware, self.answers = launcher.name, launcher.hardware, launcher.answers
+        self.describe, self.submit, self.find, self.poll = (
+            launcher.describe,
+            launcher.submit,
+            launcher.find,
+            launcher.poll,
+        )
+        self.cancel, self.open_jobs, self.output = (
+            launcher.cancel,
+            launcher.open_jobs,
+            launcher.output,
+        )
+        if isinstance(launcher, Queueing):
+            self.waiting = launcher.waiting
+        if isinstance(launcher, Timekeeping):
+            self.lasted_s = launcher.lasted_s
+
+    def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
+        """The launcher's plan. Raises UnsupportedError if an export does not support the
+        configuration.
+        """
+        assert isinstance(request, ProfileRequest)  # a search over a trainer only runs trainings
+        own = program(self._trainer, request=request, problem=self._problem)
+        return self._launcher.plan(replace(request, program=own), job_name=job_name)
+
+    def fetch(self, handle: str) -> Measurement:
+        """The measurement of the trainer's log, or of its result.json if it writes one as the
+        profiler does.
+        """
+        ended = self._launcher.fetch(handle)
+        file = self._trainer.metrics_file
+        facts = read_log(self.output(handle, name=file).splitlines(), reader=self._trainer.reader)
+        if file is not None and not facts.out_of_memory:
+            log = read_log(self.output(handle).splitlines(), reader=self._trainer.reader)
+            facts.out_of_memory, facts.out_of_memory_line = (
+                log.out_of_memory,
+                log.out_of_memory_line,
+            )
+        workload, num_gpus = self._problem.workload, self._problem.cluster.num_gpus
+        if self._trainer.reducible:
+            text = self.output(handle, name=jobs.REQUEST)
+            if not text:  # whatever took it says how the run ended
+                return ended
+            request = jobs.request_json().validate_json(text)
+            assert isinstance(request, ProfileRequest)
+            workload, num_gpus = request.training, request.num_gpus
+        return measurement(
+            facts, ended=ended, workload=workload, num_gpus=num_gpus, settings=self._settings
+        )
+
+
+def measurement(
+    facts: LogFacts,
+    *,
+    ended: Measurement,
+    workload: TrainingWorkload,
+    num_gpus: int,
+    settings: SearchSettings,
+) -> Measurement:
+    """The run's numbers if its log has enough of them, else `ended` with the cause.
+
+    `ended` is the launcher's measurement of a job without a result of its own. Steps that started
+    before the end of the warm-up are left out; a figure that is a mean over several steps counts as
+    all of them. A job that printed all its steps is measured however it ended; one that exited or
+    reached its time limit earlier, by the steps it printed.
+    """
+    if ended.status in ("ok", "preempted"):
+        return ended
+    printed_s, ends_at = facts.step_times_s(workload, num_gpus=num_gpus)
+    spans = zip(printed_s, _spans(ends_at, count=len(printed_s)), strict=True)
+    settled = [
+        (time_s, last - first) for time_s, (first, last) in spans if first >= settings.warmup_steps
+    ]
+    times_s, steps = tuple(time_s for time_s, _ in settled), sum(count for _, count in settled)
+    done = steps >= settings.steps
+    if facts.out_of_memory and not (done and ended.exit_code == 0):
+        return replace(ended, status="oom", cause=facts.out_of_memory_line, exit_code=None)
+    if not times_s and ended.exit_code == 0:
+        no_steps = (
+            f"the trainer ended by itself and printed no step after the {settings.warmup_steps} of "
+            "the warm-up: let it print "
+            "every step and run {train_iters} of them"
+        )
+        unread = (
+            "the trainer ended by itself and printed no step that trainer.reader recognises; "
+            "is it the right reader?"
+        )
+        return replace(ended, cause=no_steps if printed_s else unread)
+    if not times_s or not (done or ended.exit_code == 0 or ended.status == "timeout"):
+        return ended
+    step_s = statistics.median(times_s)
+    shortfall = f"{steps} of {settings.steps} steps measured"
+    run = Measurement(
+        status="ok",
+        step_s=step_s,
+        step_s_spread=interquartile_range(times_s),
+        step_times_s=times_s,
+        tokens_per_second_per_gpu=workload.global_batch_size
+        * workload.sequence_length
+        / step_s
+        / num_gpus,
+        peak_memory_bytes=None if facts.allocated_bytes is None else int(facts.allocated_bytes),
+        peak_reserved_bytes=None if facts.reserved_bytes is None else int(facts.reserved_bytes),
+        peak_memory_source=None if facts.allocated_bytes is None else "cuda_allocator",
+        losses=tuple(facts.losses),
+        hardware=ended.hardware,
+        wall_s=ended.wall_s,
+        cause=None
+        if done
+        else f"{shortfall}: {ended.cause}"
+        if ended.status == "timeout"
+        else shortfall,
+    )
+    try:
+        return checked(run, field="log")
+    except InputError as error:
+        return replace(
+            ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}"
+        )
+
+
+def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
+    """(steps done before, steps done after) for each figure; one step each if the trainer does not
+    number them.
+
+    The first figure spans at most as many steps as the second, so that a run from a checkpoint
+    counts from its own start.
+    """
+    if not ends_at or len(ends_at) != count:
+        return [(number, number + 1) for number in range(count)]
+    gap = ends_at[1] - ends_at[0] if count > 1 else ends_at[0]
+    start = ends_at[0] - min(gap, ends_at[0])
+    edges = [0, *(end - start for end in ends_at)]
+    return list(pairwise(edges))

@@ -1,0 +1,22 @@
+"""Results as other tools' configurations; and those as queries, their runs compared with prediction
+and best alternative.
+"""
+
+from hp_tool.formats.detection import detect
+from hp_tool.formats.exchange.assessment import Assessment, LoggedRun, assess, search_query
+from hp_tool.formats.exchange.export import Exported, export, export_for, exported
+from hp_tool.formats.exchange.reading import read_configuration, read_query
+
+__all__ = [
+    "Assessment",
+    "Exported",
+    "LoggedRun",
+    "assess",
+    "detect",
+    "export",
+    "export_for",
+    "exported",
+    "read_configuration",
+    "read_query",
+    "search_query",
+]

@@ -1,0 +1,276 @@
+"""A run compared with its prediction and with the best configuration for the same work."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.units import LEAST_CHANGE
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.exchange.export import options, runs, written_otherwise
+from hp_tool.formats.logs import read_log
+from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
+from hp_tool.formats.registry import get, usual
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
+from hp_tool.questions import schema
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.problem import problem_of
+from hp_tool.questions.training.problem import resolve_training
+
+WARMUP_LINES = 2
+"""Logged steps at a run's start that are left out where more follow: compilation, caches, first
+communication.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """The figures of a run's log."""
+
+    step_s: float | None
+    """Median of the logged optimizer steps after the first ones."""
+    steps: int
+    """Logged figures it is the median of."""
+    tokens_per_second_per_gpu: float | None
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    out_of_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A run as it is, as it is predicted, and the best configuration for the same work on the same
+    devices.
+    """
+
+    format: str
+    """Whose configuration it is."""
+    query: dict[str, Any]
+    """The configuration as a query; valid input everywhere else."""
+    search: dict[str, Any]
+    """The query of a search for a better one: parallelism free, and this configuration as its
+    `search.baseline`.
+    """
+    estimate: Estimate | InferenceEstimate
+    logged: LoggedRun | None
+    step_gap_fraction: float | None
+    """Logged step time over the predicted one, less 1."""
+    better: Recommendation | ServingRecommendation | None
+    """None where nothing acceptable is predicted to be faster than what runs, by 0.05 % or more."""
+    gain_fraction: float | None
+    """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the
+    same time.
+    """
+    gain_interval: tuple[float, float] | None
+    """(low, high) of the gain, 90 %, by how far ratios of predictions are off: little between
+    layouts of one training.
+    """
+    switched_on: tuple[str, ...]
+    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves
+    off.
+    """
+    parts_gained_s: dict[str, float]
+    """Where the gain comes from: seconds a step of what runs less those of the better one, by
+    part.
+    """
+    read: tuple[Read, ...] = ()
+    """What was read where, and the query's field that it decides."""
+    ignored: tuple[Ignored, ...] = ()
+    """What was passed over, and why."""
+    missing: tuple[Missing, ...] = ()
+    """What the configuration did not say; an import that lacks something is an error that lists
+    it.
+    """
+    changes: tuple[dict[str, str | None], ...] = ()
+    """{flag, from, to}: what to write otherwise for the better configuration; null: not there, an
+    empty text: a switch.
+    """
+
+
+def assess(
+    query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None
+) -> Assessment:
+    """Compare a run with its prediction and with the best configuration that its tool runs for the
+    same work and devices.
+
+    `reading` says what the query was read from; its tool wrote the log. Raises InputError,
+    UnsupportedError.
+    """
+    problem = problem_of(query)
+    tool = reading.tool if reading is not None else usual(query.kind).name
+    estimate, _ = problem.estimate()
+    workload = query.training and replace(query.training.with_open_knobs(), overlap=None)
+    logged = None if log is None or workload is None else _logged(query, log, tool)
+    search = search_query(query, tool=tool)
+    free = replace(search, training=workload, objective=None)
+    rows = problem_of(free).rank(top=1).recommendations
+    best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
+    theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
+    gain = None if theirs is None or ours is None else theirs / ours - 1.0
+    if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
+        best, gain = None, None
+    gap = (
+        None
+        if logged is None or logged.step_s is None or theirs is None
+        else logged.step_s / theirs - 1.0
+    )
+    hidden = (query.training and query.training.overlap) or OverlapSpec()
+    off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
+    both = None
+    if best is not None and estimate.parallel is not None:
+        both = (
+            Configuration(query=query, parallel=estimate.parallel),
+            Configuration.of(best, query=free),
+        )
+    return Assessment(
+        format=tool,
+        query=schema.query_mapping(query),
+        search=schema.query_mapping(search),
+        estimate=estimate,
+        logged=logged,
+        step_gap_fraction=gap,
+        better=best,
+        gain_fraction=gain,
+        gain_interval=None
+        if best is None or gain is None
+        else _gain_interval(
+            gain,
+            estimate,
+            best.estimate,
+            problem.ratio_log_sd(estimate, best.estimate, alike=not off and not best.set),
+        ),
+        switched_on=off if best is not None else (),
+        parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
+        changes=() if both is None else _changes(*both, tool, reading),
+        **_accounts(reading),
+    )
+
+
+def search_query(query: Query, *, tool: str) -> Query:
+    """The query of a search among what `tool` runs, with the query's one configuration as
+    `search.baseline`.
+    """
+    return replace(
+        query,
+        parallel=ParallelQuery(**runs(tool, query)),
+        search=replace(query.search, baseline=query.parallel),
+    )
+
+
+def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
+    """Seconds a step; of serving device-seconds an output token. None where neither is known."""
+    if isinstance(estimate, Estimate):
+        return None if estimate.time is None else estimate.time.step_s
+    throughput = estimate.output_tokens_per_second_per_gpu
+    return 1.0 / throughput if throughput else None
+
+
+def _gain_interval(
+    gain: float,
+    theirs: Estimate | InferenceEstimate,
+    ours: Estimate | InferenceEstimate,
+    log_sd: float,
+) -> tuple[float, float]:
+    """The 90 % interval of a gain. `log_sd`: of the ratio; the step as it runs may also be that
+    with CUDA graphs.
+    """
+    width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
+    step_s = _slowness(theirs)
+    faster = recorded["step_s"] / step_s if step_s and isinstance(recorded, dict) else 1.0
+    return (1.0 + gain) * faster / width - 1.0, (1.0 + gain) * width - 1.0
+
+
+def _parts_gained(
+    theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
+) -> dict[str, float]:
+    """Seconds of a training step that the second saves, by part."""
+    if (
+        not isinstance(theirs, Estimate)
+        or not isinstance(ours, Estimate)
+        or theirs.time is None
+        or ours.time is None
+    ):
+        return {}
+    saved = ours.time.parts_s
+    return {name: seconds - saved.get(name, 0.0) for name, seconds in theirs.time.parts_s.items()}
+
+
+def _accounts(reading: Reading | None) -> dict[str, Any]:
+    if reading is None:
+        return {}
+    return {
+        "read": tuple(reading.read),
+        "ignored": tuple(reading.ignored),
+        "missing": tuple(reading.missing),
+    }
+
+
+def _changes(
+    theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
+) -> tuple[dict[str, str | None], ...]:
+    """What the second of two configurations writes otherwise, in the tool's own words; in the
+    query's where it has none.
+    """
+    try:
+        before, after = (options(each, tool) for each in (theirs, ours))
+    except UnsupportedError:
+        before, after = (
+            {
+                f"parallel.{name}": str(value)
+                for name, value in schema.to_dict(each.parallel).items()
+                if value is not None
+            }
+            for each in (theirs, ours)
+        )
+    else:
+        if tool == "megatron-lm" and reading is not None and reading.read:
+            before = _as_written(before, after, reading)
+    return written_otherwise(before, after)
+
+
+def _as_written(
+    before: Mapping[str, str], after: Mapping[str, str], reading: Reading
+) -> dict[str, str]:
+    """A script's own Megatron flags among `before`, and those it wrote instead of one that changes
+    (a script may say --recompute-activations for two flags), so that the changes remove what stands
+    there.
+    """
+    written = {f"--{plain(each.flag)}": each for each in reading.read}
+    fields = {name: table(TABLE)[plain(name)].why for name in {**before, **after}}
+    changed = {field for name, field in fields.items() if before.get(name) != after.get(name)}
+    stands = {
+        name: value
+        for name, value in before.items()
+        if name in written or fields[name] not in changed
+    }
+    return stands | {
+        name: each.value
+        for name, each in written.items()
+        if each.field in changed and name not in fields
+    }
+
+
+def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
+    """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
+    workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
+    assert workload is not None  # it trains
+    facts = read_log(log, reader=get(tool).log)
+    tokens = workload.global_batch_size * workload.sequence_length / num_gpus
+    seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
+    settled = seconds[WARMUP_LINES:] or seconds
+    step_s = statistics.median(settled) if settled else None
+    return LoggedRun(
+        step_s=step_s,
+        steps=len(settled),
+        tokens_per_second_per_gpu=None if step_s is None else tokens / step_s,
+        allocated_bytes=facts.allocated_bytes,
+        reserved_bytes=facts.reserved_bytes,
+        out_of_memory=facts.out_of_memory,
+    )

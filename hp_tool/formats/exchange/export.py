@@ -1,0 +1,386 @@
+"""Results as other tools' configurations, and the ranking of what a tool can run."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.knobs import FREE
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelQuery, axis_values
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import PoolConfig
+from hp_tool.domain.units import LEAST_CHANGE
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.registry import Format, Kind, formats, get, writable
+from hp_tool.questions import schema, training
+from hp_tool.questions.configuration import LAYOUT, Configuration
+from hp_tool.questions.problem import problem_of
+from hp_tool.questions.serving.disaggregated import disaggregated
+from hp_tool.questions.serving.setup import pool_setups
+from hp_tool.questions.training.only import only_layout
+
+Said = TypeVar("Said")
+OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
+"""Keys of `training` that mean something under one framework alone."""
+OF_MEGATRON = (
+    "cross_entropy",
+    "cuda_graphs",
+    "fp8_recipe",
+    "optimizer_precision",
+    "exp_avg_sq_precision",
+    "master_precision",
+)
+"""Those that only Megatron Core has of what is ranked here."""
+MAX_TRIED = 200
+"""Ranked configurations that are tried in a tool's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A configuration in another tool's words; ranked again for the tool, also what that costs."""
+
+    format: str
+    text: str
+    framework: str | None = None
+    """This and what follows where it was ranked again: what the tool runs, and the step time is
+    predicted for.
+    """
+    parallel: dict[str, Any] | None = None
+    step_s: float | None = None
+    best_step_s: float | None = None
+    """Of the query's own best configuration; None where it has none."""
+    cost_fraction: float | None = None
+    """0.1: steps take 10 % longer than those of the query's own best."""
+    left_out: tuple[str, ...] = ()
+    """Keys of the query that the tool has no setting for and that were left out."""
+    notes: tuple[str, ...] = ()
+    """What has to be done beside the text for it to run as predicted."""
+
+    def cost_in_words(self) -> str:
+        """What ranking again chose, and what it costs; an empty text where nothing was."""
+        if self.step_s is None:
+            return ""
+        cost = ""
+        if self.cost_fraction is not None:
+            same = abs(self.cost_fraction) < LEAST_CHANGE
+            cost = ", as fast as" if same else f", {self.cost_fraction:+.1%} against"
+            cost += " the query's own best"
+        out = (
+            f"; left out, as it has no setting for them: {', '.join(self.left_out)}"
+            if self.left_out
+            else ""
+        )
+        return (
+            f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
+        )
+
+
+def export(
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+) -> str:
+    """Return the text of `exported`. Raises InputError, UnsupportedError."""
+    return exported(result=result, format=format, rank=rank, read=read).text
+
+
+def exported(
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    rank: int = 1,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+) -> Exported:
+    """Return one configuration in another tool's words, with what has to be done beside it.
+
+    `result` is what estimate, recommend or tune answered with --json (its `query` says the model
+    and the workload), or a query, which is answered first: estimated if it allows one layout alone,
+    else ranked. `rank` picks a recommendation, `read` parses the query. What asks for pools
+    (inference.disaggregated) is written as pools. Raises InputError, UnsupportedError.
+    """
+    tool = _writer(format)
+    if (asking := _asks_pools(result)) is not None:
+        rows = None if asking is result else result.get("disaggregated")
+        return Exported(format=format, text=_pools(read(asking), tool, rank, rows=rows))
+    if "kind" in result:
+        return written(_configuration(read(result), rank), format)
+    return written(Configuration.read(result, rank=rank, parse=read), format)
+
+
+def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a query, or that of an answer, if it asks for pools."""
+    query = result if "kind" in result else result.get("query")
+    workload = query.get("inference") if isinstance(query, Mapping) else None
+    pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
+    return query if pools and isinstance(query, Mapping) else None
+
+
+def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
+    """Return the pools of this rank: of an answer's rows, or of the query's answer."""
+    if tool.write_pools is None:
+        known = ", ".join(
+            each.name for each in formats("inference") if each.write_pools is not None
+        )
+        raise UnsupportedError(
+            f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated "
+            "out of the query",
+            field="inference.disaggregated",
+        )
+    if rows is None:
+        pairs = [(row.prefill, row.decode) for row in disaggregated(query=query, top=rank)]
+    else:
+        pairs = [
+            tuple(schema.parse(PoolConfig, row[pool]) for pool in ("prefill", "decode"))
+            for row in rows
+        ]
+    if len(pairs) < rank:
+        raise InputError(
+            f"the query has {len(pairs)} acceptable pairs of pools; rank {rank} is not among them",
+            field="rank",
+        )
+    prefill, decode = pairs[rank - 1]
+    return tool.write_pools(*pool_setups(query, prefill=prefill, decode=decode))
+
+
+def _configuration(query: Query, rank: int) -> Configuration:
+    """Return the query's one configuration, or that of this rank."""
+    if rank == 1 and (estimate := only_layout(query)) is not None:
+        return Configuration.of(estimate, query=query)
+    ranking = problem_of(query).rank(top=rank)
+    if (count := len(ranking.recommendations)) < rank:
+        raise InputError(
+            f"the query has {count} acceptable configurations; rank {rank} is not among them",
+            field="rank",
+        )
+    return Configuration.of(ranking.recommendations[rank - 1], query=query)
+
+
+def written(configuration: Configuration, format: str) -> Exported:
+    """Return a configuration in the words of a format, with what has to be done beside it. Raises
+    UnsupportedError, InputError.
+
+    Knobs that change nothing trained, which a ranking took and the tool has no setting for, are
+    left out; a note says so.
+    """
+    text, expressed = _expressed(configuration, partial(write, format=format))
+    return Exported(
+        format=format,
+        text=text,
+        notes=(*_left_to_the_script(configuration, expressed), *get(format).notes(text)),
+    )
+
+
+def _expressed(
+    configuration: Configuration, say: Callable[[Configuration], Said]
+) -> tuple[Said, Configuration]:
+    """Return what a tool says of a configuration, and the configuration without the free knobs and
+    the layout that a ranking chose and it had no setting for.
+    """
+    while True:
+        try:
+            return say(configuration), configuration
+        except UnsupportedError as error:
+            if error.field == LAYOUT and configuration.lays_out:
+                configuration = configuration.without_layout()
+            elif error.field in FREE and error.field in configuration.set:
+                configuration = configuration.without(error.field)
+            else:
+                raise
+
+
+def _left_to_the_script(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
+    left = [path for path in configuration.set if path not in expressed.set]
+    names = ", ".join([*left, *([LAYOUT] if configuration.lays_out > expressed.lays_out else [])])
+    if not names:
+        return ()
+    times = (f"{_step_s(each):.4g} s" for each in (configuration, expressed))
+    return (
+        f"the ranking took {names}, for which there is no setting here: a step takes "
+        f"{' with it, '.join(times)} without",
+    )
+
+
+def _step_s(configuration: Configuration) -> float:
+    time = training.estimate(query=configuration.query, with_fixes=False).time
+    assert time is not None  # it was recommended
+    return time.step_s
+
+
+def export_for(
+    *,
+    result: Mapping[str, Any],
+    format: str,
+    read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
+) -> Exported:
+    """Rank again among what the tool of this format runs, and write the best. Raises InputError,
+    UnsupportedError.
+    """
+    tool = _writer(format, field="for")
+    query = read(result if "kind" in result else result.get("query") or {})
+    if query.training is None:
+        raise InputError(
+            f"{format} trains; a serving configuration becomes {', '.join(writable('inference'))}",
+            field="for",
+        )
+    own = next(iter(training.recommend(query=query, top=1).recommendations), None)
+    workload, left_out = _workload_for(tool, query.training)
+    same = workload.framework == query.training.framework
+    ranked = replace(query, training=workload, objective=None)
+    parallel, beyond = _within(
+        query.parallel, runs(format, ranked), without=() if same else OF_THE_FRAMEWORK
+    )
+    ranked, left_out = replace(ranked, parallel=parallel), (*left_out, *beyond)
+    answer = training.recommend(query=ranked, top=MAX_TRIED)
+    refusal: UnsupportedError | None = None
+    for row in answer.recommendations:
+        chosen = Configuration.of(row, query=ranked)
+        try:
+            text, expressed = _expressed(chosen, partial(write, format=format))
+        except UnsupportedError as error:
+            refusal = refusal or error
+            continue
+        best = (
+            own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+        )
+        step_s = _step_s(expressed)
+        return Exported(
+            format=format,
+            text=text,
+            framework=workload.framework,
+            parallel=schema.to_dict(row.parallel),
+            step_s=step_s,
+            best_step_s=best,
+            cost_fraction=None if best is None else step_s / best - 1.0,
+            left_out=left_out,
+            notes=(*_left_to_the_script(chosen, expressed), *tool.notes(text)),
+        )
+    why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
+    own_workload = None if own is None else Configuration.of(own, query=query).query.training
+    offloads = own_workload is not None and own_workload.offload not in (None, "none")
+    else_ = "; the query's own best offloads to the host" if offloads else ""
+    else_ += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
+    raise refusal or InputError(
+        f"nothing that {format} runs fits this query (rejected: {why}){else_}",
+        field="for",
+        code="infeasible",
+    )
+
+
+def _workload_for(
+    tool: Format[Any], workload: TrainingWorkload
+) -> tuple[TrainingWorkload, tuple[str, ...]]:
+    """Return the workload under the tool's framework, and the keys that mean nothing there and were
+    left out.
+    """
+    adapted = replace(workload, framework=tool.framework or workload.framework)
+    left_out = []
+    if adapted.framework != workload.framework:
+        for name in (
+            *OF_ONE_FRAMEWORK,
+            *(() if wrapped(adapted.framework) == "megatron-core" else OF_MEGATRON),
+        ):
+            default = next(f.default for f in fields(workload) if f.name == name)
+            if getattr(workload, name) != default:
+                open_again: dict[str, Any] = {name: default}
+                adapted = replace(adapted, **open_again)
+                left_out.append(f"training.{name}")
+    if adapted.cross_entropy is None and tool.loss is not None:
+        adapted = replace(adapted, cross_entropy=tool.loss)
+    return adapted, tuple(left_out)
+
+
+def _within(
+    parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
+) -> tuple[ParallelQuery, tuple[str, ...]]:
+    """Return the query's axes as far as a tool can be told about them, and the keys whose values it
+    cannot be told.
+
+    `axes` are the tool's own values by name, `without` the names of those that mean nothing under
+    its framework.
+    """
+    values: dict[str, Any] = dict.fromkeys(without)
+    left_out = [name for name in without if getattr(parallel, name) is not None]
+    for name, can in axes.items():
+        own, known = (
+            axis_values(getattr(parallel, name)),
+            [_whole(each) for each in axis_values(can)],
+        )
+        both = tuple(each for each in own if _whole(each) in known)
+        values[name] = both or can
+        if own and not both:
+            left_out.append(name)
+    return replace(parallel, **values), tuple(
+        f"parallel.{name}" for name in dict.fromkeys(left_out)
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Return a value of an axis; whole layers that are recomputed have one name."""
+    return "full" if value == "per_layer" else value
+
+
+def _writer(name: str, *, field: str = "format") -> Format[Any]:
+    """Return the format of a name that configurations are written in. Raises InputError."""
+    kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
+    known = {each.name: each for kind in kinds for each in formats(kind) if each.write is not None}
+    if name not in known:
+        to_rank = " to rank for" if field == "for" else ""
+        raise InputError(
+            f"no format {name}{to_rank}; choose one of {', '.join(known)}", field=field
+        )
+    return known[name]
+
+
+def runs(tool: str, query: Query) -> dict[str, Any]:
+    """Return axes of `parallel` as far as the tool that runs the query can be told about them."""
+    fsdp = query.training is not None and wrapped(query.training.framework) == "torch-fsdp"
+    return dict(get(tool).fsdp_axes if fsdp else get(tool).axes)
+
+
+def write(configuration: Configuration, format: str) -> str:
+    """Return the configuration in the words of a format. Raises UnsupportedError for what they
+    cannot say, InputError.
+    """
+    known = {
+        each.name: each.write
+        for each in formats(configuration.query.kind)
+        if each.write is not None
+    }
+    if format not in known:
+        verb, kind = (
+            ("trains", "serving")
+            if configuration.query.kind == "inference"
+            else ("serves", "training")
+        )
+        raise InputError(
+            f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format"
+        )
+    return known[format](problem_of(configuration.query).setup(configuration))
+
+
+def options(configuration: Configuration, format: str) -> dict[str, str]:
+    """Return a configuration as the tool's flags or keys, each with its value. Raises
+    UnsupportedError.
+    """
+    tool = get(format)
+    if tool.options is None or tool.kind != configuration.query.kind:
+        raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
+    say = tool.options
+    return _expressed(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
+
+
+def written_otherwise(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[dict[str, str | None], ...]:
+    """Return {flag, from, to} of every option that differs between two configurations' `options`;
+    None where one lacks it.
+    """
+    return tuple(
+        {"flag": name, "from": before.get(name), "to": after.get(name)}
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    )

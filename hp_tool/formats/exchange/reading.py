@@ -1,0 +1,265 @@
+"""Other tools' configurations as queries, completed from the catalogue; all that is refused or
+missing is one error.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.catalog.models import published_precision
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import HpToolError
+from hp_tool.formats import imports
+from hp_tool.formats.reading import (
+    MAX_NAMED,
+    ImportRefusedError,
+    Missing,
+    Read,
+    Reading,
+    Setting,
+    option,
+)
+from hp_tool.formats.source import Source
+from hp_tool.questions import schema
+
+_BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
+"""What a model's name holds beside family and size, and signs that names differ in."""
+
+
+def read_configuration(
+    text: str,
+    *,
+    format: str | None = None,
+    num_gpus: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    log: Sequence[str] = (),
+) -> Reading:
+    """A foreign configuration as a query, with what became of each of its words.
+
+    `overrides` (dotted paths) say what it cannot: the GPU, a model. `variables` are a script's
+    environment and, as 1, 2, ..., its arguments; `files` the texts of what it sources or names;
+    `ignore` the flags to pass over; `log` completes what it leaves open. Raises ImportRefusedError,
+    which names all that is refused and all that is missing, or InputError where it cannot be read
+    at all.
+    """
+    changes = dict(overrides or {})
+    devices = num_gpus or changes.get("cluster.num_gpus")
+    num_gpus = devices if isinstance(devices, int) and devices > 0 else None
+    source = Source(
+        text=text,
+        overrides={**changes, **({"cluster.num_gpus": num_gpus} if num_gpus else {})},
+        variables=variables or {},
+        files=files or {},
+        ignore=ignore,
+        log=log,
+        num_gpus=num_gpus,
+        vocabulary=_vocabulary,
+        layers_of=lambda name: catalog.model(name).num_hidden_layers,
+        precision_of=published_precision,
+        num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
+        positions_of=lambda name: _spec(changes.get("model", name)).max_position_embeddings,
+    )
+    reading = imports.read(source, format=format)
+    query = reading.query
+    if reading.num_gpus:
+        query["cluster"] = {"num_gpus": reading.num_gpus}
+    if "model" in changes or "model.vocab_size" in changes:
+        query["model"] = query.get("model", {}) if "model" not in changes else {}
+    schema.lay(query, changes)
+    if isinstance(query.get("cluster"), str):
+        query["cluster"] = changes["cluster"]
+    _complete(reading, source.overrides, text)
+    _within_nvlink(query)
+    if reading.refused or reading.missing:
+        raise _refusal(reading)
+    return reading
+
+
+def _spec(model: Any) -> ModelSpec:
+    return catalog.model_from_mapping(model) if isinstance(model, Mapping) else catalog.model(model)
+
+
+def read_query(text: str, **options: Any) -> dict[str, Any]:
+    """The query of a foreign configuration; as `read_configuration`."""
+    return read_configuration(text, **options).query
+
+
+def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
+    """Note what the query still needs, less what was given."""
+    query, cluster = reading.query, reading.query.get("cluster")
+    gpu = _mentioned_gpu(text)
+    kind = "training" if query.get("kind") == "training" else "inference"
+    if not isinstance(cluster, str):
+        named = cluster if isinstance(cluster, Mapping) else {}
+        if "gpu" not in named and "stages" not in named:
+            why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
+            reading.lack("cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})")
+        if "num_gpus" not in named and "stages" not in named:
+            why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
+            reading.lack("cluster.num_gpus", f"{why}; add", example="")
+    model = query.get("model")
+    if (
+        isinstance(model, str)
+        and not catalog.knows("models", model)
+        and (same := _without_precision(model))
+    ):
+        reading.read.append(Read(flag="checkpoint", value=model[:200], line=None, field="model"))
+        query["model"] = model = same
+    if isinstance(model, str) and model and not catalog.knows("models", model):
+        near = _near_model(model)
+        reading.lack(
+            "model",
+            f"no model is called {model[:200]!r}; add",
+            example=near or "NAME",
+            after=", or its config.json",
+        )
+    if not model:
+        why = f"a {reading.tool} configuration does not name the model"
+        reading.lack("model", f"{why}; add", example="llama-3-8b", after=", or a config.json")
+    if kind == "training" and "sequence_length" not in query.get("training", {}):
+        reading.lack(
+            "training.sequence_length", "nothing says the length of a sequence; add", example=4096
+        )
+    covered = {
+        *supplied,
+        *(each.field for each in reading.missing if each.field == "model"),
+    }  # a model's name says its shape
+    reading.missing = [
+        _suggested(each, model, text)
+        for each in reading.missing
+        if each.field not in supplied
+        and not any(each.field.startswith(f"{path}.") for path in covered)
+    ]
+
+
+def _within_nvlink(query: dict[str, Any]) -> None:
+    """Drop that tensor parallelism is not overlapped where its group is wider than an NVLink
+    domain: Userbuffers, which overlap it, reach no further, so the flag that is missing could not
+    have stood there.
+    """
+    overlap, cluster = query.get("training", {}).get("overlap") or {}, query.get("cluster")
+    if overlap.get("tensor_parallel") is not False:
+        return
+    try:
+        domain = catalog.cluster(
+            schema.parse(ClusterQuery, cluster) if isinstance(cluster, Mapping) else str(cluster)
+        )
+    except HpToolError:  # what is missing or wrong is told with all else
+        return
+    if query.get("parallel", {}).get("tensor_parallel_size", 1) > domain.nvlink_domain_size:
+        del overlap["tensor_parallel"]
+        if not overlap:
+            del query["training"]["overlap"]
+
+
+def _near_model(text: str) -> str:
+    """The catalogue's model that a text names in its own way, as Llama3ModelProvider70B or
+    Qwen2.5-7B-Instruct do; or ''.
+    """
+    bare = {_BARE.sub("", name): name for name in catalog.names("models")}
+    for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
+        for part in (word, word.rpartition(".")[2]):
+            if near := bare.get(_BARE.sub("", part)):
+                return near
+    return ""
+
+
+def _without_precision(checkpoint: str) -> str:
+    """The catalogue's model of a checkpoint whose name ends in the format of its weights, or that
+    another publisher serves; or ''.
+    """
+    plain = re.sub(
+        r"(?i)-(fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|int8|w\d+a\d+|dynamic)(?=-|$)",
+        "",
+        checkpoint.rstrip("/"),
+    )
+    return next(
+        (name for name in (plain, plain.rpartition("/")[2]) if catalog.knows("models", name)), ""
+    )
+
+
+def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
+    """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of
+    this shape.
+    """
+    if missing.field == "model":
+        nameless = missing.hint.endswith(option("model", "NAME"))
+        return missing.with_example(_near_model(text) or "NAME") if nameless else missing
+    if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
+        return missing
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    for name in catalog.names("models"):
+        spec = catalog.model(name)
+        same = all(
+            getattr(spec, each) == shape.get(each) for each in names
+        ) and spec.num_experts == shape.get("num_experts")
+        if same and spec.ffn_size == shape.get("intermediate_size") and missing.example == "...":
+            suggested = missing.with_example(str(spec.vocab_size))
+            return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
+    return missing
+
+
+def _vocabulary(settings: Mapping[str, Setting]) -> str:
+    """What a tokenizer's name tells of its vocabulary: that of the catalogue's model of this name,
+    or GPT-2's.
+    """
+    kind = settings.get("tokenizer-type")
+    if kind is not None and kind.values == ("GPT2BPETokenizer",):
+        return "50257"
+    for key in (
+        "tokenizer-model",
+        "tokenizer-name-or-path",
+        "load-tokenizer-from",
+        "tokenizer-path",
+    ):
+        if key in settings and settings[key].values and not settings[key].unknown:
+            whole = settings[key].values[0].rstrip("/").lower()
+            tail = whole.rpartition("/")[2]
+            for name in (whole, tail, tail.removeprefix("meta-")):
+                if catalog.knows("models", name):
+                    return str(catalog.model(name).vocab_size)
+    return ""
+
+
+def _mentioned_gpu(text: str) -> str:
+    """The catalogue's GPU that a text speaks of, for a hint."""
+    words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
+    known = sorted(
+        catalog.names("gpus"),
+        key=lambda name: (name.split("-")[0] not in ("h100", "a100", "h200", "b200"), name),
+    )
+    return next(
+        (
+            name
+            for name in known
+            if name.split("-")[0] in words and re.search(r"\d", name.split("-")[0])
+        ),
+        "",
+    )
+
+
+def _refusal(reading: Reading) -> ImportRefusedError:
+    """One error for all that is refused and all that is missing."""
+    parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
+    refused = list(dict.fromkeys(reading.refused))
+    if refused:
+        listed = "; ".join(refused[:MAX_NAMED])
+        more = f"; and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
+        parts.append(
+            f"not read: {listed}{more} (--ignore NAME passes over what costs neither time nor "
+            "memory)"
+        )
+    if reading.missing:
+        parts.append(
+            "missing: "
+            + ". ".join(f"{each.field}; {each.hint}" for each in reading.missing[:MAX_NAMED])
+        )
+    code = "unsupported" if refused else "missing_field"
+    field = refused[0].split(" ")[0].rstrip(":") if refused else reading.missing[0].field
+    return ImportRefusedError("; ".join(parts), reading=reading, field=field, code=code)

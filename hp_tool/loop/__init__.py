@@ -1,0 +1,1 @@
+"""Run a little, measure, learn: search, tuning, calibration and stored knowledge."""

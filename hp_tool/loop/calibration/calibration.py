@@ -1,0 +1,134 @@
+"""A calibration: what the runs so far say about predictions on this hardware, as a value that can
+be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from hp_tool.loop.calibration.evidence import Evidence
+from hp_tool.loop.calibration.fitting import Prior, prior_for
+from hp_tool.loop.calibration.memory import MemoryFit, fit_memory
+from hp_tool.loop.calibration.parts import part_factors
+from hp_tool.loop.calibration.repeats import without_surplus
+from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
+
+PAYLOAD_VERSION = 5
+"""Earlier ones hold fits of another form; the measurements behind them are fitted anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Corrections of step time and memory, with the measurements they were fitted from."""
+
+    prior: Prior
+    step_time: StepTimeFit
+    memory: MemoryFit
+    measurement_ids: tuple[str, ...]
+    """Sorted; empty: this is the prior."""
+
+    def summary(self) -> dict[str, Any]:
+        """The few numbers people want to see: factors by group, overheads, remaining error, number
+        of measurements.
+        """
+        return {
+            "measurements": len(self.measurement_ids),
+            "factors": self.step_time.factors,
+            "step_overhead_s": self.step_time.step_overhead_s,
+            "layer_overhead_s": self.step_time.layer_overhead_s,
+            "residual_log_sd": self.step_time.residual_log_sd,
+            "memory_factor": self.memory.factor,
+            "memory_overhead_bytes": self.memory.overhead_bytes,
+        } | (
+            {"part_factors": factors} if (factors := part_factors(self.step_time.part_logs)) else {}
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready payload, readable by `from_dict` of this and later versions."""
+        payload = _payload(self)
+        if not len(self.step_time.part_logs):  # as versions without it wrote
+            del payload["step_time"]["part_logs"]
+        return {
+            "version": PAYLOAD_VERSION,
+            **payload,
+            "prior": asdict(self.prior),
+            "summary": self.summary(),
+        }
+
+    @staticmethod
+    def from_dict(payload: Mapping[str, Any]) -> Calibration:
+        """Read a stored payload. Raises ValueError for one of another version."""
+        if payload.get("version") != PAYLOAD_VERSION:
+            raise ValueError(
+                f"calibration payload has version {payload.get('version')!r}, expected "
+                f"{PAYLOAD_VERSION}"
+            )
+        prior = Prior(**payload["prior"])
+        return Calibration(
+            prior=prior,
+            step_time=_read(StepTimeFit, {**payload["step_time"], "prior": prior}),
+            memory=_read(MemoryFit, {**payload["memory"], "prior": prior}),
+            measurement_ids=tuple(payload["measurement_ids"]),
+        )
+
+
+def _payload(value: Any) -> Any:
+    """A fit as JSON: arrays and tuples as lists, dataclasses as mappings; all share one prior,
+    which is left out.
+    """
+    if is_dataclass(value):
+        return {
+            each.name: _payload(getattr(value, each.name))
+            for each in fields(value)
+            if each.name != "prior"
+        }
+    return (
+        value.tolist()
+        if isinstance(value, np.ndarray)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
+
+
+def _read(kind: Any, payload: Mapping[str, Any]) -> Any:
+    """The dataclass `kind` that `_payload` wrote; a field that an earlier version did not write has
+    its default.
+    """
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], value) for name, value in payload.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if get_origin(hint) is np.ndarray:
+        return np.asarray(value, dtype=np.float64)
+    if isinstance(value, Mapping):
+        return _read(next(each for each in (hint, *get_args(hint)) if is_dataclass(each)), value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = None) -> Calibration:
+    """Fit everything that is fitted. No evidence gives the prior: predictions equal the cost
+    model's exactly.
+
+    The order of the rows does not matter. Of many repeats of one configuration a few stand for all
+    (see `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    """
+    from threadpoolctl import threadpool_limits
+
+    evidence = Evidence.empty() if evidence is None else evidence
+    prior = prior_for(kind="gpu") if prior is None else prior
+    runs = without_surplus(evidence)
+    # Thousands of small factorisations: on a busy machine BLAS threads that wait for each other
+    # take a hundred times longer.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return Calibration(
+            prior=prior,
+            step_time=fit_step_time(evidence=runs, prior=prior),
+            memory=fit_memory(evidence=runs, prior=prior),
+            measurement_ids=tuple(sorted(evidence.measurement_ids)),
+        )

@@ -1,0 +1,334 @@
+"""What the calibration learns from: predictions and measurements as arrays of n rows, and the
+features that relate them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.candidates import FLEX, Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.loop.assumptions import assumed
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.intp]
+_COLUMNS = (
+    "layer_passes",
+    "memory_bytes",
+    "capacity_bytes",
+    "measured_step_s",
+    "measured_memory_bytes",
+    "out_of_memory",
+)
+"""Arrays of Evidence with one value per row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """n profile runs. Rows without a step time (out of memory) still teach memory; NaN stands for
+    "not measured".
+    """
+
+    measurement_ids: tuple[str, ...]
+    """Whose numbers these are; kept with the calibration."""
+    parts_s: Mapping[str, FloatArray]
+    """Uncalibrated exposed seconds by part, each (n,)."""
+    layer_passes: FloatArray
+    """(n,) forward-and-backward passes of one micro-batch through one layer in a step on one rank,
+    bubble included.
+    """
+    memory_bytes: FloatArray
+    """(n,) uncalibrated allocated bytes on the worst rank."""
+    capacity_bytes: FloatArray
+    """(n,) bytes that allocations could take on the device that ran."""
+    measured_step_s: FloatArray
+    """(n,) seconds, NaN unless the run succeeded."""
+    measured_memory_bytes: FloatArray
+    """(n,) peak allocated bytes, NaN where not measured."""
+    out_of_memory: BoolArray
+    """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is
+    unknown.
+    """
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `residual_features`, each (n,); without them only the multipliers learn."""
+    measured_parts_s: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Seconds of some of `parts_s` as traces measured them, each (n,); NaN where there was no
+    trace.
+    """
+
+    def __post_init__(self) -> None:
+        tables = (self.parts_s, self.features, self.measured_parts_s)
+        arrays = (
+            *(array for each in tables for array in each.values()),
+            *(getattr(self, name) for name in _COLUMNS),
+        )
+        if any(array.shape != (len(self),) for array in arrays):
+            raise ValueError("every column of Evidence has one value per measurement id")
+
+    def __len__(self) -> int:
+        return len(self.measurement_ids)
+
+    def take(self, rows: NDArray[np.intp]) -> Evidence:
+        """Some of the rows."""
+        return Evidence(
+            measurement_ids=tuple(self.measurement_ids[row] for row in rows),
+            parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
+            features={name: values[rows] for name, values in self.features.items()},
+            measured_parts_s={
+                name: seconds[rows] for name, seconds in self.measured_parts_s.items()
+            },
+            **{name: getattr(self, name)[rows] for name in _COLUMNS},
+        )
+
+    @staticmethod
+    def empty() -> Evidence:
+        """No runs."""
+        nothing: dict[str, Any] = {
+            name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS
+        }
+        return Evidence(measurement_ids=(), parts_s={}, features={}, **nothing)
+
+    @staticmethod
+    def concatenate(pieces: Sequence[Evidence]) -> Evidence:
+        """All rows of all pieces in order; a part or feature that a piece does not name is zero
+        there.
+        """
+
+        def table(attribute: str, missing: float = 0.0) -> dict[str, FloatArray]:
+            names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
+            rows = {
+                name: [
+                    getattr(piece, attribute).get(name, np.full(len(piece), missing))
+                    for piece in pieces
+                ]
+                for name in names
+            }
+            return {name: np.concatenate(columns) for name, columns in rows.items()}
+
+        return Evidence(
+            measurement_ids=tuple(i for piece in pieces for i in piece.measurement_ids),
+            parts_s=table("parts_s"),
+            features=table("features"),
+            measured_parts_s=table("measured_parts_s", missing=np.nan),
+            **{
+                name: np.concatenate(
+                    [getattr(piece, name) for piece in (Evidence.empty(), *pieces)]
+                )
+                for name in _COLUMNS
+            },
+        )
+
+
+MICRO_BATCHES = "micro_batches"
+"""A feature that is also a count: what a stall is paid for."""
+STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
+    "step_log_sd",
+    "pair_log_sd",
+    "device_log_sd",
+    "memory_log_sd",
+)
+STALL_RISK = "stall_log_risk"
+STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio
+of two (0: nothing is stated), what of it is the device's and its software's, whatever runs there;
+how far memory is; and the logarithm of how much oftener than usual a configuration stalls.
+"""
+
+
+def allocated_bytes(costs: TrainingCosts) -> FloatArray:
+    """(n,) what the framework's allocator is predicted to hold: the total without what lies outside
+    of it.
+    """
+    return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
+
+
+def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
+    """(n,) (m + (p-1)/v) L/p: passes of one micro-batch through one layer that a rank waits for in
+    a step.
+
+    m = B / (d b) micro-batches and the bubble's (p-1)/v, each through the L/p layers of a stage.
+    """
+    micro_batches = case.workload.global_batch_size / (
+        candidates.data_parallel_size * candidates.micro_batch_size
+    )
+    bubble = (candidates.pipeline_parallel_size - 1) / candidates.virtual_pipeline_parallel_size
+    return np.asarray(
+        (micro_batches + bubble) * case.model.total_layers / candidates.pipeline_parallel_size
+    )
+
+
+def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
+    """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat
+    differently.
+
+    Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a
+    node are a category of their own. Model, workload and cluster are features too, so that what
+    other models taught on other node counts is near where it should be and no nearer.
+    """
+    c, model, cluster = candidates, case.model, case.cluster
+    tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
+    context, data, micro = (
+        np.asarray(x) for x in (c.context_parallel_size, c.data_parallel_size, c.micro_batch_size)
+    )
+    same = np.ones(len(tensor))
+    node = cluster.nvlink_domain_size
+    many_nodes = cluster.num_gpus > node
+    return {
+        "tensor_parallel": np.log2(tensor),
+        "pipeline_parallel": np.log2(pipeline),
+        "context_parallel": np.log2(context),
+        "data_parallel": np.log2(data),
+        "expert_parallel": np.log2(c.expert_parallel_size),
+        "micro_batch": np.log2(micro),
+        "chunks": np.log2(c.virtual_pipeline_parallel_size),
+        "replicated_optimizer": same * (c.zero_stage == 0),
+        "sharded_weights": same * (c.zero_stage >= 2),
+        "recompute": same * (c.recompute_method > 0),
+        "tensor_crosses_nodes": same * (tensor * context > node),
+        "pipeline_crosses_nodes": same * ((pipeline > 1) & many_nodes),
+        "devices": same * np.log2(cluster.num_gpus),
+        MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
+        **{
+            name: same * value
+            for name, value in (_of_model(model) | _of_workload(case.workload)).items()
+        },
+        "flex_dispatcher": same * bool(model.num_experts) * _by_flex(case, c),
+        **{name: same * value for name, value in _stated(case).items()},
+        STALL_RISK: _stall_risk(case, (pipeline > 1) & many_nodes),
+    }
+
+
+def _by_flex(case: TrainingCase, c: Candidates) -> Any:
+    usual = case.strategy.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
+    return (c.moe_token_dispatcher_type == FLEX) | ((c.moe_token_dispatcher_type == 0) & usual)
+
+
+def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
+    """Pipelines whose messages the cost model holds up already stall no more than others."""
+    framework, nodes = case.profile.framework, case.cluster.num_nodes
+    held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
+    risk = assumed().features
+    pipeline = risk.pipeline_stall_log_risk * (pipeline_crosses & (not held_up))
+    return np.asarray(
+        risk.one_node_stall_log_risk + pipeline + risk.node_doubling_stall_log_risk * np.log2(nodes)
+    )
+
+
+def _stated(case: TrainingCase) -> dict[str, float]:
+    """Return the stated deviations of a case's predictions by the names in STATED."""
+    whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
+    own = (
+        framework.time_log_sd**2
+        - case.profile.release_log_sd**2
+        + (case.workload.lora is not None) * doubts.lora_log_sd**2
+    )
+    return {
+        STEP_LOG_SD: whole,
+        PAIR_LOG_SD: float(ratio_log_sd(case.profile)),
+        DEVICE_LOG_SD: math.sqrt(max(whole**2 - own, 0.0)),
+        MEMORY_LOG_SD: framework.memory_log_sd,
+    }
+
+
+def _of_model(model: ModelSpec) -> dict[str, float]:
+    """Shape: two models that agree in all of it are one."""
+    experts = bool(model.num_experts)
+    return {
+        "hidden_size": np.log2(model.hidden_size),
+        "layers": np.log2(model.num_hidden_layers),
+        "feed_forward_size": np.log2(model.expert_size if experts else model.ffn_size),
+        "query_groups": np.log2(model.num_attention_heads / model.kv_heads),
+        "latent_attention": float(model.kv_lora_rank is not None),
+        "experts": np.log2(model.num_experts or 1) + experts,
+        "experts_per_token": np.log2(model.num_experts_per_tok or 1),
+    }
+
+
+def _of_workload(workload: TrainingWorkload) -> dict[str, float]:
+    """What is trained, and by which software; a release as a year, 0 where none is named."""
+    numbers = [int(part) for part in re.findall(r"\d+", workload.framework_version or "")]
+    return {
+        "sequence_length": np.log2(workload.sequence_length),
+        "precision": assumed().features.precisions.get(workload.precision, 0.0),
+        "adapters": float(workload.lora is not None),
+        "unfused_attention": float(workload.attention == "unfused"),
+        "cuda_graphs": float(bool(workload.cuda_graphs)),
+        "release": numbers[0] + (numbers[1] / 12 if len(numbers) > 1 else 0.0) if numbers else 0.0,
+    }
+
+
+MODEL = (
+    "hidden_size",
+    "layers",
+    "feed_forward_size",
+    "query_groups",
+    "latent_attention",
+    "experts",
+    "experts_per_token",
+    "sequence_length",
+    "precision",
+    "adapters",
+    "unfused_attention",
+    "flex_dispatcher",
+    "cuda_graphs",
+    "release",
+    "devices",
+)
+"""Features that tell models and workloads apart; the others tell layouts apart."""
+SHAPE = (
+    "hidden_size",
+    "feed_forward_size",
+    "query_groups",
+    "latent_attention",
+    "experts",
+    "experts_per_token",
+)
+"""What two models agree in that are one, with however many layers."""
+SAME = 1e-6
+"""Distance below which two configurations are one."""
+
+
+def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
+    """(n, k) points in units of the distances at which configurations say nothing of each other; a
+    missing feature is zero.
+    """
+    apart = assumed().features
+    rows = len(next(iter(features.values()), ()))
+    known = [name for name in names if name not in STATED]
+    columns = [
+        features.get(name, np.zeros(rows)) / apart.distances.get(name, apart.other_distance)
+        for name in known
+    ]
+    return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
+
+
+def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
+    """Return the `limit` timed measurements from elsewhere nearest to these configurations; others
+    teach them least.
+
+    What ran out of memory stays only where the very same configuration of the same model on the
+    same cluster is among these: a factor on predicted memory that explains the worst failure of
+    another model would refuse what fits here.
+    """
+    if not evidence.features or not features:
+        return evidence
+    from scipy.spatial import KDTree
+
+    names = sorted(features)
+    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names))
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    nearest = timed[np.argsort(distance[timed], kind="stable")[:limit]]
+    same = np.flatnonzero(evidence.out_of_memory & (distance < SAME))
+    return evidence.take(np.sort(np.concatenate([nearest, same])))

@@ -1,0 +1,435 @@
+"""The operations to time on a machine, the constants of its kernels and links that fit their times,
+and who lags its peers.
+
+Each fit is robust least squares on log ratios. It takes what an operation would take at the
+datasheet's rates, in seconds, so that constants are fractions of it, and returns the constants and
+each row's relative error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.network import local_bandwidth
+from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
+from hp_tool.domain.measurement import Collective, LocalOperation, Operation, OperationTimes
+from hp_tool.loop.assumptions import assumed
+
+T = TypeVar("T")
+ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
+_RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+"""Times each byte of the buffer travels the ring: S (n-1)/n for all-gather and reduce-scatter,
+twice that for all-reduce.
+"""
+_PASSES = {"add": 3.0, "activation": 5.0, "norm": 5.0, "loss": 4.0}
+"""Tensors that a fused kernel must read or write: two in and one out; forward and backward of an
+elementwise function (x, y; x, dy, dx); of a loss from logits (read, and its softmax kept; read, and
+the gradient written).
+"""
+_KERNELS = {"add": 1.0, "activation": 2.0, "norm": 2.0, "loss": 2.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFit:
+    """What a machine was found to be."""
+
+    gpu: GpuEfficiency
+    network: Link | None
+    """Ring collectives across nodes; None where all ranks share one."""
+    errors: dict[str, tuple[int, float]]
+    """(operations, median relative error) of each fit on its own rows."""
+
+
+def plan_operations(
+    cluster: ClusterSpec, *, precisions: Sequence[Precision]
+) -> tuple[Operation, ...]:
+    """What to time on a cluster: a few minutes on GPUs, less on CPU processes."""
+    cpu = cluster.gpu.kind == "cpu"
+    sizes = (64, 256, 768) if cpu else (1024, 4096, 8192)
+    lengths = (64, 256, 512) if cpu else (1024, 4096, 8192)
+    rows = (2**7, 2**11) if cpu else (2**11, 2**14)
+    width = 256 if cpu else 4096
+    operations: list[Operation] = []
+    for precision in precisions:
+        operations += [
+            Operation(name="matmul", shape=shape, precision=precision)
+            for shape in itertools.product(sizes, repeat=3)
+        ]
+        heads, dim = (4, 32) if cpu else (32, 128)
+        shapes = [(b, s, heads, heads, dim) for b in (1, 4) for s in lengths]
+        operations += [
+            Operation(name="attention", shape=shape, precision=precision) for shape in shapes
+        ]
+        for count in rows:
+            operations += [
+                Operation(name=name, shape=(count * width,), precision=precision)
+                for name in ("add", "activation")
+            ]
+            operations += [Operation(name="norm", shape=(count, width), precision=precision)]
+            operations += [Operation(name="loss", shape=(count, 2 * width), precision="fp32")]
+    return tuple(
+        dict.fromkeys((*operations, *_collectives(cluster, precision=precisions[0], cpu=cpu)))
+    )
+
+
+def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> Iterable[Operation]:
+    """Groups inside a node of every size that divides it, and one across all nodes for each device
+    of a node.
+    """
+    node, nodes = cluster.gpus_per_node, cluster.num_nodes
+    groups = [(n, 1) for n in range(2, node + 1) if node % n == 0]
+    groups += [(nodes, node)] if nodes > 1 else []
+    names: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    exponents = (10, 14, 17, 20, 22) if cpu else (16, 20, 24, 27, 30)
+    for (size, stride), name, exponent in itertools.product(groups, names, exponents):
+        yield Operation(
+            name=name, shape=(2**exponent,), precision=precision, group_size=size, stride=stride
+        )
+
+
+def fit_machine(
+    times: Sequence[OperationTimes], *, cluster: ClusterSpec, start: GpuEfficiency, fitted_on: str
+) -> MachineFit:
+    """Constants of the cluster's devices and links. What no operation tells is taken from `start`.
+
+    Kernels of the median rank; collectives of the slowest, since nobody leaves one before it.
+    """
+    gpu = cluster.gpu
+    bounds = CPU if gpu.kind == "cpu" else GPU
+    fits = _Fits(times=times, gpu=gpu, bounds=bounds)
+    matmul = fits.matmuls()
+    local = local_bandwidth(gpu)
+    node_link = fits.link("inside a node", _RING, across=False, bandwidth=local)
+    exchange = fits.link(
+        "all-to-all inside a node", {"all_to_all": 1.0}, across=False, bandwidth=local
+    )
+    network = fits.link(
+        "across nodes", _RING, across=True, bandwidth=cluster.inter_node_bandwidth_bytes_per_second
+    )
+    memory = fits.memory()
+    constants = dataclasses.replace(
+        start,
+        gpu=gpu.name,
+        matmul={**start.matmul, **matmul},
+        attention=fits.attention() or start.attention,
+        memory_fraction=memory[0] if memory else start.memory_fraction,
+        kernel_overhead_s=memory[1] if memory else start.kernel_overhead_s,
+        nvlink=node_link or start.nvlink,
+        all_to_all=exchange or start.all_to_all,
+        fitted_on=fitted_on,
+        measured=True,
+    )
+    return MachineFit(gpu=constants, network=network, errors=fits.errors)
+
+
+@dataclass(kw_only=True)
+class _Fits:
+    times: Sequence[OperationTimes]
+    gpu: GpuSpec
+    bounds: Bounds
+    errors: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+
+    def matmuls(self) -> dict[Precision, Roofline]:
+        """A roofline for each precision."""
+        rooflines: dict[Precision, Roofline] = {}
+        for precision in dict.fromkeys(each.operation.precision for each in self._named("matmul")):
+            rows = [each for each in self._named("matmul") if each.operation.precision == precision]
+            m, n, k = _shapes(rows)
+            traffic = ELEMENT_BYTES[precision] * (m * k + n * k + m * n)
+            peak = self.gpu.peak_flops_per_second[precision]
+            fit = fit_roofline(
+                2 * m * n * k / peak,
+                self._memory_s(traffic),
+                _median_rank(rows),
+                bounds=self.bounds,
+            )
+            rooflines[precision] = self._noted(f"matmul {precision}", fit)
+        return rooflines
+
+    def attention(self) -> Roofline | None:
+        """Over all precisions timed: the cost model has one for all. Causal: half of the scores."""
+        rows = self._named("attention")
+        if not rows:
+            return None
+        b, s, heads, kv_heads, d = _shapes(rows)
+        peak = np.array([self.gpu.peak_flops_per_second[each.operation.precision] for each in rows])
+        element = np.array([ELEMENT_BYTES[each.operation.precision] for each in rows])
+        traffic = element * b * s * d * (2 * heads + 2 * kv_heads)
+        flops_s = 2 * b * heads * s**2 * d / peak
+        fit = fit_additive_roofline(
+            flops_s, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds
+        )
+        return self._noted("attention", fit)
+
+    def memory(self) -> tuple[float, float] | None:
+        """(share of memory bandwidth, seconds a kernel) of the operations that do little else than
+        move memory.
+        """
+        rows = [each for each in self.times if each.operation.name in _PASSES]
+        if not rows:
+            return None
+        elements = np.array([np.prod(each.operation.shape, dtype=float) for each in rows])
+        element = np.array(
+            [
+                ELEMENT_BYTES[each.operation.precision] * _PASSES[each.operation.name]
+                for each in rows
+            ]
+        )
+        kernels = np.array([_KERNELS[each.operation.name] for each in rows])
+        fit = fit_memory(
+            self._memory_s(elements * element), kernels, _median_rank(rows), bounds=self.bounds
+        )
+        return self._noted("memory-bound kernels", fit)
+
+    def link(
+        self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float
+    ) -> Link | None:
+        """Collectives named in `travels`, inside nodes or across them."""
+        rows = [
+            each
+            for each in self.times
+            if each.operation.name in travels and (each.operation.stride > 1) == across
+        ]
+        if not rows:
+            return None
+        peers = np.array([float(each.operation.group_size) for each in rows])
+        size = np.array([each.operation.shape[0] * travels[each.operation.name] for each in rows])  # type: ignore[index]
+        seconds = np.array([max(each.seconds_per_rank) for each in rows])
+        return self._noted(
+            what,
+            fit_link(peers, size * (peers - 1) / peers / bandwidth, seconds, bounds=self.bounds),
+        )
+
+    def _named(self, name: str) -> list[OperationTimes]:
+        return [each for each in self.times if each.operation.name == name]
+
+    def _memory_s(self, traffic: Floats) -> Floats:
+        return traffic / self.gpu.memory_bandwidth_bytes_per_second
+
+    def _noted(self, what: str, fit: tuple[T, Floats]) -> T:
+        constants, errors = fit
+        self.errors[what] = (len(errors), float(np.median(errors)))
+        return constants
+
+
+def _shapes(rows: Sequence[OperationTimes]) -> Floats:
+    return np.array([each.operation.shape for each in rows], dtype=float).T
+
+
+def _median_rank(rows: Sequence[OperationTimes]) -> Floats:
+    return np.array([np.median(each.seconds_per_rank) for each in rows])
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What fractions and overheads (seconds) may be, and where a fit starts."""
+
+    fraction: tuple[float, float, float]
+    """(least, start, most)"""
+    overhead_s: tuple[float, float, float]
+
+    def of(self, kinds: str) -> tuple[list[float], list[float], list[float]]:
+        """(start, least, most) of several constants: `f` a fraction, `o` an overhead."""
+        chosen = [self.fraction if kind == "f" else self.overhead_s for kind in kinds]
+        low, start, high = zip(*chosen, strict=True)
+        return list(start), list(low), list(high)
+
+
+CPU = Bounds(fraction=(0.001, 0.5, 5.0), overhead_s=(1e-7, 1e-5, 1e-1))
+"""A core's datasheet is a guess, its caches beat the memory's bandwidth, and others may share
+it.
+"""
+GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
+
+
+def robust_fit(
+    residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]
+) -> Floats:
+    """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
+    from scipy.optimize import least_squares
+
+    constants: Floats = least_squares(
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start
+    ).x
+    return constants
+
+
+def _fit(
+    predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds
+) -> tuple[Floats, Floats]:
+    """(constants x, each row's relative error) of `predicted_s(x)`; `kinds` of the constants as for
+    `Bounds.of`.
+    """
+
+    def residuals(x: Floats) -> Floats:
+        return np.asarray(np.log(predicted_s(x) / seconds))
+
+    x = robust_fit(residuals, *bounds.of(kinds))
+    return x, np.asarray(np.abs(np.expm1(residuals(x))))
+
+
+def fit_roofline(
+    flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds
+) -> tuple[Roofline, Floats]:
+    """t = overhead + max(FLOPs / (x peak), bytes / (y bandwidth))."""
+    x, errors = _fit(
+        lambda x: x[2] + np.maximum(flops_s / x[0], bytes_s / x[1]),
+        seconds,
+        kinds="ffo",
+        bounds=bounds,
+    )
+    return _roofline(x), errors
+
+
+def fit_additive_roofline(
+    flops_s: Floats, bytes_s: Floats, seconds: Floats, *, bounds: Bounds
+) -> tuple[Roofline, Floats]:
+    """t = overhead + FLOPs / (x peak) + bytes / (y bandwidth): kernels that alternate between the
+    two, as attention does.
+    """
+    x, errors = _fit(
+        lambda x: x[2] + flops_s / x[0] + bytes_s / x[1], seconds, kinds="ffo", bounds=bounds
+    )
+    return _roofline(x), errors
+
+
+def fit_memory(
+    bytes_s: Floats, kernels: Floats, seconds: Floats, *, bounds: Bounds
+) -> tuple[tuple[float, float], Floats]:
+    """((share of memory bandwidth, seconds per kernel), errors): t = kernels overhead + bytes / (x
+    bandwidth).
+    """
+    x, errors = _fit(lambda x: x[1] * kernels + bytes_s / x[0], seconds, kinds="fo", bounds=bounds)
+    return (short(x[0]), short(x[1])), errors
+
+
+def fit_link(
+    peers: Floats, wire_s: Floats, seconds: Floats, *, bounds: Bounds
+) -> tuple[Link, Floats]:
+    """t = latency + latency_per_peer (n - 1) + wire / (x bandwidth). One group size cannot tell the
+    two latencies apart: each is then given half of their sum, because a single message is half of
+    the shortest ring.
+    """
+    apart = len(np.unique(peers)) > 1
+
+    def predicted_s(x: Floats) -> Floats:
+        latency = x[1] + x[2] * (peers - 1) if apart else x[1]
+        return np.asarray(latency + wire_s / x[0])
+
+    x, errors = _fit(predicted_s, seconds, kinds="foo" if apart else "fo", bounds=bounds)
+    fixed, per_peer = (x[1], x[2]) if apart else (x[1] / 2, x[1] / 2 / (peers[0] - 1))
+    link = Link(
+        bandwidth_fraction=short(x[0]),
+        latency_s=short(fixed),
+        latency_per_peer_s=short(per_peer),
+        ramp_bytes=0.0,
+    )
+    return link, errors
+
+
+def short(value: float) -> float:
+    """Four digits: more would pretend to a precision that no timing has."""
+    return float(f"{value:.4g}")
+
+
+def _roofline(x: Floats) -> Roofline:
+    return Roofline(
+        peak_fraction=short(x[0]), bandwidth_fraction=short(x[1]), overhead_s=short(x[2])
+    )
+
+
+_MAD_TO_SD = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    """One member of the cluster that lags."""
+
+    kind: Literal["node", "gpu", "link"]
+    name: str
+    slowdown: float
+    """Its time over the median of its peers, median over operations."""
+    operations: int
+
+
+def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> tuple[Outlier, ...]:
+    """Devices by local operations, links by collectives of few ranks; where every device of a node
+    lags it is the node.
+
+    hosts: of each rank. Three peers are the least that can outvote one.
+    """
+    local = [
+        each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)
+    ]
+    labels = [f"{host} rank {rank}" for rank, host in enumerate(hosts)]
+    devices = _slow("gpu", np.array(local, dtype=float), labels=labels)
+    outliers: list[Outlier] = []
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, name in enumerate(hosts) if name == host]
+        slow = [devices[rank] for rank in ranks if rank in devices]
+        if len(slow) == len(ranks) and len(set(hosts)) > 1:
+            slowdown = float(np.median([each.slowdown for each in slow]))
+            slow = [dataclasses.replace(slow[0], kind="node", name=host, slowdown=slowdown)]
+        outliers += slow
+    return (*outliers, *_links(times, hosts=hosts))
+
+
+def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
+    """Groups of one shape against each other: a group's collective is as fast as its slowest
+    link.
+    """
+    for size, stride in dict.fromkeys(
+        (each.operation.group_size, each.operation.stride) for each in times
+    ):
+        if size == 1 or len(hosts) // size < 3:
+            continue
+        groups = group_ranks(len(hosts), size=size, stride=stride)
+        rows = [
+            [max(each.seconds_per_rank[rank] for rank in group) for group in groups]
+            for each in times
+            if (each.operation.group_size, each.operation.stride) == (size, stride)
+        ]
+        labels = [" - ".join(f"{hosts[rank]} rank {rank}" for rank in group) for group in groups]
+        yield from _slow("link", np.array(rows), labels=labels).values()
+
+
+def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
+    """The groups of `size` ranks `stride` apart that `world` ranks are dealt out into."""
+    blocks = range(0, world, size * stride)
+    return [
+        list(range(first, first + size * stride, stride))
+        for block in blocks
+        for first in range(block, block + stride)
+    ]
+
+
+def _slow(
+    kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]
+) -> dict[int, Outlier]:
+    """Columns whose median log ratio to their peers' median is far out, by median absolute
+    deviation.
+    """
+    if seconds.size == 0 or seconds.shape[1] < 3:
+        return {}
+    ratios = np.median(np.log(seconds) - np.median(np.log(seconds), axis=1, keepdims=True), axis=0)
+    middle = float(np.median(ratios))
+    spread = _MAD_TO_SD * float(np.median(np.abs(ratios - middle)))
+    figures = assumed().slow_devices
+    limit = max(float(np.log(figures.least_slowdown)), figures.deviations * spread)
+    far: list[int] = np.flatnonzero(ratios - middle > limit).tolist()
+    slowdowns = {i: float(np.exp(ratios[i] - middle)) for i in far}
+    return {
+        i: Outlier(kind=kind, name=labels[i], slowdown=each, operations=len(seconds))
+        for i, each in slowdowns.items()
+    }

@@ -1,0 +1,93 @@
+"""Parts of a step: the groups whose factors a fit learns, and each part's own factor where traces
+measured it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.evidence import Evidence, FloatArray
+from hp_tool.loop.calibration.fitting import Prior
+
+GROUPS = ("compute", "attention", "communication", "memory_bound")
+GROUP_OF_PART = {
+    "attention": "attention",
+    "tensor_parallel": "communication",
+    "context_parallel": "communication",
+    "expert_parallel": "communication",
+    "pipeline_p2p": "communication",
+    "data_parallel": "communication",
+    "optimizer": "memory_bound",
+    "offload": "memory_bound",
+}
+# Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their
+# neighbours take: the bubble is other ranks' forward and backward time, so it scales with it.
+_NOT_MEASURED = ("pipeline_bubble", "overhead")
+"""Parts that teach no factor of their own: the bubble is other ranks' computing, and an overhead
+may be anything's.
+"""
+
+
+def part_factors(logs: FloatArray) -> dict[str, float]:
+    """Measured over predicted seconds by part, from `part_logs`; empty where no trace taught
+    any.
+    """
+    return dict(zip(TIME_PARTS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
+
+
+def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[str, FloatArray]:
+    """The parts with the factors that traces taught."""
+    factors = part_factors(logs)
+    return (
+        {name: seconds * factors.get(name, 1.0) for name, seconds in parts_s.items()}
+        if factors
+        else parts_s
+    )
+
+
+def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
+    """(parts,) posterior mean of ln f_p, the factor on each of TIME_PARTS, given the runs that a
+    trace took apart; empty where none was.
+
+    ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p each
+    part's own, since links and kernels differ within a group: N(0, K), K_pq = sd(a)^2 + [same
+    group] sd(d)^2 + [p = q] sd(e)^2. A run tells ln measured - ln predicted of each part that is at
+    least a hundredth of its step, up to `Traces.part_scatter_log_sd`: E(ln f) = K_.o (K_oo + S)^-1
+    mean, S its variance over the number of runs.
+    """
+    figures = assumed().traces
+    whole_s = np.sum(list(evidence.parts_s.values()), axis=0) if evidence.parts_s else np.empty(0)
+    known: dict[int, FloatArray] = {}
+    for place, part in enumerate(TIME_PARTS):
+        if (
+            part in _NOT_MEASURED
+            or part not in evidence.measured_parts_s
+            or part not in evidence.parts_s
+        ):
+            continue
+        measured_s, predicted_s = evidence.measured_parts_s[part], evidence.parts_s[part]
+        rows = (measured_s > 0.0) & (predicted_s > figures.least_part_share * whole_s)
+        if rows.any():
+            known[place] = np.sort(np.log(measured_s[rows] / predicted_s[rows]))
+    if not known:
+        return np.empty(0)
+    groups = np.array([GROUP_OF_PART.get(part, "compute") for part in TIME_PARTS])
+    same = groups[:, None] == groups
+    covariance = (
+        prior.common_log_sd**2
+        + same * prior.group_log_sd**2
+        + np.eye(len(same)) * figures.part_log_sd**2
+    )
+    places = np.array(list(known))
+    noise = figures.part_scatter_log_sd**2 / np.array([len(each) for each in known.values()])
+    means = np.array([each.mean() for each in known.values()])
+    logs = covariance[:, places] @ np.linalg.solve(
+        covariance[np.ix_(places, places)] + np.diag(noise), means
+    )
+    compute, bubble, overhead = (TIME_PARTS.index(part) for part in ("compute", *_NOT_MEASURED))
+    logs[bubble], logs[overhead] = logs[compute], 0.0
+    return np.asarray(logs)

@@ -1,0 +1,45 @@
+"""Repeats of one configuration: a few of them say what all do."""
+
+import numpy as np
+
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.evidence import Evidence, IntArray
+
+
+def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
+    """Return the evidence with at most `repeats` runs of each configuration, and as many that ran
+    out of memory; None: as many as `Repeats.fitted_runs` says.
+
+    Those kept stand at evenly spaced quantiles of the configuration's step times, k of n at (i +
+    1/2) / k: its median, its spread and its share of stalls stay. The order of the rows does not
+    matter.
+    """
+    most = assumed().repeats.fitted_runs if repeats is None else repeats
+    kept = [_quantiles(evidence, rows, most) for rows in configurations(evidence, outcome=True)]
+    if sum(map(len, kept)) == len(evidence):
+        return evidence
+    return evidence.take(np.sort(np.concatenate(kept)))
+
+
+def configurations(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
+    """Return the rows of each configuration, in the order of its first: those of which the cost
+    model says the same in every part; with `outcome`, apart by whether they ran out of memory.
+    """
+    columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
+    if outcome:
+        columns += [evidence.memory_bytes, evidence.out_of_memory.astype(np.float64)]
+    rows: dict[tuple[float, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        rows.setdefault(tuple(map(float, key)), []).append(row)
+    return [np.array(each, dtype=np.intp) for each in rows.values()]
+
+
+def _quantiles(evidence: Evidence, rows: IntArray, repeats: int) -> IntArray:
+    if len(rows) <= repeats:
+        return rows
+    ids = np.array(evidence.measurement_ids)[rows]
+    ordered = rows[
+        np.lexsort((ids, evidence.measured_memory_bytes[rows], evidence.measured_step_s[rows]))
+    ]
+    places = ((np.arange(repeats) + 0.5) * len(rows) / repeats).astype(np.intp)
+    return np.asarray(ordered[places])

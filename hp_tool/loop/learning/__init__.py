@@ -1,0 +1,19 @@
+"""Lasting knowledge: stores measurements, fits each cluster's series of calibrations to them, and
+finds the newest one for a problem; `calibration` does the mathematics.
+"""
+
+from hp_tool.loop.learning.make import Follower, MadeCalibration, calibrate, refit
+from hp_tool.loop.learning.reports import MeasurementReport, add_report, add_reports, read_report
+from hp_tool.loop.learning.series import StoredCalibrations
+
+__all__ = [
+    "Follower",
+    "MadeCalibration",
+    "MeasurementReport",
+    "StoredCalibrations",
+    "add_report",
+    "add_reports",
+    "calibrate",
+    "read_report",
+    "refit",
+]

@@ -1,0 +1,315 @@
+"""What stored measurements teach: their numbers beside today's predictions, and beside those of a
+stored calibration.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import REUSED, CalibrationRecord
+from hp_tool.errors import HpToolError
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Evidence, allocated_bytes, layer_passes, residual_features
+from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.learning.series import (
+    LINKS,
+    RELEASE,
+    UNSEEN,
+    Series,
+    model_family,
+    read_calibration,
+)
+from hp_tool.loop.search.fidelity import num_gpus, reduced
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.links import Links, with_links
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+
+Release = Callable[[MeasurementRecord], str | None]
+"""Which release of its framework a run counts as."""
+
+
+def stored_evidence(
+    *, store: Store, series: Series, release: str | None = None, without_search: str | None = None
+) -> Evidence:
+    """The newest measurements of a series, predicted again with today's cost model. `release`: the
+    one that is asked about; None: releases are not told apart.
+    """
+    groups = of_series(series, store=store, without_search=without_search)
+    counted: Release = (lambda _: None) if release is None else known_or(release)
+    return Evidence.concatenate(
+        [evidence_of(records, problem=problem, release=counted) for problem, records in groups]
+    )
+
+
+def of_series(
+    series: Series, *, store: Store, without_search: str | None = None
+) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    """The newest measurements of a series that may touch a calibration, of whatever model and node
+    count, by problem.
+
+    One whose query can no longer be read or modelled teaches nothing and is passed over.
+    """
+    framework = series.framework.partition(" ")[0]  # earlier versions kept each release apart
+    records = newest(store, cluster_key=series.cluster_key, framework=framework, owner=series.owner)
+    for problem, same in by_problem(
+        [each for each in records if without_search is None or each.search_id != without_search]
+    ):
+        if series.model_family in ("", model_family(problem.model)):
+            yield problem, same
+
+
+def newest(
+    store: Store, *, cluster_key: str, framework: str, owner: str = ""
+) -> list[MeasurementRecord]:
+    """Return the newest measurements, a few of each configuration, that may touch a calibration of
+    this cluster and framework: everybody's, or an owner's own.
+    """
+    query: MeasurementQuery = {
+        "cluster_key": cluster_key,
+        "framework": framework,
+        "state": "accepted",
+        "teaches": owner,
+    }
+    query["repeats"] = assumed().learning.repeats
+    return teaching(
+        store.measurements(limit=assumed().learning.measurements, **query).items, owner=owner
+    )
+
+
+def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
+    """Those that may touch a calibration: accepted, trusted or the owner's own, and not another
+    record's number again.
+    """
+    trusted = (record for record in records if record.trusted or record.owner == owner)
+    return [
+        record
+        for record in trusted
+        if record.state == "accepted" and REUSED not in record.predicted
+    ]
+
+
+def by_problem(
+    records: Sequence[MeasurementRecord],
+) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
+    """Records by the question they answer, resolved; those that this version cannot resolve are
+    left out.
+    """
+    by_query: dict[str, list[MeasurementRecord]] = {}
+    for record in records:
+        by_query.setdefault(json_digest(record.query), []).append(record)
+    for same in by_query.values():
+        try:
+            yield resolve_training(parse_query(same[0].query)), same
+        except HpToolError:
+            continue
+
+
+def evidence_of(
+    records: Sequence[MeasurementRecord],
+    *,
+    problem: TrainingProblem,
+    release: Release = lambda _: None,
+) -> Evidence:
+    """Measurements of configurations of one problem beside its predictions; a reduced run beside
+    those for what it ran, and one on fewer devices than the cluster has, as objective min_gpus
+    seeks them, beside those for so many. Releases are features: all are corrected alike as far as
+    nothing tells them apart.
+    """
+    pieces = []
+    whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
+    for record in records:
+        fidelity = record.measurement.fidelity
+        if fidelity.is_whole:
+            whole.setdefault((num_gpus(record.parallel), release(record)), []).append(record)
+        else:
+            reduced_run, parallel = reduced_problem(
+                problem, parallel=_trained(record), fidelity=fidelity
+            )
+            pieces.append(
+                _evidence(
+                    [replace(record, parallel=parallel)],
+                    problem=reduced_run,
+                    release=release(record),
+                )
+            )
+    for (devices, ran), same in whole.items():
+        smaller = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
+        pieces.append(_evidence(same, problem=smaller, release=ran))
+    return Evidence.concatenate(pieces)
+
+
+def _evidence(
+    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: str | None
+) -> Evidence:
+    candidates = Candidates.from_configs(_trained(record) for record in records)
+    costs = problem.costs(candidates)
+    outcomes = [record.measurement for record in records]
+    device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
+    return Evidence(
+        measurement_ids=tuple(record.id for record in records),
+        parts_s=costs.parts_without_retries,
+        layer_passes=layer_passes(case=problem, candidates=candidates),
+        memory_bytes=allocated_bytes(costs),
+        capacity_bytes=device_bytes,
+        measured_step_s=np.array(
+            [m.step_s if m.status == "ok" else None for m in outcomes], dtype=np.float64
+        ),
+        measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
+        out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
+        features=residual_features(case=problem.as_release(release), candidates=candidates),
+        measured_parts_s=measured_parts(outcomes),
+    )
+
+
+def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
+    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a
+    trace.
+    """
+    traced = [m.parts_s or {} for m in outcomes]
+    names = sorted({name for parts in traced for name in parts})
+    return {
+        name: np.array([parts.get(name, math.nan) for parts in traced], dtype=np.float64)
+        for name in names
+    }
+
+
+def _trained(record: MeasurementRecord) -> ParallelConfig:
+    """Its configuration: of a query about training, which `by_problem` resolved, a way to train."""
+    assert isinstance(record.parallel, ParallelConfig)
+    return record.parallel
+
+
+def asked_release(record: MeasurementRecord) -> str | None:
+    """The framework's release that its query names."""
+    release: str | None = (record.query.get("training") or {}).get("framework_version")
+    return release
+
+
+def release_of(record: MeasurementRecord) -> str | None:
+    """The release that it ran: what the run itself says counts before what its query asked for."""
+    return record.measurement.versions.get(record.framework) or asked_release(record)
+
+
+def known_or(release: str | None) -> Release:
+    """Each run's own release, and this one for those that do not say theirs."""
+    return lambda record: release_of(record) or release
+
+
+def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
+    """The newest release that any of them ran; None where none says its own."""
+    known = (release for record in records if (release := release_of(record)) is not None)
+    return max(
+        known,
+        key=lambda release: [int(number) for number in re.findall(r"\d+", release)],
+        default=None,
+    )
+
+
+def reduced_problem(
+    problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
+) -> tuple[TrainingProblem, ParallelConfig]:
+    """The question that a reduced run answers, and the configuration it runs."""
+    model, workload, config = reduced(
+        fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel
+    )
+    return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config
+
+
+NORMAL_MAD = 0.6745
+"""Median absolute deviation of a standard normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """One measured run beside its predictions by today's cost model and the stored calibration, in
+    seconds of a step.
+    """
+
+    record: MeasurementRecord
+    measured_s: float
+    before_s: float
+    """By the cost model alone."""
+    after_s: float
+    """After calibration, by a fit that did not see this run."""
+    taught: bool
+    """Whether the calibration was fitted on it; then `after_s` is by a fit that did not see it."""
+    outlier: bool = False
+    """Whether it deviates more than the others scatter."""
+
+    @property
+    def error_before(self) -> float:
+        """before / measured - 1."""
+        return self.before_s / self.measured_s - 1.0
+
+    @property
+    def error_after(self) -> float:
+        """after / measured - 1."""
+        return self.after_s / self.measured_s - 1.0
+
+
+def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residual, ...]:
+    """Residuals of the newest measurements of the record's series that have a step time and that
+    the store shows, oldest first.
+
+    Empty for a calibration that this version cannot read.
+    """
+    calibration = read_calibration(record)
+    if calibration is None:
+        return ()
+    series = Series(**{field.name: getattr(record, field.name) for field in fields(Series)})
+    release, unseen = known_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
+    links = Links.read(record.payload.get(LINKS))
+    residuals: list[Residual] = []
+    for problem, same in of_series(series, store=store):
+        evidence = evidence_of(same, problem=with_links(problem, links), release=release)
+        step = calibration.step_time.predict(
+            parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
+        )
+        stated = (
+            evidence if links.as_stated else evidence_of(same, problem=problem, release=release)
+        )
+        before = np.sum(list(stated.parts_s.values()), axis=0)
+        by_id = {one.id: one for one in same}
+        for row in np.flatnonzero(np.isfinite(evidence.measured_step_s)):
+            identity = evidence.measurement_ids[row]
+            residuals.append(
+                Residual(
+                    record=by_id[identity],
+                    measured_s=float(evidence.measured_step_s[row]),
+                    before_s=float(before[row]),
+                    after_s=unseen.get(identity, float(step.median_s[row])),
+                    taught=identity in calibration.measurement_ids,
+                )
+            )
+    ordered = sorted(
+        residuals, key=lambda residual: (residual.record.created_at, residual.record.id)
+    )
+    off = outliers(np.array([residual.measured_s / residual.after_s for residual in ordered]))
+    return tuple(
+        replace(residual, outlier=bool(each)) for residual, each in zip(ordered, off, strict=True)
+    )
+
+
+def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
+    """(n,) whether each of n ratios measured / predicted lies apart: 0.6745 |x - median(x)| /
+    MAD(x) > 3.5 of x = ln(ratio).
+
+    The median and its deviation do not follow the outliers themselves, as the fit's own range
+    would.
+    """
+    if not len(ratios):
+        return np.zeros(0, dtype=np.bool_)
+    deviation = np.abs(np.log(ratios) - np.median(np.log(ratios)))
+    scatter = max(float(np.median(deviation)), assumed().learning.least_scatter)
+    off: NDArray[np.bool_] = NORMAL_MAD * deviation > assumed().learning.outlier_score * scatter
+    return off

@@ -1,0 +1,394 @@
+"""Calibrations from stored measurements: each as the next version of its series, with its error
+before and after.
+"""
+
+import importlib
+import itertools
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from hp_tool.catalog import library
+from hp_tool.domain.measurement_records import MeasuredCluster, MeasurementQuery, MeasurementRecord
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import CalibrationRecord, JsonObject
+from hp_tool.domain.units import counted
+from hp_tool.errors import NotFoundError
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
+from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.calibration.repeats import configurations
+from hp_tool.loop.learning.crashes import crashes
+from hp_tool.loop.learning.evidence import (
+    by_problem,
+    evidence_of,
+    known_or,
+    newest,
+    newest_release,
+    of_series,
+    teaching,
+)
+from hp_tool.loop.learning.links import links_of
+from hp_tool.loop.learning.series import (
+    CRASHED,
+    LINKS,
+    MODELS,
+    OTHER_PREDICTIONS,
+    PREDICTIONS,
+    RELEASE,
+    UNSEEN,
+    ModelFamily,
+    Series,
+    model_family,
+)
+from hp_tool.loop.learning.stamp import digest_of, predictions_digest
+from hp_tool.questions.training.links import with_links
+from hp_tool.questions.training.problem import TrainingProblem
+
+RECENT = 20
+OWN_MODELS = "models of users"
+_REFITTING = threading.Lock()
+Group = tuple[TrainingProblem, list[MeasurementRecord]]
+"""A problem, and what was measured of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How far predicted step times are from measured ones: the median of |predicted / measured -
+    1|.
+    """
+
+    measurements: int
+    """With a step time; the others (out of memory) teach memory alone."""
+    error_before: float | None
+    """Of the cost model alone; None without a step time."""
+    error_after: float | None
+    """Of calibrated predictions for measurements that their fit did not see; None with fewer than
+    two.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCalibration:
+    """One series after `calibrate`."""
+
+    record: CalibrationRecord
+    new: bool
+    """False: the newest version already says all that these measurements do."""
+    models: tuple[str, ...]
+    """Whose measurements it learnt from."""
+    accuracy: Accuracy
+
+
+def calibrate(
+    *, store: Store, gpu: str | None = None, framework: str | None = None, owner: str = ""
+) -> tuple[MadeCalibration, ...]:
+    """A calibration of every series that has measurements, of this GPU and framework where they are
+    given; `owner`'s own too.
+
+    A series whose newest version was made from the same measurements, by the same cost model, keeps
+    it.
+    """
+    refit(store=store)
+    clusters = store.measured_clusters(gpu=gpu, framework=framework)
+    owners = dict.fromkeys(("", owner))
+    return tuple(
+        made
+        for cluster in clusters
+        for each in owners
+        for made in calibrate_cluster(
+            store=store, cluster_key=cluster.cluster_key, framework=cluster.framework, owner=each
+        )
+    )
+
+
+def calibrate_cluster(
+    *, store: Store, cluster_key: str, framework: str, owner: str = ""
+) -> tuple[MadeCalibration, ...]:
+    """Calibrate every series of one cluster and framework; an owner's, where reports that nobody
+    else trusts make a difference. A series that lost every measurement gets a version that knows
+    nothing.
+    """
+    groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
+    for problem, same in by_problem(
+        newest(store, cluster_key=cluster_key, framework=framework, owner=owner)
+    ):
+        groups[model_family(problem.model)].append((problem, same))
+    made = []
+    for family in get_args(ModelFamily):
+        series = Series(
+            cluster_key=cluster_key, framework=framework, model_family=family, owner=owner
+        )
+        known = groups.get(family)
+        if known and (not owner or any(not record.trusted for _, same in known for record in same)):
+            made.append(_make(store, series, known))
+        elif (last := store.latest_calibration(**asdict(series))) is not None and (
+            _is_emptied(store, last) if not owner else last.num_measurements > 0
+        ):
+            made.append(_emptied(store, series, last))
+    return tuple(made)
+
+
+def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
+    """Return new fits of every cluster and framework of which a measurement teaches from now on, or
+    no more: everybody's, and those of owners who have one of their own. Within a process, who comes
+    meanwhile waits and finds nothing due.
+    """
+    if not store.due_refits():
+        return ()
+    made: list[MadeCalibration] = []
+    with _REFITTING:
+        while due := store.due_refits():
+            places: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(lambda: {"": None})
+            for change in due:
+                places[change.cluster_key, change.framework][change.owner or ""] = None
+            for (key, framework), owners in places.items():
+                reporters = dict.fromkeys(store.reporters(cluster_key=key, framework=framework))
+                for owner in owners | reporters:
+                    made += calibrate_cluster(
+                        store=store, cluster_key=key, framework=framework, owner=owner
+                    )
+            store.drop_due_refits(refits=due)
+    return tuple(made)
+
+
+def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
+    """Calibrate one series: a cluster, a framework and a family of models; None without
+    measurements.
+    """
+    groups = list(of_series(series, store=store))
+    return _make(store, series, groups) if groups else None
+
+
+def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibration:
+    records = [record for _, same in groups for record in same]
+    release = newest_release(records)
+    links = links_of(groups)
+    evidence = Evidence.concatenate(
+        [
+            evidence_of(same, problem=with_links(problem, links), release=known_or(release))
+            for problem, same in groups
+        ]
+    )
+    prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
+    calibration = fit_calibration(evidence=evidence, prior=prior)
+    unseen_s = predicted_unseen(evidence, prior=prior)
+    accuracy = accuracy_of(evidence, unseen_s=unseen_s)
+    # Everybody reads calibrations: what a user calls a model of theirs is not told.
+    models = Counter(
+        record.model if library.knows("models", record.model) else OWN_MODELS for record in records
+    )
+    by_id = zip(evidence.measurement_ids, unseen_s.tolist(), strict=True)
+    facts = {
+        PREDICTIONS: digest_of(groups[0][0]),
+        MODELS: dict(sorted(models.items())),
+        RELEASE: release,
+        CRASHED: crashes(records),
+        UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
+    } | ({} if links.as_stated else {LINKS: asdict(links)})
+    record, new = save(
+        store, series=series, calibration=calibration, accuracy=accuracy, facts=facts
+    )
+    return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
+
+
+def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
+    """Whether none of the measurements that a calibration learnt from may teach any more."""
+
+    def teaches(identity: str) -> bool:
+        try:
+            return bool(teaching([store.get_measurement(measurement_id=identity)]))
+        except NotFoundError:
+            return False
+
+    return last.num_measurements > 0 and not any(
+        map(teaches, last.payload.get("measurement_ids", ()))
+    )
+
+
+def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
+    """The next version, which changes nothing."""
+    nothing = Accuracy(measurements=0, error_before=None, error_after=None)
+    facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
+    record, new = save(
+        store, series=series, calibration=fit_calibration(), accuracy=nothing, facts=facts
+    )
+    return MadeCalibration(record=record, new=new, models=(), accuracy=nothing)
+
+
+def save(
+    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, facts: JsonObject
+) -> tuple[CalibrationRecord, bool]:
+    """Store as the next version of its series, unless the newest one is the same; whether it was
+    stored.
+
+    `facts`: what else its payload holds; nothing for serving, whose calibrations are read by nobody
+    else.
+    """
+    payload: dict[str, Any] = (
+        calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | facts
+    )
+    key = asdict(series)
+    last = store.latest_calibration(**key)
+    if last is not None and last.payload == payload:
+        return last, False
+    ids = calibration.measurement_ids
+    return store.save_calibration(**key, payload=payload, num_measurements=len(ids)), True
+
+
+def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
+    """The cost model's error on these measurements, and that of fits which did not see the ones
+    they predict.
+    """
+    measured = evidence.measured_step_s
+    before = (
+        np.sum(list(evidence.parts_s.values()), axis=0)
+        if evidence.parts_s
+        else np.zeros(len(evidence))
+    )
+    return Accuracy(
+        measurements=int(np.isfinite(measured).sum()),
+        error_before=_median_error(before, measured),
+        error_after=_median_error(unseen_s, measured),
+    )
+
+
+def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
+    """(n,) median seconds of a step, each by a fit without its fold; NaN where nothing was timed,
+    or nothing else was.
+
+    Repeats of one configuration share a fold: a fit that saw one of them knows the others. Folds
+    follow the order of storage, not the random ids: the same measurements, imported again, give the
+    same answer.
+    """
+    predicted = np.full(len(evidence), np.nan)
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    runs = replace(
+        evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan)
+    )  # memory is not asked for
+    groups = configurations(runs)
+    if len(groups) < 2:
+        return predicted
+    for several in np.array_split(
+        np.arange(len(groups)), min(assumed().learning.folds, len(groups))
+    ):
+        fold = np.concatenate([groups[number] for number in several])
+        rest, unseen = runs.take(np.setdiff1d(np.arange(len(timed)), fold)), runs.take(fold)
+        fit = fit_calibration(evidence=rest, prior=prior).step_time
+        step = fit.predict(
+            parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features
+        )
+        predicted[timed[fold]] = step.median_s
+    return predicted
+
+
+def prepare() -> None:
+    """Load what fits need: without it the first one of a process takes a second longer than
+    others.
+    """
+    for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
+        importlib.import_module(name)
+
+
+def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:
+    errors = np.abs(predicted / measured - 1.0)
+    known = errors[np.isfinite(errors)]
+    return float(np.median(known)) if len(known) else None
+
+
+class Follower:
+    """Keeps calibrations up with measurements. Several may follow one store: who comes later finds
+    nothing left to do.
+    """
+
+    def __init__(self, *, store: Store) -> None:
+        self._store = store
+        self._seen: str | None = None
+        """The newest measurement when it last looked."""
+
+    def catch_up(self) -> tuple[MadeCalibration, ...]:
+        """Calibrate every cluster and framework that was measured since its newest calibration, of
+        which other measurements teach now, or whose calibrations correct other predictions than
+        today's; the versions that are new.
+        """
+        refitted = refit(store=self._store)
+        return tuple(each for each in (*refitted, *self._measured()) if each.new)
+
+    def _measured(self) -> tuple[MadeCalibration, ...]:
+        last = self._store.measurements(limit=1, state="accepted").items
+        if not last or last[0].id == self._seen:
+            return ()
+        made = [
+            each
+            for cluster in self._store.measured_clusters()
+            for owner in (
+                "",
+                *self._store.reporters(
+                    cluster_key=cluster.cluster_key, framework=cluster.framework
+                ),
+            )
+            if self._behind(cluster, owner)
+            for each in calibrate_cluster(
+                store=self._store,
+                cluster_key=cluster.cluster_key,
+                framework=cluster.framework,
+                owner=owner,
+            )
+        ]
+        self._seen = last[0].id
+        return tuple(made)
+
+    def _behind(self, cluster: MeasuredCluster, owner: str) -> bool:
+        key, framework = cluster.cluster_key, cluster.framework
+        query: MeasurementQuery = {
+            "cluster_key": key,
+            "framework": framework,
+            "state": "accepted",
+            "teaches": owner,
+        }
+        measured = self._store.measurements(limit=1, **query).items
+        calibrated = self._store.list_calibrations(
+            cluster_key=key, framework=framework, owners=(owner,), limit=1
+        ).items
+        if not measured or not calibrated:
+            return bool(measured)
+        return calibrated[0].created_at < measured[0].created_at or outdated(
+            self._store, cluster, owner=owner
+        )
+
+
+def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
+    """Whether the newest calibration of any family of models corrects other predictions than
+    today's.
+    """
+    key, framework = cluster.cluster_key, cluster.framework
+    recent = store.measurements(
+        cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT
+    ).items
+    for problem, _ in itertools.islice(by_problem(teaching(recent, owner=owner)), 1):
+        for family in get_args(ModelFamily):
+            last = store.latest_calibration(
+                cluster_key=key, framework=framework, model_family=family, owner=owner
+            )
+            digest = predictions_digest(
+                problem.cluster, framework=framework, experts=family == "moe"
+            )
+            if last is not None and last.payload.get(PREDICTIONS) != digest:
+                return True
+    return False
+
+
+def outdated_notice(store: Store) -> str | None:
+    """What to say of stored calibrations that correct other predictions than today's; None if there
+    are none.
+    """
+    count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
+    return (
+        f"not used: what was learnt about {counted(count, 'cluster')} {OTHER_PREDICTIONS}"
+        if count
+        else None
+    )

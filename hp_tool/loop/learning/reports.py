@@ -1,0 +1,304 @@
+"""What a real training reports of itself, or a file says of it, checked before it may teach anyone
+anything.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from annotated_types import Interval
+
+from hp_tool.cost.flops import step_tokens
+from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.fields import Strict, check_bounds
+from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
+from hp_tool.domain.measurement_records import (
+    Imported,
+    MeasurementRecord,
+    MeasurementSource,
+    NewMeasurement,
+    Refused,
+)
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.ports import Store
+from hp_tool.domain.query import Query
+from hp_tool.errors import HpToolError, InputError, StoreError
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.learning.series import cluster_key
+from hp_tool.questions import schema, training
+from hp_tool.questions.answers import Line
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+
+Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
+"""More than none: who reports a peak has measured one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMeasurement(Measurement):
+    """A training's own numbers: of the step either `step_s` or `tokens_per_second_per_gpu` is
+    enough.
+    """
+
+    status: MeasurementStatus = "ok"
+    """How the run ended."""
+    step_s: Seconds | None = None
+    """Median seconds of an optimizer step."""
+    peak_memory_bytes: Bytes | None = None
+    """Largest allocated memory over the ranks."""
+    peak_reserved_bytes: Bytes | None = None
+    peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementReport(Strict):
+    """A training's own figures."""
+
+    query: Query
+    """What is trained, and where."""
+    parallel: ParallelQuery
+    """The one configuration it ran with."""
+    measurement: ReportedMeasurement
+    """Its numbers: a median step time or a rate, or why there is none."""
+
+
+def add_reports(
+    lines: Iterable[Line],
+    *,
+    store: Store,
+    source: MeasurementSource,
+    key: Callable[[int, bytes], str | None],
+    resolve: Callable[[Query], Query] = lambda query: query,
+    hold: bool = False,
+) -> Imported:
+    """Store each report that is in order. `key`: the idempotency key of a line, from its number and
+    its bytes.
+    """
+    stored: list[MeasurementRecord] = []
+    refused: list[Refused] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if isinstance(line, HpToolError):
+                raise line
+            stored.append(
+                add_report(
+                    line,
+                    store=store,
+                    source=source,
+                    key=key(number, line),
+                    resolve=resolve,
+                    hold=hold,
+                )
+            )
+        except StoreError:
+            raise
+        except HpToolError as error:
+            refused.append(
+                Refused(line=number, code=error.code, message=error.message, field=error.field)
+            )
+    return Imported(stored=tuple(stored), refused=tuple(refused))
+
+
+def add_report(
+    data: bytes,
+    *,
+    store: Store,
+    source: MeasurementSource,
+    key: str | None,
+    resolve: Callable[[Query], Query] = lambda query: query,
+    hold: bool = False,
+) -> MeasurementRecord:
+    """Return the stored measurement of a body or line.
+
+    One that was sent with this idempotency key before is returned as it was stored then, whatever
+    its names mean by now.
+
+    Args:
+        data: The body or line.
+        store: Where it is stored.
+        source: Who reports it.
+        key: The idempotency key, if any.
+        resolve: May refuse its query, or look its names up.
+        hold: Store it such that it teaches nothing until someone accepts it.
+
+    Raises: InputError: the report is malformed, its configuration illegal, or its numbers cannot be
+        or belong to other hardware. ConflictError: the idempotency key was used with another
+        report.
+    """
+    report: MeasurementReport = schema.parse(MeasurementReport, data)
+    body = {"source": source, **schema.parse_mapping(data)}
+    if key is not None:
+        expanded = {"source": source, **schema.to_dict(report)}
+        earlier = store.earlier_measurement(request=body, expanded=expanded, idempotency_key=key)
+        if earlier is not None:
+            return earlier
+    measurement = _measurement(report, source=source, resolve=resolve)
+    measurement = replace(measurement, state="held") if hold else measurement
+    return store.add_measurement(measurement=measurement, request=body, idempotency_key=key)
+
+
+def read_report(
+    data: bytes,
+    *,
+    source: MeasurementSource,
+    resolve: Callable[[Query], Query] = lambda query: query,
+) -> NewMeasurement:
+    """The measurement in a body or line, not stored. Raises InputError as `add_report` does."""
+    return _measurement(schema.parse(MeasurementReport, data), source=source, resolve=resolve)
+
+
+def _measurement(
+    report: MeasurementReport, *, source: MeasurementSource, resolve: Callable[[Query], Query]
+) -> NewMeasurement:
+    """The reported measurement, with the prediction it is to be held against."""
+    query = resolve(replace(report.query, parallel=report.parallel))
+    query = schema.parse_query(schema.to_dict(query))
+    problem = resolve_training(query)
+    estimate = training.estimate(query=query, with_fixes=False)
+    if (
+        estimate.time is None or estimate.memory is None
+    ):  # one that is predicted not to fit may well have run
+        reason = estimate.reasons[0]
+        raise InputError(
+            f"this configuration cannot have run: {reason.message}",
+            field="parallel",
+            code=reason.code,
+        )
+    measurement, hardware = _completed(report.measurement, problem)
+    check_possible(measurement, problem=problem, predicted_s=estimate.time.step_s)
+    assert estimate.parallel is not None
+    new = NewMeasurement(
+        source=source,
+        cluster_key=cluster_key(problem.cluster, hardware),
+        gpu=hardware.gpu,
+        framework=problem.workload.framework,
+        model=problem.model.name,
+        query=schema.query_mapping(query),
+        parallel=estimate.parallel,
+        measurement=measurement,
+        predicted={
+            "step_s": estimate.time.step_s,
+            "memory_allocated_bytes": estimate.memory.allocated_bytes,
+        },
+        problem_digest=problem_digest(
+            model=problem.model, cluster=problem.cluster, training=problem.workload
+        ),
+    )
+    doubtful = assumed().learning.doubtful_factor
+    return (
+        replace(new, state="held")
+        if any(times >= doubtful for times in new.distances.values())
+        else new
+    )
+
+
+def _completed(
+    report: ReportedMeasurement, problem: TrainingProblem
+) -> tuple[Measurement, Hardware]:
+    """The measurement with what follows from what it says filled in, and the hardware it belongs
+    to.
+    """
+    cluster = problem.cluster
+    hardware = report.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
+    if hardware.gpu != cluster.gpu.name:
+        raise InputError(
+            f"measured on {hardware.gpu}, the cluster has {cluster.gpu.name}: a measurement "
+            "belongs to its hardware",
+            field="measurement.hardware.gpu",
+            code="hardware_mismatch",
+        )
+    step_s, rate = report.step_s, report.tokens_per_second_per_gpu
+    tokens = step_tokens(problem.workload) / cluster.num_gpus
+    if report.fidelity.is_whole:
+        if (
+            step_s is not None
+            and rate is not None
+            and abs(step_s * rate / tokens - 1.0) > assumed().learning.rate_disagreement
+        ):
+            raise InputError(
+                f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, and "
+                "tokens_per_second_per_gpu is "
+                f"{rate:g}; give one of them",
+                field="measurement.tokens_per_second_per_gpu",
+                code="contradiction",
+            )
+        step_s = tokens / rate if step_s is None and rate is not None else step_s
+        rate = tokens / step_s if rate is None and step_s is not None else rate
+        check_bounds(
+            Measurement, {"step_s": step_s, "tokens_per_second_per_gpu": rate}, field="measurement"
+        )
+    if report.status == "ok" and step_s is None:
+        message = (
+            "give step_s or tokens_per_second_per_gpu, or the status of a run that failed: "
+            "oom, timeout, crashed"
+        )
+        raise InputError(message, field="measurement.step_s", code="missing_field")
+    _check_parts(report.parts_s, step_s=step_s)
+    values = {each.name: getattr(report, each.name) for each in fields(Measurement)}
+    return Measurement(
+        **values | {"step_s": step_s, "tokens_per_second_per_gpu": rate, "hardware": hardware}
+    ), hardware
+
+
+def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -> None:
+    """Raises InputError for a part that no prediction has, and where they do not sum to the
+    step.
+    """
+    if parts_s is None:
+        return
+    if unknown := next((name for name in parts_s if name not in TIME_PARTS), None):
+        raise InputError(
+            f"{unknown} is no part of a step; parts are {', '.join(TIME_PARTS)}",
+            field="measurement.parts_s",
+            code="unknown_key",
+        )
+    total = sum(parts_s.values())
+    if step_s is None or abs(total / step_s - 1.0) > assumed().learning.rate_disagreement:
+        message = (
+            f"parts_s sum to {total:.4g} s, and step_s is "
+            f"{step_s if step_s is None else format(step_s, '.4g')}"
+        )
+        raise InputError(
+            f"{message}: they are the same step", field="measurement.parts_s", code="contradiction"
+        )
+
+
+def check_possible(
+    measurement: Measurement, *, problem: TrainingProblem, predicted_s: float
+) -> None:
+    """Raises InputError `implausible` for a step `Learning.impossible_factor` times off the
+    prediction or faster than the devices' peak FLOP/s, and for a peak above the device's memory. Of
+    a CPU, whose speed and memory are its host's, not.
+    """
+    gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
+    if gpu.kind == "cpu":
+        return
+    most = assumed().learning.impossible_factor
+    if step_s is not None and not predicted_s / most <= step_s <= most * predicted_s:
+        raise InputError(
+            f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds "
+            "of one optimizer step",
+            field="measurement.step_s",
+            code="implausible",
+        )
+    least_s = problem.peak_step_s
+    if step_s is not None and step_s < least_s:
+        raise InputError(
+            f"step_s {step_s:g} cannot be: at their peak the devices take {least_s:.3g} s for a "
+            "step's FLOPs; report the "
+            "seconds of one optimizer step of this batch",
+            field="measurement.step_s",
+            code="implausible",
+        )
+    largest = (
+        max(kind.gpu.memory_bytes for kind in problem.cluster.kinds)
+        if problem.cluster.kinds
+        else gpu.memory_bytes
+    )
+    if peak is not None and peak > largest:
+        raise InputError(
+            f"peak_memory_bytes {peak:,} cannot be: the device has {largest:,.0f}; report the "
+            "bytes of the fullest device",
+            field="measurement.peak_memory_bytes",
+            code="implausible",
+        )

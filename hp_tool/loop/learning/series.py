@@ -1,0 +1,283 @@
+"""What one calibration covers (a cluster, its software, a family of models), and the newest stored
+one for a problem.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Literal, Unpack, get_args
+
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import CalibrationRecord
+from hp_tool.loop.calibration import Calibration
+from hp_tool.loop.learning.stamp import digest_of
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.links import Links
+from hp_tool.questions.training.problem import TrainingProblem
+
+ModelFamily = Literal["dense", "moe"]
+PREDICTIONS = "predictions"
+"""Key of a stored calibration's digest of the predictions it corrects."""
+MODELS, RELEASE, UNSEEN, CRASHED, LINKS = "models", "release", "unseen_s", "crashed", "links"
+"""Its further keys: measurements by model; the newest release among them, which a query that names
+none is taken to mean; seconds that fits without a measurement predict of it, by its id;
+configurations that crashed (`learning.crashes`); bandwidths over the stated ones, where traces told
+them (`learning.links`).
+"""
+OTHER_PREDICTIONS = (
+    "corrects predictions of other constants or another cost model; a worker fits it again from "
+    "the stored measurements, and "
+    "`hp-tool calibrate` does so at once"
+)
+PENDING = (
+    "fitted before other measurements of this cluster were accepted or excluded; `hp-tool "
+    "calibrate` fits it again at once, a "
+    "worker within a minute"
+)
+MOST_KNOWN = 1000
+MAX_AGE_S = 5.0
+"""How long an answer of the database is believed: a batch asks for the same series thousands of
+times a second.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The key of calibrations that are versions of each other."""
+
+    cluster_key: str
+    framework: str
+    """Calibrations of all releases, told apart as far as measurements do."""
+    model_family: str
+    """dense or moe; empty: all families (older calibrations)."""
+    owner: str = ""
+    """Who alone uses it; empty: everybody."""
+
+    def nearest_first(self) -> tuple[Series, ...]:
+        """This series, everybody's, and that of all families, which stands in for it."""
+        shared = replace(self, owner="")
+        return tuple(dict.fromkeys((self, shared, replace(shared, model_family=""))))
+
+
+def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
+    """The series that speaks for a problem on this hardware."""
+    return Series(
+        cluster_key=cluster_key(problem.cluster, hardware),
+        framework=problem.workload.framework,
+        model_family=model_family(problem.model),
+    )
+
+
+def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
+    """The device, its whole node and NVLink domain, whatever part a job uses, and its network;
+    hosts' CPUs differ, so `cpu` is kept apart by host.
+    """
+    network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
+    node, domain = (
+        cluster.node_gpus or cluster.gpus_per_node,
+        cluster.domain_gpus or cluster.nvlink_domain_size,
+    )
+    key = f"{cluster.gpu.name}/node{node}/nvlink{domain}/{network}"
+    return (
+        key
+        if cluster.gpu.kind == "gpu"
+        else "/".join((cluster.gpu.name, hardware.device_name, *hardware.hosts))
+    )
+
+
+def model_family(model: ModelSpec) -> ModelFamily:
+    """Models whose steps are made of the same operations: an all-to-all teaches nothing to those
+    that have none.
+    """
+    return "moe" if model.num_experts else "dense"
+
+
+def own_hardware(cluster: ClusterSpec) -> Hardware:
+    """What runs would have been filed under: GPUs are alike wherever they stand, CPUs are those of
+    this host.
+    """
+    if cluster.gpu.kind == "gpu":
+        return Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
+    from hp_tool.cluster.launchers.local import detect
+
+    return detect(cpu_only=True)
+
+
+class StoredCalibrations:
+    """`training.calibrated.Calibrations` over a store. May be called by several threads at once."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        before: datetime | None = None,
+        hardware: Hardware | None = None,
+        owner: str = "",
+        refit: Callable[[], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`refit`: fits what is due; None leaves that to others, and answers say that it is
+        pending. `before`: only what was known then. `hardware`: what runs go to; None: what they
+        would go to from this host. `owner`: whose own reports count beside what everybody trusts.
+        """
+        self._store, self._before, self._hardware, self._owner, self._clock = (
+            store,
+            before,
+            hardware,
+            owner,
+            clock,
+        )
+        self._refit = refit
+        self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
+
+    def of(self, owner: str) -> StoredCalibrations:
+        """Return the calibrations that another owner sees."""
+        other = copy.copy(self)
+        other._owner = owner
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both answer alike: caches find what an earlier request of the same owner
+        computed.
+        """
+        return (
+            isinstance(other, StoredCalibrations)
+            and self._known is other._known
+            and self._owner == other._owner
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._known), self._owner))
+
+    def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
+        """The predictor of the problem's series, else of the nearest that stands in for it; None if
+        nothing was learnt yet, or nothing that still holds.
+        """
+        known = self._find(problem)
+        return known if isinstance(known, CalibratedPredictor) else None
+
+    def unused(self, problem: TrainingProblem) -> str | None:
+        """Why there is no predictor; None where there is one, or nothing was ever measured."""
+        known = self._find(problem)
+        return known if isinstance(known, str) else None
+
+    def _find(self, problem: TrainingProblem) -> CalibratedPredictor | str | None:
+        series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
+        series = replace(series, owner=self._owner)
+        read_at, known = self._known.get(series, (-float("inf"), None))
+        if self._clock() - read_at > MAX_AGE_S:
+            self.refit()
+            known = self._newest(series, predictions=digest_of(problem))
+            if (
+                len(self._known) >= MOST_KNOWN
+            ):  # whoever asks names the network, so there may be any number
+                self._known.clear()
+            self._known[series] = (self._clock(), known)
+        return known
+
+    def refit(self) -> None:
+        """Fit what is due, unless that is left to others."""
+        if self._refit is not None and self._refit():
+            self.forget()
+
+    def forget(self) -> None:
+        """Ask the database anew: somebody knows that there is something new."""
+        self._known.clear()
+
+    def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
+        """The predictor with its provenance, or why there is none."""
+        outdated = None
+        for each in series.nearest_first():
+            record = self._store.latest_calibration(**asdict(each), before=self._before)
+            if record is None or not record.num_measurements:  # all that it knew was excluded
+                continue
+            if record.payload.get(PREDICTIONS) != predictions:
+                outdated = outdated or (
+                    f"version {record.version} of {record.created_at:%Y-%m-%d} {OTHER_PREDICTIONS}"
+                )
+            elif (calibration := read_calibration(record)) is not None:
+                names = ("id", "version", "cluster_key", "framework")
+                provenance = {name: getattr(record, name) for name in names} | {
+                    "model_family": record.model_family or "all",
+                    "created_at": record.created_at.isoformat(),
+                    "runs": record.num_measurements,
+                    MODELS: record.payload.get(MODELS, {}),
+                    "accuracy": record.payload.get("accuracy", {}),
+                    **record.applied,
+                }
+                if self._before is None and self._is_due(each):
+                    provenance["pending"] = PENDING
+                release: str | None = record.payload.get(RELEASE)
+                crashed = record.payload.get(CRASHED, {})
+                links = Links.read(record.payload.get(LINKS))
+                return CalibratedPredictor(
+                    calibration=calibration,
+                    provenance=provenance,
+                    release=release,
+                    crashed=crashed,
+                    links=links,
+                )
+        return outdated or self._missing(series)
+
+    def _is_due(self, series: Series) -> bool:
+        place = series.cluster_key, series.framework
+        return any(
+            (change.cluster_key, change.framework) == place for change in self._store.due_refits()
+        )
+
+    def _missing(self, series: Series) -> str | None:
+        """Why there is nothing that could be used: the nearest measurements there are. None where
+        nothing was ever measured.
+        """
+
+        def nearest(**query: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
+            return next(
+                iter(
+                    self._store.measurements(
+                        limit=1, **query | {"state": "accepted", "teaches": series.owner}
+                    ).items
+                ),
+                None,
+            )
+
+        key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]
+        if nearest(cluster_key=key, framework=series.framework) is not None:
+            others = "mixtures of experts" if series.model_family == "dense" else "dense models"
+            owners = {series.owner, ""}
+            every = (
+                replace(series, model_family=family, owner=each)
+                for family in get_args(ModelFamily)
+                for each in owners
+            )
+            if any(self._store.latest_calibration(**asdict(each)) is not None for each in every):
+                return f"on {key} only {others} were measured, which teach nothing about this model"
+            return (
+                f"measurements on {key} are not fitted yet; `hp-tool calibrate` does so at "
+                "once, a worker within a minute"
+            )
+        if (other := nearest(cluster_key=key)) is not None:
+            return f"on {key} {other.framework} was measured, not {series.framework}"
+        if (other := nearest(gpu=gpu)) is not None:
+            return (
+                f"no measurements on {key}; the nearest are on {other.cluster_key}, another "
+                "node, domain or network"
+            )
+        return None if nearest() is None else f"no measurements on {key}, nor on any other {gpu}"
+
+
+def read_calibration(record: CalibrationRecord) -> Calibration | None:
+    """The stored calibration; None for one that this version cannot read, which `hp-tool calibrate`
+    replaces.
+    """
+    try:
+        return Calibration.from_dict(record.payload)
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,169 @@
+"""The account of a search: what its runs have cost, what another one would, when to stop, and where
+it stands.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Prior
+from hp_tool.loop.search.acquisition import Proposal
+from hp_tool.loop.search.fidelity import leader, repeats
+from hp_tool.loop.search.rivals import BESIDE
+
+BUDGETS = ("budget_runs", "budget_gpu_seconds")
+"""Search settings that may change while a search runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the loop ended; the caller ends or releases the search accordingly."""
+
+    state: Literal["succeeded", "cancelled", "paused", "released"]
+    stopped_because: str
+    expected_gain_fraction: float | None = None
+    """What another run was last expected to win, as a share of the best step time; None while
+    nothing was measured.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a search has used up."""
+
+    profile_runs: int
+    """Real runs that ended with a measurement, good or bad."""
+    gpu_seconds: float
+    """Devices x wall seconds of all runs, abandoned ones too."""
+    queue_s: float = 0.0
+    """Seconds that their jobs waited for devices, which cost nothing."""
+
+
+def spent_by(runs: Sequence[RunRecord]) -> Spent:
+    """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
+    real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
+    return Spent(
+        profile_runs=real,
+        gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs),
+        queue_s=sum((run.account or {}).get("queue_s", 0.0) for run in runs),
+    )
+
+
+def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those that have not ended."""
+    return [run for run in runs if not run.state.ended]
+
+
+def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
+    """Median seconds of a run that are no training step, by the runs that succeeded; None until one
+    has.
+    """
+    ended = [
+        run.measurement
+        for run in runs
+        if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted
+    ]
+    seen = [
+        each
+        for measurement in ended
+        if (each := seen_startup_s(measurement, settings=settings)) is not None
+    ]
+    return statistics.median(seen) if seen else None
+
+
+def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
+    """Seconds of a run that are no training step; None of one that has no time."""
+    if measurement.step_s is None or measurement.wall_s is None:
+        return None
+    warmup_s = sum(measurement.warmup_times_s) or settings.warmup_steps * measurement.step_s
+    steps = len(measurement.step_times_s) or settings.steps
+    return max(measurement.wall_s - warmup_s - steps * measurement.step_s, 0.0)
+
+
+def run_gpu_seconds(
+    *, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings
+) -> float:
+    """Devices x (start-up and all steps) of a run yet to come."""
+    return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
+
+
+def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
+    """How many of the first runs may be spent on showing axis values not yet seen, rather than on
+    expected improvement.
+
+    None where the cost model is believed within tens of per cent: what it expects of a run says
+    enough, and measured grids were searched with less regret. Else it rarely takes all of them.
+    Earlier evidence changes nothing: hosts change.
+    """
+    return (
+        _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
+    )
+
+
+def why_stop(
+    *,
+    settings: SearchSettings,
+    spent: Spent,
+    next_run_gpu_seconds: float,
+    proposal: Proposal | None,
+) -> str | None:
+    """A reason to stop now, or None.
+
+    `budget_gpu_seconds` is not overdrawn knowingly: a run that is expected to exceed it is not
+    started.
+    """
+    if proposal is None:
+        return "space_exhausted"
+    if spent.profile_runs >= settings.budget_runs:
+        return "budget_runs"
+    if (
+        settings.budget_gpu_seconds is not None
+        and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds
+    ):
+        return "budget_gpu_seconds"
+    enough = spent.profile_runs >= _least_runs(settings)
+    if (
+        enough
+        and proposal.reason != "coverage"
+        and proposal.expected_gain < settings.min_gain_fraction
+    ):
+        return "no_expected_gain"
+    return None
+
+
+def _least_runs(settings: SearchSettings) -> int:
+    return min(assumed().search.least_runs, settings.budget_runs)
+
+
+def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettings:
+    """The settings with the budget that the stored query has by now."""
+    return replace(settings, **{name: stored[name] for name in BUDGETS if name in stored})
+
+
+def progress_of(
+    runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None
+) -> JsonObject:
+    """What its runs have cost and the best of them; `expected_gain` is what another one is expected
+    to win, as a share of the best step time.
+    """
+    spent = spent_by(runs)
+    best, best_step_s = leader(runs) or (None, None)
+    its_runs = None if best is None else repeats(runs)[best.parallel]
+    return {
+        "profile_runs": spent.profile_runs,
+        "budget_runs": budget_runs,
+        "gpu_seconds": spent.gpu_seconds,
+        "queue_s": spent.queue_s,
+        "best_run_id": best.id if best else None,
+        "best_step_s": best_step_s,
+        "best_measured_s": best.measurement.measured_s if best and best.measurement else None,
+        "best_parallel": asdict(best.parallel) if best else None,
+        "best_num_runs": its_runs.num_runs if its_runs else None,
+        "best_step_s_range": [its_runs.low_s, its_runs.high_s] if its_runs else None,
+        "expected_gain_fraction": expected_gain,
+    }

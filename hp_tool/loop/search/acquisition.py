@@ -1,0 +1,164 @@
+"""What another run is expected to win, and which one: numeric kernels over the table's rows."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration
+from hp_tool.loop.calibration.evidence import BoolArray, FloatArray
+from hp_tool.loop.search.table import AxisValue, CandidateTable
+
+COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
+"""Axes whose effect on time a calibration can only learn by seeing them vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """What is known about rows from this search's own runs."""
+
+    step_s: Mapping[int, float] = field(default_factory=dict)
+    """Measured seconds of the rows that ran."""
+    memory_bytes: Mapping[int, float] = field(default_factory=dict)
+    """Measured peak of those rows, where known."""
+    measurement_ids: Mapping[int, str] = field(default_factory=dict)
+    out_of_memory: frozenset[int] = frozenset()
+    broken: frozenset[int] = frozenset()
+    """Crashed or timed out: says nothing about speed, something about what works here."""
+    pending: frozenset[int] = frozenset()
+    """Proposed or running."""
+    apart: frozenset[int] = frozenset()
+    """Not asked for this time."""
+
+    @property
+    def tried(self) -> frozenset[int]:
+        """Rows that are not proposed again."""
+        return frozenset(self.step_s) | self.out_of_memory | self.broken | self.pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The next run."""
+
+    row: int
+    expected_gain: float
+    """Expected saving as a share of the best step time so far; infinite while nothing has been
+    measured.
+    """
+    reason: str
+    """analytic_best, coverage or expected_improvement."""
+    hold_probability: float
+    """That it fits, works and does not stall."""
+
+
+def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
+    """E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2): best Phi(z) - median
+    e^(sd^2/2) Phi(z - sd).
+    """
+    from scipy.special import ndtr
+
+    z = (np.log(best_s) - np.log(median_s)) / log_sd
+    mean_s = median_s * np.exp(0.5 * log_sd**2)
+    return np.asarray(
+        np.maximum(best_s * ndtr(z) - mean_s * ndtr(z - log_sd), 0.0), dtype=np.float64
+    )
+
+
+def propose(
+    *,
+    table: CandidateTable,
+    calibration: Calibration,
+    observations: Observations,
+    coverage_runs: int,
+    rng: np.random.Generator,
+    stored: Collection[int] = (),
+) -> Proposal | None:
+    """The row to run next; None where every row that may fit has been tried.
+
+    Nothing measured yet: the greatest expected speed, none for a row that fails, little for one
+    that stalls. Then, until `coverage_runs` rows were tried, the rows that show most axis values
+    not yet seen, among those that are not much slower. Then expected improvement times the
+    probability that the row fits, works and neither stalls nor retries. Pending rows count as if
+    they had returned what is predicted for them. `stored`: rows whose measurement is there already,
+    which go first among those nearly as good.
+    """
+    free = np.ones(len(table), dtype=np.bool_)
+    free[list(observations.tried | observations.apart)] = False
+    step = table.predict_without_retries(calibration)
+    chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
+    chance = chance * _works_probability(table, observations)
+    quick = 1.0 - step.slow_probability
+    # Equal predictions are common (an axis that has no effect here); the seed, not the enumeration,
+    # breaks such ties.
+    median_s = step.regular_s * (1.0 + 1e-9 * rng.random(len(table)))
+    likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
+    if not likely.any():
+        return None
+    here = np.isin(np.arange(len(table)), list(stored))
+    known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
+    retries, slowdown, limits = table.retry_chance, table.retry_slowdown, assumed().search
+    holds = chance * quick * (1.0 - retries)
+
+    def chosen(row: int, *, gain: float, reason: str) -> Proposal:
+        return Proposal(
+            row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row])
+        )
+
+    if not known:
+        stalled_s = limits.stall_factor * median_s if step.slow is None else step.slow.step_s
+        speed = chance * (
+            quick * (1.0 - retries + retries / slowdown) / median_s + (1.0 - quick) / stalled_s
+        )
+        row = _argmin(-speed * np.where(here, limits.stored_slowdown, 1.0), likely)
+        return chosen(row, gain=np.inf, reason="analytic_best")
+    best_s = min(known)
+    gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * holds * free
+    if len(observations.tried) < coverage_runs:
+        bearable = likely & (median_s <= limits.coverage_slowdown * median_s[likely].min())
+        news = _unseen_values(table, observations) * bearable
+        if news.max() > 0:
+            row = _argmin(
+                median_s / np.where(here, limits.stored_slowdown, 1.0), news == news.max()
+            )
+            return chosen(row, gain=float(gain[row] / best_s), reason="coverage")
+    if gain.max() > 0:
+        row = int(np.argmax(gain * np.where(here, limits.stored_gain, 1.0)))
+        return chosen(row, gain=float(gain[row] / best_s), reason="expected_improvement")
+    return chosen(_argmin(median_s, likely), gain=0.0, reason="expected_improvement")
+
+
+def _argmin(values: FloatArray, where: BoolArray) -> int:
+    return int(np.argmin(np.where(where, values, np.inf)))
+
+
+def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
+    """(n,) doubt after crashes: (worked + 1) / (worked + blame + 1) of a row's least trusted axis
+    value.
+
+    One of a crashed row's values is at fault, nobody knows which: each bears an equal share of the
+    blame. Without crashes it is 1. Where a value (a schedule, a degree) has only ever crashed,
+    others are tried first.
+    """
+    probability = np.ones(len(table))
+    worked = list(observations.step_s) + list(observations.out_of_memory)
+    for values in table.axes.values() if observations.broken else ():
+        trust: dict[AxisValue, float] = {}
+        for value in {values[row] for row in observations.broken}:
+            good = sum(values[row] == value for row in worked)
+            blame = sum(values[row] == value for row in observations.broken) / len(table.axes)
+            trust[value] = (good + 1) / (good + blame + 1)
+        probability = np.minimum(probability, [trust.get(value, 1.0) for value in values])
+    return probability
+
+
+def _unseen_values(table: CandidateTable, observations: Observations) -> NDArray[np.int64]:
+    """(n,) how many of the covered axes show a value that no tried row has."""
+    count = np.zeros(len(table), dtype=np.int64)
+    for name in COVERED_AXES:
+        if name in table.axes:
+            values = table.axes[name]
+            seen = {values[row] for row in observations.tried}
+            count += np.array([value not in seen for value in values])
+    return count

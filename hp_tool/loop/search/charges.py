@@ -1,0 +1,201 @@
+"""What runs cost: the seconds that their jobs held devices, by the engine's account. Waiting for
+devices costs nothing and is a figure of its own.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+from hp_tool.domain.jobs import JobState
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.ports import Launcher, Store, Timekeeping
+from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
+from hp_tool.errors import EngineAwayError, InputError, LauncherError
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.search.fidelity import num_gpus
+from hp_tool.loop.search.problem import Question
+
+
+class Charges:
+    """Since when each job has waited and run, as its coordinator saw it: for engines that do not
+    say.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
+        """`carried_gpu_seconds`: of a check before the first run, which pays for it."""
+        self._clock, self._carried = clock, carried_gpu_seconds
+        self._started_at: dict[str, float] = {}
+        self._running_since: dict[str, float] = {}
+        self._lasted_s: dict[str, float] = {}
+
+    def start(self, run: RunRecord) -> bool:
+        """Note that a run is handed over, or was by an earlier coordinator; False if that is
+        known.
+        """
+        if run.id in self._started_at:
+            return False
+        self._started_at[run.id] = self._clock() - submitted_ago_s(run)
+        return True
+
+    def watch(self, states: Mapping[str, JobState]) -> None:
+        """Note the states of runs by their id."""
+        for run_id, state in states.items():
+            if state is JobState.RUNNING:
+                self._running_since.setdefault(run_id, self._clock())
+            elif state is JobState.QUEUED:  # or queued again
+                self._running_since.pop(run_id, None)
+
+    def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
+        """Note how long the engine had an ended job, where it says so."""
+        with contextlib.suppress(LauncherError):  # then it is as it was seen
+            if (
+                isinstance(launcher, Timekeeping)
+                and (lasted_s := launcher.lasted_s(handle)) is not None
+            ):
+                self._lasted_s[run.id] = lasted_s
+
+    def waited_s(self, run: RunRecord) -> float:
+        """Seconds since it was handed over."""
+        now = self._clock()
+        return now - self._started_at.get(run.id, now)
+
+    def ran_s(self, run: RunRecord) -> float:
+        """For how long its job has been seen to hold devices."""
+        now = self._clock()
+        return now - self._running_since.get(run.id, now)
+
+    def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
+        """What it cost, by the engine's account, or else as it was seen."""
+        carried, self._carried = self._carried, 0.0
+        return carried + _gpu_seconds(run, wall_s=measurement.wall_s, ran_s=self.ran_s(run))
+
+    def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
+        """What is kept of its job beside the measurement; nothing of a run that was never handed
+        over.
+        """
+        if run.id not in self._started_at or REUSED in run.predicted:
+            return {}
+        waited_s = self._lasted_s.get(run.id, self.waited_s(run))
+        return _account(measurement, waited_s=waited_s, ran_s=self.ran_s(run))
+
+
+def end_run(
+    run: RunRecord,
+    *,
+    store: Store,
+    launcher: Launcher,
+    lease: Lease,
+    cause: str,
+    ran_s: float = 0.0,
+) -> None:
+    """End an open run's job with every process of it, and abandon the run.
+
+    Its GPU-seconds are by the job's own account, or else by `ran_s`, for how long it was seen to
+    run; the sweep books what it turns out to have taken. An engine that is away is not waited for:
+    the search ends, and the sweep ends the job.
+    """
+    try:
+        launcher.cancel(run.job_name)
+    except EngineAwayError as error:
+        raise LauncherError(error.message) from error
+    except OSError:  # a runs folder that takes no mark
+        if run.handle is not None or launcher.find(run.job_name) is not None:
+            raise
+        # No job is there. One that a sleeping worker submits after this is ended by that worker, or
+        # by the sweep.
+    known = Measurement(status="preempted")
+    with contextlib.suppress(
+        Exception
+    ):  # whatever keeps its report back: the job is cancelled, and the run has to end
+        handle = launcher.find(run.job_name)
+        known = known if handle is None else launcher.fetch(handle)
+    gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
+    account = with_traces(_account(known, waited_s=submitted_ago_s(run), ran_s=ran_s), known)
+    store.abandon_run(
+        lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
+    )
+
+
+def finish_run(
+    run: RunRecord,
+    measurement: Measurement,
+    *,
+    store: Store,
+    lease: Lease,
+    problem: Question,
+    gpu_seconds: float,
+    account: RunAccount,
+) -> RunRecord:
+    """Store what a run brought; one whose words the database cannot hold crashed, which ends no
+    search.
+    """
+    store_it = partial(
+        store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account
+    )
+    try:
+        return store_it(measurement=problem.new_measurement(run=run, measurement=measurement))
+    except InputError as error:
+        cause = f"its result cannot be stored: {error.message}"
+        crashed = Measurement(
+            status="crashed", cause=cause, wall_s=measurement.wall_s, log_tail=measurement.log_tail
+        )
+        return store_it(measurement=problem.new_measurement(run=run, measurement=crashed))
+
+
+def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
+    """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its
+    log, but no result.
+    """
+    cause = f"the engine ended the job: {state}"
+    try:
+        known = launcher.fetch(handle)
+    except (LauncherError, OSError):
+        return Measurement(status="preempted", cause=cause)
+    return Measurement(
+        status="preempted",
+        cause=known.cause if known.status == "preempted" and known.cause else cause,
+        hardware=known.hardware,
+        wall_s=known.wall_s,
+        log_tail=known.log_tail,
+        suspects=known.suspects,
+    )
+
+
+def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
+    """The account of a run that is given up, whose nodes and log no measurement keeps."""
+    traces: RunAccount = {}
+    if measurement.hardware is not None:
+        traces["hosts"] = list(measurement.hardware.hosts)
+    if measurement.log_tail:
+        traces["log_tail"] = measurement.log_tail
+    if measurement.suspects:
+        traces["suspects"] = list(measurement.suspects)
+    return {**account, **traces}
+
+
+def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that
+    others are not to meet them.
+    """
+    suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
+    return tuple(
+        sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures)
+    )
+
+
+def submitted_ago_s(run: RunRecord) -> float:
+    """Seconds since the run was handed over; 0 of one that was not."""
+    if run.submitted_at is None:
+        return 0.0
+    return max((datetime.now(UTC) - run.submitted_at).total_seconds(), 0.0)
+
+
+def _account(measurement: Measurement, *, waited_s: float, ran_s: float) -> RunAccount:
+    wall_s = ran_s if measurement.wall_s is None else measurement.wall_s
+    return {"queue_s": max(waited_s - wall_s, 0.0), "wall_s": wall_s}
+
+
+def _gpu_seconds(run: RunRecord, *, wall_s: float | None, ran_s: float) -> float:
+    return (ran_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)

@@ -1,0 +1,538 @@
+"""The loop of one search: propose, intend, submit, poll, fetch, store, learn, and again. All
+effects go through ports.
+
+Whatever happens to this process, the next coordinator finds in the store what was intended and at
+the engine what was submitted, and goes on from there: finished runs are never repeated, running
+ones are adopted by their job's name.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+
+from hp_tool.domain.jobs import JobState
+from hp_tool.domain.measurement import KILLED, Measurement
+from hp_tool.domain.ports import Launcher, Queueing, Store
+from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
+from hp_tool.errors import (
+    ConflictError,
+    EngineAwayError,
+    InputError,
+    LauncherError,
+    LimitError,
+    RefusedError,
+)
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.search.account import Outcome, open_runs, progress_of, startup_s, with_budget
+from hp_tool.loop.search.charges import (
+    Charges,
+    end_run,
+    failed_hosts,
+    finish_run,
+    taken_off,
+    with_traces,
+)
+from hp_tool.loop.search.fidelity import WHOLE, extrapolated
+from hp_tool.loop.search.planner import Nothing, Planner, to_try_again
+from hp_tool.loop.search.problem import Question
+from hp_tool.loop.search.rivals import Share, shares
+from hp_tool.loop.search.study import StudyProjection
+from hp_tool.loop.search.terms import Site, Timing
+from hp_tool.loop.search.underway import Watched
+
+FULL_POLL_S = 1.0
+"""How often a search looks whether the cluster has room again."""
+MAX_ENGINE_FAILURES = 20
+"""Polls in a row that the engine may leave unanswered."""
+FOLDER_PATIENCE_S = 300.0
+"""How long a coordinator waits for a runs folder, an engine, or room on its cluster; then the
+search goes back to the queue: another host may be sound, and this search may be the only one that
+can end the runs that fill the cluster.
+"""
+LONGEST_FOLDER_WAIT_S = 5.0
+Report = Callable[[str, JsonObject], None]
+
+
+class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between and during runs
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class Coordinator:
+    """Runs one search under its lease. Not reusable, not for several threads."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        launcher: Launcher,
+        lease: Lease,
+        problem: Question,
+        projection: StudyProjection,
+        site: Site,
+        timing: Timing,
+        reusable: Mapping[str, str] | None = None,
+        report: Report = lambda kind, payload: None,
+        should_release: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`reusable`: ids of stored measurements that stand for runs, by configuration digest.
+        `report` hears of each event. `should_release`: this process is asked to end; the search
+        goes back to the queue with its job running, for the next one to adopt.
+        """
+        self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
+        self._projection = projection
+        self._planner = Planner(
+            problem=problem,
+            projection=projection,
+            available_gpus=launcher.hardware().num_gpus,
+            reusable=reusable or {},
+        )
+        self._site, self._timing = site, timing
+        self._report, self._should_release = report, should_release
+        self._renewed_at = -float("inf")
+        self._charges = Charges(clock=timing.clock, carried_gpu_seconds=site.check_gpu_seconds)
+        self._watched = Watched(launcher=launcher, clock=timing.clock)
+        self._pending: JsonObject | None = None
+        self._expected_gain: float | None = None
+        self._waiting_for: str | None = None
+        self._waiting_since, self._full_since = 0.0, timing.clock()
+
+    def run(self) -> Outcome:
+        """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs
+        untouched, where another coordinator took over, and LauncherError where the engine stays out
+        of reach.
+        """
+        try:
+            self._progress(
+                self._runs()
+            )  # what an earlier coordinator waited for may be there by now
+            while True:
+                try:
+                    self._turn()
+                except (OSError, EngineAwayError) as error:
+                    self._wait_out(error)
+        except _Stop as stop:
+            outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
+        except KeyboardInterrupt:
+            with contextlib.suppress(
+                LauncherError, OSError
+            ):  # a run that cannot be ended is for whoever resumes the search
+                self._end_open_jobs(cause="interrupted")
+            outcome = Outcome(state="paused", stopped_because="interrupted")
+        self._projection.sync(self._runs())
+        return outcome
+
+    def _turn(self) -> None:
+        """Start one more run if there is room and it may pay off, else wait for those under way.
+        Raises _Stop at the end.
+        """
+        record = self._heartbeat(every_s=0.0)
+        unfinished = open_runs(runs := self._runs())
+        pausing = record is not None and record.requested == "pause"
+        room = (
+            len(unfinished) < self._problem.settings.parallel_runs
+            and not pausing
+            and self._has_room()
+        )
+        try:
+            reason = self._next(runs) if room else None
+        except LimitError:  # another search was faster
+            room, reason = False, None
+        self._full_since = self._timing.clock() if room or unfinished else self._full_since
+        if room and reason is None:
+            return
+        if unfinished:
+            self._advance(unfinished)
+        elif pausing:
+            raise _Stop(Outcome(state="paused", stopped_because="paused"))
+        elif not room:  # other searches have all that the cluster gives
+            if self._timing.clock() - self._full_since > FOLDER_PATIENCE_S:
+                raise _Stop(Outcome(state="released", stopped_because="released"))
+            self._timing.sleep(FULL_POLL_S)
+        else:
+            raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
+
+    def _wait_out(self, error: OSError | EngineAwayError) -> None:
+        """Wait and report why before the next try: the runs folder is full, read-only or away, or
+        the engine is.
+        """
+        now = self._timing.clock()
+        if self._waiting_for is None:
+            what = (
+                f"{error.strerror or error}: {error.filename}"
+                if isinstance(error, OSError)
+                else error.message
+            )
+            self._waiting_for, self._waiting_since = what, now
+            payload = {"waiting_for": self._waiting_for}
+            self._progress(self._runs())
+            self._store.append_event(lease=self._lease, kind="waiting", payload=payload)
+            self._report("waiting", payload)
+        waited_s = now - self._waiting_since
+        if waited_s > FOLDER_PATIENCE_S:
+            raise _Stop(Outcome(state="released", stopped_because="released"))
+        self._timing.sleep(min(max(waited_s, self._timing.poll_s), LONGEST_FOLDER_WAIT_S))
+
+    def _stop_waiting(self) -> None:
+        """Report that the engine and its folder answer again."""
+        if self._waiting_for is not None:
+            self._waiting_for = None
+            self._progress(self._runs())
+
+    def _next(self, runs: list[RunRecord]) -> str | None:
+        """Decide on the next run and store the intent; the reason where another run cannot pay."""
+        self._projection.sync(runs)
+        proposal = self._projection.proposal() if to_try_again(runs) is None else None
+        decision = self._planner.decide(runs, proposal)
+        if to_try_again(runs) is None:
+            gain = proposal.expected_gain if proposal else 0.0
+            self._expected_gain = gain if math.isfinite(gain) else None
+        self._progress(runs)
+        if isinstance(decision, Nothing):
+            return decision.reason
+        run = self._store.intend_run(
+            lease=self._lease,
+            parallel=decision.parallel,
+            fidelity=decision.fidelity,
+            predicted=decision.predicted,
+            limit=self._site.limit,
+        )
+        if (
+            run.state.ended
+        ):  # the store repeats no run: without its measurement it would be proposed for ever
+            raise ConflictError(
+                f"Run {run.number} has ended, but its measurement is missing, so this search "
+                "cannot go on. "
+                "Start a new search with the same query.",
+                code="measurement_missing",
+            )
+        if decision.trial is not None and decision.calibration is not None:
+            self._projection.bind(trial=decision.trial, run=run)
+            payload = {
+                "run_id": run.id,
+                "number": run.number,
+                "parallel": asdict(run.parallel),
+                "calibrated_step_s": decision.predicted["calibrated_step_s"],
+                "chosen_by": decision.predicted["chosen_by"],
+                "hold_probability": decision.predicted["hold_probability"],
+                "calibration": decision.calibration.summary(),
+            }
+            self._store.append_event(lease=self._lease, kind="proposed", payload=payload)
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether the cluster takes one more run of any search. A check before planning one;
+        `intend_run` decides.
+        """
+        limit = self._site.limit
+        return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
+
+    def _advance(self, unfinished: list[RunRecord]) -> None:
+        """Start what was only intended, wherever an earlier coordinator left it, and wait until one
+        of the jobs has ended.
+        """
+        waiting: dict[str, RunRecord] = {}
+        for run in unfinished:
+            if REUSED in run.predicted:
+                earlier = self._store.get_measurement(measurement_id=run.predicted[REUSED])
+                self._finish(run, earlier.measurement, gpu_seconds=0.0)
+                return
+            if self._charges.start(run):
+                self._report("run_started", _about(run))
+            try:
+                waiting[run.handle or self._submit(run)] = run
+            except RefusedError as error:
+                self._refuse(run, error.message)
+                return
+            except EngineAwayError:
+                if not waiting:  # else tried again once one of those has ended
+                    raise
+            except LauncherError as error:
+                self._give_back(
+                    run, Measurement(status="crashed", cause=f"not submitted: {error.message}")
+                )
+                return
+            except InputError as error:
+                # this launcher will never run it: no attempt more, and no end of the search
+                self._finish(
+                    run,
+                    Measurement(status="crashed", cause=f"not submitted: {error.message}"),
+                    gpu_seconds=0.0,
+                )
+                return
+        for handle, state in self._wait(waiting).items():
+            self._end(waiting[handle], handle, state)
+
+    def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
+        """Store what an ended job brought."""
+        self._charges.end(run, handle, launcher=self._launcher)
+        measurement = (
+            self._launcher.fetch(handle)
+            if state is JobState.FINISHED
+            else taken_off(self._launcher, handle, state)
+        )
+        if measurement.refused:
+            self._refuse(run, measurement.cause or "the job never began", measurement)
+        elif measurement.cause == KILLED and any(
+            each.digest == run.digest and each.cause == KILLED for each in self._runs()
+        ):
+            blamed = replace(measurement, status="crashed")
+            self._finish(run, blamed, gpu_seconds=self._charges.gpu_seconds(run, blamed))
+        elif measurement.status == "preempted":
+            self._give_back(run, measurement)
+        else:
+            self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
+
+    def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
+        """Give up the run, and with it the search: others would be refused as well. A site that has
+        run jobs of this search refused this one for its size, or one of its nodes is at fault: then
+        what is known so far is the result. Raises RefusedError, or _Stop.
+        """
+        with contextlib.suppress(LauncherError, OSError):
+            self._launcher.cancel(run.job_name)
+        self._abandon(
+            run, replace(measurement or Measurement(status="crashed", wall_s=0.0), cause=cause)
+        )
+        if any(
+            each.measurement is not None and each.measurement.status == "ok"
+            for each in self._runs()
+        ):
+            self._end_open_jobs(cause="the site refused a run")
+            raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
+        raise RefusedError(f"the cluster runs no such job: {cause}")
+
+    def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
+        """Abandon an attempt that says nothing about the configuration, to be tried again a few
+        times (`Search.attempts`).
+        """
+        with contextlib.suppress(
+            LauncherError, OSError
+        ):  # the sweeper cancels what an unreachable engine still runs
+            self._launcher.cancel(run.job_name)
+        if run.attempt + 1 >= assumed().search.attempts:
+            self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
+        else:
+            self._abandon(run, measurement)
+
+    def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
+        """Store a run that says nothing about its configuration, with what is known of its job."""
+        cause, gpu_seconds = (
+            measurement.cause or measurement.status,
+            self._charges.gpu_seconds(run, measurement),
+        )
+        account = with_traces(self._charges.account(run, measurement), measurement)
+        self._store.abandon_run(
+            lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
+        )
+        self._report("run_abandoned", {**_about(run), "cause": cause})
+
+    def _runs(self) -> list[RunRecord]:
+        return self._store.runs(search_id=self._lease.search_id)
+
+    def _submit(self, run: RunRecord) -> str:
+        """Start the job of a stored intent, or find it started: submission is idempotent by the
+        run's job name.
+        """
+        runs = self._runs()
+        seen_s = startup_s(runs, settings=self._problem.settings)
+        request = self._problem.request(
+            run, best_step_s=self._planner.best_step_s(run, runs), startup_s=seen_s
+        )
+        plan = self._launcher.plan(request, job_name=run.job_name)
+        excluded = tuple(dict.fromkeys((*self._site.avoided_hosts, *failed_hosts(runs))))
+        plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._site.owner)
+        handle = self._launcher.submit(plan)
+        try:
+            self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
+        except ConflictError:
+            # We were away, and another coordinator took over. One that adopted the run watches this
+            # job; of a run that is over, by itself or with its search, nobody does.
+            now = self._store.get_run(search_id=run.search_id, run_id=run.id)
+            if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
+                self._launcher.cancel(run.job_name)
+            raise
+        return handle
+
+    def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
+        """Poll until a job has ended, keeping the lease and watching for a cancel; those that have,
+        with their states.
+        """
+        failures = 0
+        while True:
+            states: dict[str, JobState] = {}
+            try:
+                answer = self._launcher.poll(list(handles))
+                states = {handle: answer.get(handle, JobState.LOST) for handle in handles}
+                failures = 0
+            except LauncherError:
+                failures += 1
+                if failures >= MAX_ENGINE_FAILURES:
+                    raise
+            if states:
+                self._charges.watch({handles[handle].id: state for handle, state in states.items()})
+                self._tell_pending(handles, states)
+                if self._watched.look(handles, states):
+                    self._progress(self._runs())
+            if ended := {handle: state for handle, state in states.items() if not state.is_open}:
+                return ended
+            if states:
+                self._stop_waiting()
+                self._enforce_queue_timeout(handles, states)
+            self._heartbeat(every_s=min(self._timing.lease_s / 3, 2.0))
+            self._timing.sleep(self._timing.poll_s)
+
+    def _tell_pending(
+        self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
+    ) -> None:
+        """Show that a job waits for devices, why, and when it is expected to start; or that none
+        waits any more.
+        """
+        queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
+        waiting = (
+            self._launcher.waiting(queued[0])
+            if queued and isinstance(self._launcher, Queueing)
+            else None
+        )
+        pending = (
+            None
+            if not queued
+            else {"runs": len(queued), **({} if waiting is None else asdict(waiting))}
+        )
+        if pending == self._pending:
+            return
+        reason, before = (
+            None if each is None else each.get("reason") for each in (pending, self._pending)
+        )
+        self._pending = pending
+        self._progress(self._runs())
+        if pending is not None and reason != before:  # the expected start changes all the time
+            run = handles[queued[0]]
+            payload = {"run_id": run.id, "number": run.number, **pending}
+            self._store.append_event(lease=self._lease, kind="pending", payload=payload)
+            self._report("pending", payload)
+
+    def _enforce_queue_timeout(
+        self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
+    ) -> None:
+        """Take back a run that has waited for devices as long as it may, and end the search.
+
+        Raises LauncherError `queue_timeout`, or _Stop where something was measured.
+        """
+        limit_s = self._problem.settings.queue_timeout_s
+        late = [
+            handles[handle]
+            for handle, state in states.items()
+            if state is JobState.QUEUED
+            and limit_s is not None
+            and self._charges.waited_s(handles[handle]) > limit_s
+        ]
+        if not late:
+            return
+        reason = (self._pending or {}).get("reason")
+        cause = f"not started within search.queue_timeout_s of {limit_s:g} s" + (
+            f" ({reason})" if reason else ""
+        )
+        self._end_open_jobs(cause=cause)
+        if any(
+            each.measurement is not None and each.measurement.status == "ok"
+            for each in self._runs()
+        ):
+            raise _Stop(Outcome(state="succeeded", stopped_because="queue_timeout"))
+        raise LauncherError(
+            f"run {late[0].number} was {cause}",
+            code="queue_timeout",
+            field="search.queue_timeout_s",
+        )
+
+    def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
+        own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
+        for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
+            config = self._problem.candidates.config(row)
+            rival = self._store.intend_run(
+                lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted
+            )
+            self._store_end(rival, share)
+        self._store_end(
+            run, own
+        )  # last: until then the job is found again, should this worker be lost
+        self._stop_waiting()
+
+    def _store_end(self, run: RunRecord, share: Share) -> None:
+        measurement = extrapolated(run, share.measurement, runs=self._runs())
+        stored = finish_run(
+            run,
+            measurement,
+            store=self._store,
+            lease=self._lease,
+            problem=self._problem,
+            gpu_seconds=share.gpu_seconds,
+            account=self._charges.account(run, measurement),
+        )
+        outcome = stored.measurement or measurement
+        step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}
+        self._report(
+            "run_finished",
+            {**_about(run), "status": outcome.status, "cause": outcome.cause, **step},
+        )
+
+    def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
+        """Renew the lease when it is due, and carry out a cancel or release at once.
+
+        A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it
+        finish, since its result is nearly paid for; the loop looks at the returned record.
+        """
+        if self._should_release():
+            raise _Stop(Outcome(state="released", stopped_because="released"))
+        if self._timing.clock() - self._renewed_at < every_s:
+            return None
+        record = self._store.renew_lease(lease=self._lease, lease_s=self._timing.lease_s)
+        self._renewed_at = self._timing.clock()
+        self._follow_budget(record)
+        if record.requested == "cancel":
+            self._end_open_jobs(cause="cancelled")
+            raise _Stop(Outcome(state="cancelled", stopped_because="cancelled"))
+        return record
+
+    def _follow_budget(self, record: SearchRecord) -> None:
+        """A budget that was changed meanwhile holds from here on."""
+        settings = with_budget(self._problem.settings, stored=record.query.get("search") or {})
+        if settings != self._problem.settings:
+            self._problem = replace(self._problem, settings=settings)
+            self._planner = replace(self._planner, problem=self._problem)
+
+    def _end_open_jobs(self, *, cause: str) -> None:
+        """End the jobs of all open runs with every process of theirs, and say so in the store."""
+        for run in open_runs(self._runs()):
+            ran_s = self._charges.ran_s(run)
+            end_run(
+                run,
+                store=self._store,
+                launcher=self._launcher,
+                lease=self._lease,
+                cause=cause,
+                ran_s=ran_s,
+            )
+
+    def _progress(self, runs: list[RunRecord]) -> None:
+        progress = progress_of(
+            runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain
+        )
+        beside = {
+            "waiting_for": self._waiting_for,
+            "pending": self._pending,
+            "underway": self._watched.jobs or None,
+        }
+        self._store.set_progress(
+            lease=self._lease,
+            progress=progress | {k: v for k, v in beside.items() if v is not None},
+        )
+
+
+def _about(run: RunRecord) -> JsonObject:
+    return {
+        "run_id": run.id,
+        "number": run.number,
+        "parallel": asdict(run.parallel),
+        "predicted": run.predicted,
+    }

@@ -1,0 +1,239 @@
+"""Cheaper runs that stand for a configuration: what may be left out of it, and what their step time
+implies for the whole.
+
+A reduced run keeps what decides a step's character: tensor, context and pipeline groups as they
+are, data-parallel groups that still cross nodes where the whole ones do, a pipeline that still
+fills and drains. Fewer replicas save devices, fewer micro-batches and layers save seconds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import Repeats
+from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.profiling import Sizes
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration
+from hp_tool.loop.calibration.evidence import FloatArray
+
+WHOLE = Fidelity()
+EXTRAPOLATION_RATIO = "extrapolation_ratio"
+"""In a reduced run's prediction: predicted seconds of the whole step by those of the reduced
+one.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """A reduced run of one configuration, with what the cost model says of it."""
+
+    fidelity: Fidelity
+    num_gpus: int
+    parts_s: Mapping[str, FloatArray]
+    """Uncalibrated exposed seconds of its step by part, each (1,)."""
+    layer_passes: FloatArray
+    """(1,) see `calibration.Evidence`."""
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `calibration.residual_features`, each (1,)."""
+    crowding: float = 1.0
+    """Processes a core in the whole run by those in this one: a CPU's processes share cores, which
+    no cost model knows.
+    """
+
+    def step_s(self, calibration: Calibration) -> float:
+        """What its step is expected to take by now."""
+        step = calibration.step_time.predict(
+            parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
+        )
+        return float(step.median_s[0])
+
+
+def reduced(
+    *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
+) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
+    """The model, workload and configuration with the layers, replicas and micro-batches of
+    `fidelity`; the batch follows.
+    """
+    replicas = fidelity.data_parallel_size or parallel.data_parallel_size
+    micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
+    return (
+        replace(model, num_hidden_layers=fidelity.num_hidden_layers or model.num_hidden_layers),
+        replace(training, global_batch_size=replicas * micro_batches * parallel.micro_batch_size),
+        replace(parallel, data_parallel_size=replicas),
+    )
+
+
+def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
+    """Devices of a run; of a way to serve one replica runs."""
+    model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if isinstance(parallel, ServingConfig):
+        return model_ranks
+    model_ranks *= parallel.context_parallel_size
+    return model_ranks * (fidelity.data_parallel_size or parallel.data_parallel_size)
+
+
+def replicas_kept(
+    sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
+) -> NDArray[np.int64]:
+    """(n,) the fewest replicas with the communication pattern of all d: two, or as many as reach a
+    second node where d do.
+
+    Ranks are laid out tensor, context, data, pipeline: a data-parallel group spans t c d
+    neighbours.
+    """
+    d = np.asarray(data_parallel_size)
+    neighbours = np.asarray(sizes.tensor_parallel_size * sizes.context_parallel_size)
+    crossing = np.where(neighbours * d > gpus_per_node, gpus_per_node // neighbours + 1, 2)
+    wanted = np.minimum(np.maximum(crossing, 2), d)
+    kept = d.copy()
+    for degree in np.unique(
+        d
+    ):  # replicas stay divisors, so that shards and batches divide as before
+        divisors = np.array([k for k in range(1, int(degree) + 1) if degree % k == 0])
+        rows = d == degree
+        kept[rows] = divisors[np.searchsorted(divisors, wanted[rows])]
+    return kept
+
+
+def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
+    """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as
+    interleaving wants.
+    """
+    return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
+
+
+class Outcome(Protocol):
+    """A run, in full or as the figures of one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parallel(self) -> RunConfig: ...
+    @property
+    def fidelity(self) -> Fidelity: ...
+    @property
+    def status(self) -> MeasurementStatus | None: ...
+    @property
+    def objective_s(self) -> float | None: ...
+
+
+Run = TypeVar("Run", bound=Outcome)
+
+
+def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
+    """The run whose outcome counts, by configuration: the last whole one that worked, else the last
+    whole, else the last.
+
+    What a reduced run implied is void once the whole of it failed; not if that was cut off by its
+    time limit, which says nothing about the configuration.
+    """
+    counting: dict[RunConfig, Run] = {}
+    for run in runs:
+        if run.status is not None:
+            earlier = counting.get(run.parallel)
+            if earlier is None or _rank(run) >= _rank(earlier):
+                counting[run.parallel] = run
+    return counting
+
+
+def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
+    """What the runs of each configuration say together; those without a step time are left out."""
+    times_s: dict[RunConfig, list[float]] = {}
+    for run in runs:
+        if run.objective_s is not None and run.fidelity.is_whole:
+            times_s.setdefault(run.parallel, []).append(run.objective_s)
+    repeated: dict[RunConfig, Repeats] = {}
+    for parallel, run in standing(runs).items():
+        if (step_s := run.objective_s) is not None:
+            times = times_s.get(parallel, [step_s])  # a reduced run alone
+            low_s, high_s = min(times), max(times)
+            repeated[parallel] = Repeats(
+                run_id=run.id,
+                step_s=step_s,
+                num_runs=len(times),
+                low_s=low_s,
+                high_s=high_s,
+                reduced=not run.fidelity.is_whole,
+            )
+    return repeated
+
+
+def _rank(run: Outcome) -> int:
+    if run.status == "timeout":
+        return -1
+    return (1 + (run.status == "ok")) if run.fidelity.is_whole else 0
+
+
+def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
+    """The run with the shortest known step of those that count, and that step's seconds."""
+    timed = [
+        (run, run.measurement.objective_s)
+        for run in standing(runs).values()
+        if run.measurement is not None
+    ]
+    return min(
+        ((run, step_s) for run, step_s in timed if step_s is not None),
+        key=lambda pair: pair[1],
+        default=None,
+    )
+
+
+def extrapolated(
+    run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
+) -> Measurement:
+    """A reduced run's measurement with what it implies for the whole configuration.
+
+    predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from
+    configurations of this search that ran both ways, and half believed after a few such pairs
+    (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
+    """
+    if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
+        return measurement
+    pairs, own, common = (
+        _pairs(runs),
+        assumed().search.extrapolation_log_sd,
+        assumed().search.extrapolation_bias_log_sd,
+    )
+    certainty = len(pairs) / own**2 + 1.0 / common**2
+    bias = sum(pairs) / own**2 / certainty
+    log_sd = math.sqrt(own**2 + 1.0 / certainty)
+    step_s = measurement.step_s * run.predicted[EXTRAPOLATION_RATIO] * math.exp(bias)
+    spread = math.exp(NORMAL_QUANTILE * log_sd)
+    return replace(
+        measurement,
+        fidelity=run.fidelity,
+        extrapolated_step_s=step_s,
+        extrapolated_step_s_interval=(step_s / spread, step_s * spread),
+    )
+
+
+def _pairs(runs: Sequence[RunRecord]) -> list[float]:
+    """ln(measured whole / extrapolated without bias) of each configuration that ran both ways."""
+    whole: dict[RunConfig, float] = {}
+    implied: dict[RunConfig, float] = {}
+    for run in runs:
+        if run.measurement is None or run.measurement.step_s is None:
+            continue
+        if run.fidelity.is_whole:
+            whole[run.parallel] = run.measurement.step_s
+        else:
+            implied[run.parallel] = run.measurement.step_s * run.predicted[EXTRAPOLATION_RATIO]
+    return [
+        math.log(whole[parallel] / implied[parallel]) for parallel in implied if parallel in whole
+    ]
+
+
+def num_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
+    """m = B / (d b)."""
+    return training.global_batch_size // (parallel.data_parallel_size * parallel.micro_batch_size)

@@ -1,0 +1,95 @@
+"""How far measured step times may be off: the steps of one run scatter, and so do runs of one
+configuration.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.hardware import Kind
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.serving import RunConfig
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration.posterior import OwnRuns, ratio, repeat_log_sd
+
+_MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
+"""Standard error of a median by that of a mean, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """The step times of configurations that ran as a whole, and how far they may be off."""
+
+    known: Mapping[RunConfig, tuple[float, float]]
+    """(seconds, log_sd) by configuration: the mean of its runs by their certainty, as
+    `posterior.combined` takes it.
+    """
+    repeat_log_sd: float
+    """Standard deviation of ln(seconds) between runs of one configuration, see
+    `calibration.posterior`.
+    """
+    num_repeats: int
+    """Runs of a configuration that had run before; without any the noise is an assumed one."""
+
+    def ratio(self, one: RunConfig, other: RunConfig) -> tuple[float, float, float]:
+        """(seconds of one / seconds of the other, low, high), 90 %."""
+        factor, low, high = ratio(self.known[one], self.known[other], quantile=NORMAL_QUANTILE)
+        return float(factor), float(low), float(high)
+
+
+def measured_steps(
+    runs: Sequence[RunRecord],
+    *,
+    kind: Kind,
+    seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s,
+) -> MeasuredSteps:
+    """Return what whole runs that worked measured. ln(seconds) of run i has variance u_i = max(s^2,
+    e_i^2): s is the noise of repeats, e_i that of its own steps. `seconds`: the figure of a run
+    that is compared.
+    """
+    worked = [
+        (run, figure)
+        for run in runs
+        if run.measurement is not None
+        and run.status == "ok"
+        and run.fidelity.is_whole
+        and (figure := seconds(run.measurement))
+    ]
+    configs = list(dict.fromkeys(run.parallel for run, _ in worked))
+    repeated = OwnRuns(
+        row=np.array([configs.index(run.parallel) for run, _ in worked], dtype=np.intp),
+        value=np.array([figure for _, figure in worked], dtype=np.float64),
+        log_sd=np.array(
+            [spread_of(run.measurement) if run.measurement else 0.0 for run, _ in worked],
+            dtype=np.float64,
+        ),
+    )
+    noise = repeat_log_sd(repeated, kind=kind)
+    known = {}
+    for place, config in enumerate(configs):
+        log_s, variance = repeated.mean(place, noise_log_sd=noise)
+        known[config] = math.exp(log_s), math.sqrt(variance)
+    return MeasuredSteps(known=known, repeat_log_sd=noise, num_repeats=len(worked) - len(configs))
+
+
+def standard_error_s(measurement: Measurement) -> float:
+    """Return the standard error of a run's median step time: by how its steps scattered, for one
+    step by how they do elsewhere, and 0 without any.
+    """
+    times = measurement.repetitions_s
+    if len(times) < 2:
+        return assumed().search.single_step_sd * sum(times)
+    return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
+
+
+def spread_of(measurement: Measurement) -> float:
+    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered;
+    0 without any.
+    """
+    times = measurement.repetitions_s
+    return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0

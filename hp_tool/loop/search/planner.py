@@ -1,0 +1,355 @@
+"""Which run comes next: a retry, the baseline, the proof of a leader in doubt, or what the sampler
+proposes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from optuna.trial import Trial
+
+from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.hardware import Kind
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
+from hp_tool.domain.serving import RunConfig
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration
+from hp_tool.loop.search.account import (
+    Spent,
+    open_runs,
+    run_gpu_seconds,
+    spent_by,
+    startup_s,
+    why_stop,
+)
+from hp_tool.loop.search.acquisition import Proposal
+from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
+from hp_tool.loop.search.noise import measured_steps
+from hp_tool.loop.search.problem import Question
+from hp_tool.loop.search.rivals import BESIDE, DIGEST, RIVALS, configurations, num_jobs, rivals_of
+from hp_tool.loop.search.study import StudyProjection
+
+CONFIRMATION = "confirmation"
+"""Why a run was chosen: the best so far was only seen reduced."""
+
+REPEAT = "repeat"
+"""Why a run was chosen: noise leaves open whether the leader leads."""
+BASELINE = "baseline"
+"""Why a run was chosen: the answer is compared with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """A run worth doing."""
+
+    parallel: RunConfig
+    fidelity: Fidelity
+    predicted: JsonObject
+    trial: Trial | None = None
+    """The study's, where the sampler proposed it."""
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """No further run, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Decides from everything that has run so far; the same runs give the same decision."""
+
+    problem: Question
+    projection: StudyProjection
+    available_gpus: int
+    """Devices that the launcher can give one job."""
+    reusable: Mapping[str, str]
+    """Ids of stored measurements that stand for runs, by configuration digest."""
+
+    def decide(self, runs: Sequence[RunRecord], proposal: Proposal | None) -> NextRun | Nothing:
+        """The next run, or why there is none. Open runs count in the budgets as if they had
+        ended.
+        """
+        again = to_try_again(runs)
+        if again is not None:
+            return NextRun(
+                parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted
+            )
+        settings, spent = self.problem.settings, spent_by(runs)
+        underway, waiting = len(open_runs(runs)), configurations(open_runs(runs))
+        average_s, beside_s = gpu_seconds_by_job(runs)
+        waiting_s = underway * average_s + (waiting - underway) * beside_s
+        started = Spent(
+            profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting_s
+        )
+        reason = why_stop(
+            settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal
+        )
+        if baseline := self._baseline(runs, started, average_s):
+            return baseline
+        stopping = reason is not None
+        if not waiting and (
+            proof := self._confirmation(runs, started, average_s=average_s, stopping=stopping)
+        ):
+            return proof
+        if reason is not None or proposal is None:
+            return Nothing(reason=reason or "space_exhausted")
+        runs_left = settings.budget_runs - started.profile_runs
+        kept_back = (
+            1 if settings.budget_runs > assumed().search.least_runs else 0
+        )  # for the leader again
+        beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
+        if settings.budget_gpu_seconds is not None and beside_s > 0.0:
+            left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
+            beside = min(beside, int(left_s / beside_s))
+        return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
+
+    def startup_s(self, runs: Sequence[RunRecord]) -> float:
+        """Seconds of a run to come before its first step."""
+        seen_s = startup_s(runs, settings=self.problem.settings)
+        return self.problem.assumed_startup_s if seen_s is None else seen_s
+
+    def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
+        """Seconds of a step that a run's are hopeless against: the best known; of the first run on
+        GPUs, its own prediction, since one that stalls has nothing more to say. A CPU's predictions
+        may be off by as much themselves.
+        """
+        if (known := leader(runs)) is not None:
+            return known[1]
+        return (
+            run.predicted["calibrated_step_s"] if self.problem.cluster.gpu.kind == "gpu" else None
+        )
+
+    def _proposed(
+        self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int
+    ) -> NextRun:
+        """The proposed run, with `beside` more configurations in its job at most."""
+        trial, row = self.projection.ask()
+        parallel = self.problem.candidates.config(row)
+        calibration = self._calibration()
+        predicted = self.problem.predicted(row=row, calibration=calibration, proposal=proposal)
+        reused = self.reusable.get(configuration_digest(parallel=parallel))
+        if reused is not None:
+            predicted |= {REUSED: reused}
+        reduction = (
+            None
+            if reused is not None
+            else self._reduction(runs, parallel, predicted, calibration, runs_left=runs_left)
+        )
+        if reduction is not None:
+            predicted |= _of_reduction(reduction, predicted, calibration)
+        elif reused is None:
+            predicted |= self._rivals(runs, row, calibration, count=beside)
+        fidelity = WHOLE if reduction is None else reduction.fidelity
+        return NextRun(
+            parallel=parallel,
+            fidelity=fidelity,
+            predicted=predicted,
+            trial=trial,
+            calibration=calibration,
+        )
+
+    def _rivals(
+        self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int
+    ) -> JsonObject:
+        """What the job of a row's run runs afterwards, as the run's prediction keeps it: the
+        baseline first.
+        """
+        apart = self.problem.apart(row)
+        baseline = self._baseline_row(runs) if count > 0 else None
+        first = (
+            []
+            if baseline in (None, row) or baseline in apart
+            else [_anyway(baseline, reason=BASELINE)]
+        )
+        others = self.projection.rivals(count=count, apart=apart) if count > 0 else []
+        proposals = [*first, *(each for each in others if each.row != baseline)][:count]
+        beside = [
+            {
+                DIGEST: self.problem.digest(each.row),
+                **self.problem.predicted(row=each.row, calibration=calibration, proposal=each),
+            }
+            for each in proposals
+        ]
+        return {RIVALS: beside} if beside else {}
+
+    def _reduction(
+        self,
+        runs: Sequence[RunRecord],
+        parallel: RunConfig,
+        predicted: JsonObject,
+        calibration: Calibration,
+        *,
+        runs_left: int,
+    ) -> Reduction | None:
+        """A reduced run in place of the whole one: where the launcher has too few devices, or where
+        it saves half the cost and a run is left to prove the leader with.
+        """
+        settings = self.problem.settings
+        must = num_gpus(parallel) > self.available_gpus
+        if settings.fidelity == "full" or (runs_left < 2 and not must):
+            return None
+        reduction = self.problem.reduction(parallel)
+        if reduction is None or must:
+            return reduction
+        cost = partial(run_gpu_seconds, startup_s=self.startup_s(runs), settings=settings)
+        whole = cost(num_gpus=num_gpus(parallel), step_s=predicted["calibrated_step_s"])
+        part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
+        return reduction if part <= assumed().search.reduced_cost_share * whole else None
+
+    def _baseline(
+        self, runs: Sequence[RunRecord], spent: Spent, average_s: float
+    ) -> NextRun | None:
+        """A run of the configuration that the answer is compared with, after the first run was
+        chosen without it.
+        """
+        row = self._baseline_row(runs)
+        if row is None or not runs or not self._affordable(spent, average_s):
+            return None
+        reused = self.reusable.get(self.problem.digest(row))
+        return self._again(
+            self.problem.candidates.config(row), fidelity=WHOLE, reason=BASELINE, reused=reused
+        )
+
+    def _baseline_row(self, runs: Sequence[RunRecord]) -> int | None:
+        """The row of the baseline; None without one that can be run, and once it ran or a job is to
+        run it.
+        """
+        baseline = self.problem.baseline
+        row = None if baseline is None else self.problem.row(baseline)
+        if baseline is None or row is None or num_gpus(baseline) > self.available_gpus:
+            return None
+        digest = self.problem.digest(row)
+        own = any(run.digest == digest for run in runs)
+        beside = any(digest == rival[DIGEST] for run in open_runs(runs) for rival in rivals_of(run))
+        return None if own or beside else row
+
+    def _confirmation(
+        self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool
+    ) -> NextRun | None:
+        """Another run of the leader, where it was only seen reduced or noise leaves open whether it
+        leads: when nothing else is worth running, or while it is still affordable and would not be
+        after one more run. Noise is not worth one of the first runs.
+        """
+        best, step_s = leader(runs) or (None, 0.0)
+        if best is None or num_gpus(best.parallel) > self.available_gpus:
+            return None
+        settings, whole = self.problem.settings, best.fidelity.is_whole
+        steps = 2 * settings.steps if whole else settings.steps
+        if whole and not unsure(runs, kind=self.problem.cluster.gpu.kind):
+            return None
+        if not whole and any(
+            run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None
+            for run in runs
+        ):
+            return None  # it was cut off before it measured a step
+        cost = run_gpu_seconds(
+            num_gpus=num_gpus(best.parallel),
+            step_s=step_s,
+            startup_s=self.startup_s(runs),
+            settings=replace(settings, steps=steps),
+        )
+        one_more = Spent(
+            profile_runs=spent.profile_runs + 1, gpu_seconds=spent.gpu_seconds + average_s
+        )
+        last_chance = not self._affordable(one_more, cost) and not (
+            whole and spent.profile_runs < assumed().search.least_runs
+        )
+        if not self._affordable(spent, cost) or not (stopping or last_chance):
+            return None
+        fidelity, reason = (Fidelity(steps=steps), REPEAT) if whole else (WHOLE, CONFIRMATION)
+        return self._again(best.parallel, fidelity=fidelity, reason=reason)
+
+    def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
+        """Whether the budgets leave room for one more run."""
+        settings = self.problem.settings
+        budget = settings.budget_gpu_seconds or float("inf")
+        return (
+            spent.profile_runs < settings.budget_runs and spent.gpu_seconds + gpu_seconds <= budget
+        )
+
+    def _again(
+        self, parallel: RunConfig, *, fidelity: Fidelity, reason: str, reused: str | None = None
+    ) -> NextRun | None:
+        """A run of a configuration that was not proposed; None where it is no candidate any more.
+        `reused`: the stored measurement that stands for it.
+        """
+        row = self.problem.row(parallel)
+        if row is None:
+            return None
+        proposal = _anyway(row, reason=reason)
+        predicted = self.problem.predicted(
+            row=row, calibration=self._calibration(), proposal=proposal
+        )
+        return NextRun(
+            parallel=parallel,
+            fidelity=fidelity,
+            predicted=predicted | ({REUSED: reused} if reused else {}),
+        )
+
+    def _calibration(self) -> Calibration:
+        return self.projection.sampler.calibration(study=self.projection.study)
+
+
+def _anyway(row: int, *, reason: str) -> Proposal:
+    """Return a proposal that nobody weighed: its row has run before, here or where the user
+    trains.
+    """
+    return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
+
+
+def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
+    """(device seconds of a job with one configuration, of each further one in it), on average so
+    far; 0 before any.
+    """
+    beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
+    jobs = num_jobs(runs)
+    alone = (spent_by(runs).gpu_seconds - sum(beside)) / jobs if jobs else 0.0
+    return alone, sum(beside) / len(beside) if beside else 0.0
+
+
+def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The first configuration whose last attempt was abandoned for no fault of its own."""
+    last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
+    return next(
+        (
+            run
+            for run in last.values()
+            if run.state is RunState.ABANDONED and run.attempt + 1 < attempts
+        ),
+        None,
+    )
+
+
+def _of_reduction(
+    reduction: Reduction, predicted: JsonObject, calibration: Calibration
+) -> JsonObject:
+    """What is believed of the reduced run, and what its seconds are to be multiplied by."""
+    step_s = reduction.step_s(calibration)
+    return {
+        "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
+        "reduced_calibrated_step_s": step_s,
+        EXTRAPOLATION_RATIO: reduction.crowding * predicted["calibrated_step_s"] / step_s,
+    }
+
+
+def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
+    """Whether the leader ran once and its runner-up may be faster by more than a repeat is worth:
+    by the 90 % interval of the ratio of their measured steps, one run each.
+    """
+    steps = measured_steps(runs, kind=kind)
+    ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])
+    if (
+        len(ranked) < 2
+        or sum(
+            run.parallel == ranked[0] and run.status == "ok" and run.fidelity.is_whole
+            for run in runs
+        )
+        > 1
+    ):
+        return False
+    _, low, _ = steps.ratio(ranked[1], ranked[0])
+    return low < 1.0 - assumed().search.least_repeat_gain

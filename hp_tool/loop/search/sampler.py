@@ -1,0 +1,198 @@
+"""An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from
+the study's trials.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration
+from hp_tool.loop.calibration.evidence import most_alike
+from hp_tool.loop.search.acquisition import Observations, Proposal, propose
+from hp_tool.loop.search.table import CandidateTable
+
+MEMORY_CONSTRAINT = "memory"
+"""Trials above 0 on it ran out of memory."""
+PEAK_MEMORY = "peak_memory_bytes"
+"""User attribute: what the run allocated at most."""
+STATUS = "status"
+"""User attribute of trials that mirror a profile run: its measurement's status, or ABANDONED."""
+ABANDONED = "abandoned"
+MEASUREMENT_ID = "measurement_id"
+
+
+class CostModelSampler(BaseSampler):
+    """Minimises step time (seconds) over the rows of a table, with the cost model as prior
+    knowledge.
+
+    The objective asks for each axis with `trial.suggest_categorical(name,
+    sampler.table.choices[name])` and returns the measured seconds; a run out of memory returns any
+    number and calls `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axes of a trial
+    together name a row of the table. Parameters that are no axes are drawn uniformly. Deterministic
+    given the seed and the study's trials.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: CandidateTable,
+        prior: Prior,
+        evidence: Evidence | None = None,
+        coverage_runs: int = 0,
+        seed: int = 0,
+        stored: Collection[int] = (),
+    ) -> None:
+        """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see
+        `acquisition.propose`.
+        """
+        self.table = table
+        self._prior = prior
+        limit = assumed().search.carried_runs
+        self._evidence = most_alike(
+            evidence=evidence or Evidence.empty(), features=table.features, limit=limit
+        )
+        self._coverage_runs = coverage_runs
+        self._seed = seed
+        self._stored = stored
+        self.reserved: frozenset[int] = frozenset()
+        """Rows that jobs under way will run beside their trials."""
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """One categorical per axis over its values; for `study.ask(fixed_distributions)`."""
+        return {
+            name: CategoricalDistribution(choices) for name, choices in self.table.choices.items()
+        }
+
+    def calibration(self, *, study: Study) -> Calibration:
+        """What the study's finished trials and the evidence from outside say together."""
+        return self._calibrate(self.observations(study=study))
+
+    def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
+        """The next row and what it is expected to win; None where nothing is left. `exclude`: a
+        trial number to ignore.
+        """
+        observations = self.observations(study=study, exclude=exclude)
+        return self._propose(observations, self._calibrate(observations))
+
+    def rivals(
+        self, *, study: Study, count: int, apart: frozenset[int] = frozenset()
+    ) -> list[Proposal]:
+        """Propose up to `count` rows to run beside the study's pending trials, each as if those
+        before it had returned what is predicted for them; none of those `apart`.
+        """
+        observations, proposals = (
+            replace(self.observations(study=study), apart=apart),
+            list[Proposal](),
+        )
+        calibration = self._calibrate(observations)
+        while (
+            len(proposals) < count
+            and (proposal := self._propose(observations, calibration)) is not None
+        ):
+            proposals.append(proposal)
+            observations = replace(observations, pending=observations.pending | {proposal.row})
+        return proposals
+
+    def _propose(self, observations: Observations, calibration: Calibration) -> Proposal | None:
+        return propose(
+            table=self.table,
+            calibration=calibration,
+            observations=observations,
+            coverage_runs=self._coverage_runs,
+            rng=np.random.default_rng([self._seed, len(observations.tried)]),
+            stored=self._stored,
+        )
+
+    def observations(self, *, study: Study, exclude: int | None = None) -> Observations:
+        """The study's trials by row; the last word on a row counts."""
+        step_s: dict[int, float] = {}
+        memory: dict[int, float] = {}
+        ids: dict[int, str] = {}
+        out_of_memory: set[int] = set()
+        broken: set[int] = set()
+        pending = set(self.reserved)
+        for trial in study.get_trials(deepcopy=False):
+            row = self.table.row_of(trial.params)
+            if row is None or trial.number == exclude or trial.user_attrs.get(STATUS) == ABANDONED:
+                continue
+            ids[row] = str(trial.user_attrs.get(MEASUREMENT_ID, f"trial-{trial.number}"))
+            if trial.state in (TrialState.RUNNING, TrialState.WAITING):
+                pending.add(row)
+                continue
+            for earlier in (step_s, memory):  # of a reduced run, or of one that is repeated
+                earlier.pop(row, None)
+            if trial.state != TrialState.COMPLETE:
+                broken.add(row)
+            elif trial.constraints.get(MEMORY_CONSTRAINT, 0.0) > 0:
+                out_of_memory.add(row)
+            elif trial.value is not None:
+                step_s[row] = trial.value
+                memory[row] = float(trial.user_attrs.get(PEAK_MEMORY) or np.nan)
+        return Observations(
+            step_s=step_s,
+            memory_bytes=memory,
+            measurement_ids=ids,
+            out_of_memory=frozenset(out_of_memory),
+            broken=frozenset(broken),
+            pending=frozenset(pending),
+        )
+
+    def _calibrate(self, observations: Observations) -> Calibration:
+        rows = [*observations.step_s, *sorted(observations.out_of_memory)]
+        own = self.table.evidence(
+            rows=np.array(rows, dtype=np.intp),
+            measurement_ids=tuple(observations.measurement_ids[row] for row in rows),
+            step_s=np.array([observations.step_s.get(row, np.nan) for row in rows]),
+            memory_bytes=np.array([observations.memory_bytes.get(row, np.nan) for row in rows]),
+            out_of_memory=np.array(
+                [row in observations.out_of_memory for row in rows], dtype=np.bool_
+            ),
+        )
+        return fit_calibration(
+            evidence=Evidence.concatenate([self._evidence, own]), prior=self._prior
+        )
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All axes, from the first trial on: the space is known before anything ran."""
+        if study.direction != StudyDirection.MINIMIZE:
+            raise ValueError(
+                "CostModelSampler minimises seconds: create the study with direction='minimize'"
+            )
+        return self.distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The values of the proposed row; where every row was tried, those of the best one (a
+        repeat).
+        """
+        proposal = self.proposal(study=study, exclude=trial.number)
+        if proposal is not None:
+            return dict(self.table.params(proposal.row))
+        measured = self.observations(study=study, exclude=trial.number).step_s
+        return dict(self.table.params(min(measured, key=measured.__getitem__))) if measured else {}
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Anything that is no axis of the table: uniform."""
+        from optuna.samplers import RandomSampler
+
+        seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
+        return RandomSampler(seed=seed).sample_independent(
+            study, trial, param_name, param_distribution
+        )

@@ -1,0 +1,216 @@
+"""A search over ways to serve: what one replica is asked to run, and what its latencies imply for
+the whole load.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
+from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.requests import InferenceRequest
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.targets import Targets
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.search.problem import Question
+
+TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
+"""Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come
+one by one.
+"""
+SERVING = "-serving"
+"""The end of every name that measurements of serving are filed under."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSearch(Question):
+    """Serving configurations under a closed load; every replica is alike, so a run of one stands
+    for all.
+    """
+
+    candidates: ServingCandidates
+    inference: InferenceWorkload
+    targets: Targets
+    runner: Runner
+
+    @property
+    def framework(self) -> str:
+        return software(self.runner)
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """Output tokens of the load's requests in flight, by device."""
+        assert isinstance(self.inference.concurrency, int)  # a search is of a closed load
+        return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
+
+    def request(
+        self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
+    ) -> InferenceRequest:
+        """A replica with as many requests as it serves at once: a run has no queue."""
+        config = run.parallel
+        assert isinstance(config, ServingConfig)
+        return InferenceRequest(
+            run_id=run.id,
+            model=self.model,
+            inference=replace(self.inference, concurrency=config.max_num_seqs),
+            parallel=replace(config, data_parallel_size=1),
+            num_gpus=config.tensor_parallel_size,
+            gpu=self.cluster.gpu.name,
+            runner=self.runner,
+            repetitions=run.fidelity.steps or self.settings.steps,
+            warmup=self.settings.warmup_steps,
+            timeout_s=self.time_limit_s(run, startup_s=startup_s),
+            seed=self.settings.seed,
+        )
+
+    def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
+        """The measurement with what its replica's latencies imply for the load."""
+        times = measurement.serving
+        if measurement.status != "ok" or times is None:
+            return measurement
+        assert isinstance(run.parallel, ServingConfig)
+        load = load_latencies(times, run.parallel, inference=self.inference, targets=self.targets)
+        return replace(
+            measurement,
+            load=load,
+            tokens_per_second_per_gpu=self.tokens_per_gpu / load.request_latency_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSearch(ServingSearch):
+    """A search on a server that runs already: a run is the whole load on all of it, so it shows the
+    load's latencies.
+    """
+
+    in_flight: float
+    """Requests of the load, as predicted where it is a rate."""
+    trace: TraceSpec | None = None
+    """The requests to send; None: equal ones."""
+
+    @property
+    def framework(self) -> str:
+        return f"{self.inference.engine}-{software(self.runner)}"
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        return self.in_flight * self.inference.output_length / self.cluster.num_gpus
+
+    def request(
+        self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
+    ) -> InferenceRequest:
+        """Ask for as many requests per repetition as are in flight, and as targets on quantiles
+        want.
+        """
+        replica = super().request(run, startup_s=startup_s)
+        assert isinstance(run.parallel, ServingConfig)
+        by_quantile = any(quantile is not None for _, _, quantile, _ in self.targets.limits())
+        fewest = (
+            math.ceil(assumed().search.quantile_answers / replica.repetitions) if by_quantile else 1
+        )
+        return replace(
+            replica,
+            inference=self.inference,
+            parallel=run.parallel,
+            num_gpus=self.cluster.num_gpus,
+            num_requests=max(round(self.in_flight), fewest),
+            trace=self.trace,
+        )
+
+    def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
+        times = measurement.serving
+        if measurement.status != "ok" or times is None:
+            return measurement
+        following = self.inference.output_length - 1
+        latency_s = times.ttft_s + following * times.tpot_s
+        latencies = Latencies(
+            ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=latency_s, tails=times.tails
+        )
+        each = tuple(
+            first + following * token
+            for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
+        )
+        load = _of_load(latencies, each, targets=self.targets)
+        rate = times.output_tokens_per_second / self.cluster.num_gpus
+        return replace(measurement, load=load, tokens_per_second_per_gpu=rate)
+
+
+def load_latencies(
+    times: ServingTimes, config: ServingConfig, *, inference: InferenceWorkload, targets: Targets
+) -> LoadLatencies:
+    """What a replica's batch implies for a closed load.
+
+    A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d
+    requests per replica, each is served after r = max(C / (d b), 1) batches: requests that find no
+    room wait S (r - 1) longer (Little's law).
+    """
+    assert isinstance(inference.concurrency, int)
+    batches = max(inference.concurrency / config.data_parallel_size / config.max_num_seqs, 1.0)
+    following = inference.output_length - 1
+    batch_s = config.max_num_seqs * inference.output_length / times.output_tokens_per_second
+    queue_s = batch_s * (batches - 1.0)
+    latencies = Latencies(
+        ttft_s=queue_s + times.ttft_s,
+        tpot_s=(batch_s - times.ttft_s) / following if following else 0.0,
+        request_latency_s=queue_s + batch_s,
+    )
+    each = (
+        batches * (first + following * token)
+        for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
+    )
+    return _of_load(latencies, tuple(each), targets=targets)
+
+
+def _of_load(
+    latencies: Latencies, repetitions_s: tuple[float, ...], *, targets: Targets
+) -> LoadLatencies:
+    return LoadLatencies(
+        ttft_s=latencies.ttft_s,
+        tpot_s=latencies.tpot_s,
+        request_latency_s=latencies.request_latency_s,
+        tails=latencies.tails,
+        penalised_latency_s=penalised_latency_s(latencies, targets=targets),
+        request_latencies_s=repetitions_s,
+    )
+
+
+def software(runner: Runner) -> str:
+    """What measurements of serving are filed under, apart from the training runs of the same
+    software.
+    """
+    return f"{runner}{SERVING}"
+
+
+def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
+    """What a search minimises: request latency x (1 + penalty)."""
+    return float(latencies.request_latency_s * (1.0 + penalty(bounded(latencies, targets=targets))))
+
+
+def meets(latencies: Latencies, *, targets: Targets) -> bool:
+    """Whether all targets are kept."""
+    return all(value <= limit for _, limit, value in bounded(latencies, targets=targets))
+
+
+def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
+    """Each target: its name, its limit, and the mean or quantile that it bounds; none of a quantile
+    that was not measured.
+    """
+    for name, latency, quantile, limit in targets.limits():
+        if quantile is None:
+            yield name, limit, getattr(latencies, latency)
+        elif latencies.tails is not None:
+            yield name, limit, getattr(getattr(latencies.tails, latency), quantile)
+
+
+def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
+    """penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target,
+    latency).
+    """
+    return assumed().search.target_penalty * sum(
+        (np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0
+    )

@@ -1,0 +1,160 @@
+"""The Optuna study of a search: a projection of the store's runs for Optuna's tools, which may be
+deleted at any time.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage
+from optuna.trial import Trial, TrialState
+
+from hp_tool.domain.records import RunRecord
+from hp_tool.loop.search.acquisition import Proposal
+from hp_tool.loop.search.problem import Question
+from hp_tool.loop.search.sampler import (
+    ABANDONED,
+    MEASUREMENT_ID,
+    MEMORY_CONSTRAINT,
+    PEAK_MEMORY,
+    STATUS,
+    CostModelSampler,
+)
+
+RUN_ID = "run_id"
+CLAIMS_LOOKED_BACK = 3
+"""Each claim removes the study before it; this many at most were left by claims that died first."""
+CLAIM = "-claim-"
+
+
+def study_name(search_id: str, *, claim: int) -> str:
+    """The study's name: the search's id, and after it changed hands the number of the claim."""
+    return search_id if claim == 1 else f"{search_id}{CLAIM}{claim}"
+
+
+class StudyProjection:
+    """One search's study: ask for the next configuration, and mirror what its runs brought."""
+
+    def __init__(
+        self,
+        *,
+        search_id: str,
+        problem: Question,
+        sampler: CostModelSampler,
+        storage: BaseStorage,
+        claim: int = 1,
+    ) -> None:
+        """Opens the study of one claim of the search, or creates it; those of earlier claims go.
+
+        Claims share no study: a coordinator that lost its lease and does not know yet could change
+        what its successor reads.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.sampler = sampler
+        self._problem = problem
+        name = study_name(search_id, claim=claim)
+        self.study = optuna.create_study(
+            storage=storage, sampler=sampler, study_name=name, load_if_exists=True
+        )
+        for earlier in range(max(claim - CLAIMS_LOOKED_BACK, 1), claim):
+            # A late writer may still be at it: then this one stays, or its writer fails, who is no
+            # coordinator any more.
+            with contextlib.suppress(KeyError, StorageInternalError):
+                optuna.delete_study(
+                    study_name=study_name(search_id, claim=earlier), storage=storage
+                )
+
+    def proposal(self) -> Proposal | None:
+        """What would run next, and what it is expected to win; None where every candidate was
+        tried.
+        """
+        return self.sampler.proposal(study=self.study)
+
+    def rivals(self, *, count: int, apart: frozenset[int]) -> list[Proposal]:
+        """What one job would run beside the trial asked for last; none of the rows `apart`."""
+        return self.sampler.rivals(study=self.study, count=count, apart=apart)
+
+    def ask(self) -> tuple[Trial, int]:
+        """A new trial and the table's row that its parameters name; `bind` it once its run is
+        stored.
+        """
+        trial = self.study.ask(self.sampler.distributions)
+        row = self.sampler.table.row_of(trial.params)
+        assert row is not None  # the sampler proposes rows of this very table
+        return trial, row
+
+    def bind(self, *, trial: Trial, run: RunRecord) -> None:
+        """Say which run a trial stands for."""
+        trial.set_user_attr(RUN_ID, run.id)
+
+    def sync(self, runs: Sequence[RunRecord]) -> None:
+        """Bring the study up to date: each run has a trial, each ended run an ended one; trials
+        without a run are closed.
+
+        A run of a configuration that is no candidate any more has none: it still counts as evidence
+        and in the budget.
+        """
+        underway = [run for run in runs if not run.state.ended]
+        self.sampler.reserved = frozenset(
+            row for run in underway for row in self._problem.rival_rows(run)
+        )
+        trials = {
+            trial.user_attrs.get(RUN_ID): trial for trial in self.study.get_trials(deepcopy=False)
+        }
+        for run in runs:
+            params = self._problem.params(run.parallel)
+            if run.id not in trials and params is not None:
+                self.study.add_trial(
+                    optuna.create_trial(
+                        state=TrialState.RUNNING,
+                        params=params,
+                        distributions=self.sampler.distributions,
+                        user_attrs={RUN_ID: run.id},
+                    )
+                )
+        of_run = {run.id: run for run in runs}
+        for record in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            trial = Trial(self.study, record._trial_id)
+            mirrored = of_run.get(record.user_attrs.get(RUN_ID, ""))
+            if mirrored is None:  # asked for, but the coordinator ended before its run was stored
+                trial.set_user_attr(STATUS, ABANDONED)
+                self.study.tell(trial, state=TrialState.FAIL)
+            elif mirrored.state.ended:
+                self._tell(trial, mirrored)
+
+    def _tell(self, trial: Trial, run: RunRecord) -> None:
+        """ok: its seconds. Out of memory: completed, constraint violated. Timeout: pruned. The
+        rest: failed, with its cause.
+
+        A reduced run counts with what it implies for the whole. Its memory is another one's, so
+        running out says nothing.
+        """
+        measurement = run.measurement
+        status = ABANDONED if measurement is None else measurement.status
+        attributes = {
+            STATUS: status,
+            MEASUREMENT_ID: run.measurement_id,
+            PEAK_MEMORY: measurement.peak_memory_bytes
+            if measurement is not None and run.fidelity.is_whole
+            else None,
+            "cause": run.cause if measurement is None else measurement.cause,
+            "predicted_step_s": run.predicted.get("step_s"),
+            "calibrated_step_s": run.predicted.get("calibrated_step_s"),
+        }
+        for name, value in attributes.items():
+            if value is not None:
+                trial.set_user_attr(name, value)
+        step_s = None if measurement is None else measurement.objective_s
+        if status == "ok" and step_s is not None:
+            trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
+            self.study.tell(trial, step_s)
+        elif status == "oom" and run.fidelity.is_whole:
+            # A completed trial needs a value; the prediction stands in, and the violated constraint
+            # says not to use it.
+            trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
+            self.study.tell(trial, float(run.predicted["step_s"]))
+        else:
+            self.study.tell(
+                trial, state=TrialState.PRUNED if status == "timeout" else TrialState.FAIL
+            )

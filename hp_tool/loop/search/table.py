@@ -1,0 +1,197 @@
+"""Candidates of one search as columns: their values by axis, their uncalibrated costs and features,
+which a calibration that others fitted corrects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.candidates import (
+    DISPATCHERS,
+    RECOMPUTE_COLUMNS,
+    SCHEDULE_NAMES,
+    Candidates,
+    recompute_from_codes,
+)
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.parallel import recompute_name
+from hp_tool.loop.calibration import (
+    Calibration,
+    MemoryPrediction,
+    StepPrediction,
+    allocated_bytes,
+    layer_passes,
+    residual_features,
+)
+from hp_tool.loop.calibration.evidence import Evidence, FloatArray
+
+AxisValue = int | bool | str
+_NOT_AXES = {
+    "data_parallel_size",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+    "sequence_parallel",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTable:
+    """n candidates. Rows are addressed by their axis values: an index means nothing outside one
+    process.
+    """
+
+    axes: Mapping[str, tuple[AxisValue, ...]]
+    """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the
+    row.
+    """
+    parts_s: Mapping[str, FloatArray]
+    """Uncalibrated exposed seconds by part, each (n,); without what an allocator's retries add."""
+    layer_passes: FloatArray
+    """(n,) see `calibration.Evidence`."""
+    memory_bytes: FloatArray
+    """(n,) uncalibrated allocated bytes on the worst rank."""
+    usable_bytes: FloatArray
+    """(n,) what allocations may take in a recommended configuration: the device less headroom and
+    overheads.
+    """
+    device_bytes: FloatArray
+    """(n,) what allocations can take before the device runs out."""
+    features: Mapping[str, FloatArray] = field(default_factory=dict)
+    """See `calibration.residual_features`."""
+    retry_chance: FloatArray | float = 0.0
+    """(n,) of steps that wait for an allocator whose device is nearly full, ..."""
+    retry_slowdown: FloatArray | float = 1.0
+    """... and how much longer they then take; see `cost.memory`."""
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self):
+            raise ValueError("two candidates have the same values on all axes")
+
+    def __len__(self) -> int:
+        return len(self.layer_passes)
+
+    @cached_property
+    def rows(self) -> dict[tuple[AxisValue, ...], int]:
+        """Row by its values, in the order of `axes`."""
+        return {values: row for row, values in enumerate(zip(*self.axes.values(), strict=True))}
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[AxisValue, ...]]:
+        """Distinct values of each axis, sorted; the choices of its categorical distribution."""
+        return {name: tuple(sorted(set(values))) for name, values in self.axes.items()}
+
+    def params(self, row: int) -> dict[str, AxisValue]:
+        """A row's values by axis."""
+        return {name: values[row] for name, values in self.axes.items()}
+
+    def row_of(self, params: Mapping[str, AxisValue]) -> int | None:
+        """The row with these values; None where the table has none, or an axis is missing."""
+        if any(name not in params for name in self.axes):
+            return None
+        return self.rows.get(tuple(params[name] for name in self.axes))
+
+    def take(self, rows: NDArray[np.intp]) -> CandidateTable:
+        """The table of some of the rows; an axis on which those do not differ stays."""
+
+        def some(columns: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+            return {name: values[rows] for name, values in columns.items()}
+
+        return CandidateTable(
+            axes={name: tuple(values[row] for row in rows) for name, values in self.axes.items()},
+            parts_s=some(self.parts_s),
+            layer_passes=self.layer_passes[rows],
+            memory_bytes=self.memory_bytes[rows],
+            usable_bytes=self.usable_bytes[rows],
+            device_bytes=self.device_bytes[rows],
+            features=some(self.features),
+            retry_chance=(self.retry_chance + np.zeros(len(self)))[rows],
+            retry_slowdown=(self.retry_slowdown + np.zeros(len(self)))[rows],
+        )
+
+    def evidence(
+        self,
+        *,
+        rows: NDArray[np.intp],
+        measurement_ids: tuple[str, ...],
+        step_s: FloatArray,
+        memory_bytes: FloatArray,
+        out_of_memory: NDArray[np.bool_],
+    ) -> Evidence:
+        """What was measured (NaN: nothing) for the given rows, beside what was predicted for
+        them.
+        """
+        return Evidence(
+            measurement_ids=measurement_ids,
+            parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
+            layer_passes=self.layer_passes[rows],
+            memory_bytes=self.memory_bytes[rows],
+            capacity_bytes=self.device_bytes[rows],
+            measured_step_s=step_s,
+            measured_memory_bytes=memory_bytes,
+            out_of_memory=out_of_memory,
+            features={name: values[rows] for name, values in self.features.items()},
+        )
+
+    def predict_step(self, calibration: Calibration) -> StepPrediction:
+        """Step times of all rows as this calibration corrects them; with retries, as estimates
+        count them: by the mean of the logarithm.
+        """
+        step = self.predict_without_retries(calibration)
+        return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
+
+    def predict_without_retries(self, calibration: Calibration) -> StepPrediction:
+        """Step times of all rows where no allocator retries."""
+        return calibration.step_time.predict(
+            parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features
+        )
+
+    def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
+        """Memory needs of all rows as this calibration corrects them."""
+        return calibration.memory.predict(memory_bytes=self.memory_bytes, features=self.features)
+
+
+def candidate_table(
+    *, case: TrainingCase, candidates: Candidates, costs: TrainingCosts
+) -> CandidateTable:
+    """The table of candidates whose costs are known."""
+    overhead = costs.memory_parts["overhead"]
+    return CandidateTable(
+        axes=candidate_axes(candidates),
+        parts_s=costs.parts_without_retries,
+        layer_passes=layer_passes(case=case, candidates=candidates),
+        memory_bytes=allocated_bytes(costs),
+        usable_bytes=costs.capacity_bytes - overhead,
+        device_bytes=costs.device_bytes - overhead,
+        features=residual_features(case=case, candidates=candidates),
+        retry_chance=costs.retry_chance,
+        retry_slowdown=costs.retry_slowdown,
+    )
+
+
+def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
+    """The axes on which candidates differ, with the value of each; data_parallel_size follows from
+    the others.
+    """
+    columns: dict[str, tuple[AxisValue, ...]] = {
+        f.name: tuple(getattr(candidates, f.name).tolist())
+        for f in fields(candidates)
+        if f.name not in _NOT_AXES
+    }
+    columns["pipeline_schedule"] = tuple(
+        SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist()
+    )
+    columns["moe_token_dispatcher_type"] = tuple(
+        DISPATCHERS[code] or "usual" for code in candidates.moe_token_dispatcher_type.tolist()
+    )
+    columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
+    codes = zip(*(getattr(candidates, name).tolist() for name in RECOMPUTE_COLUMNS), strict=True)
+    columns["recompute"] = tuple(recompute_name(recompute_from_codes(*each)) for each in codes)
+    varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
+    return varied or {"tensor_parallel_size": columns["tensor_parallel_size"]}

@@ -1,0 +1,28 @@
+"""Tuning: a search from its stored query to its ranked answer, the same for the command line and
+for a worker.
+"""
+
+from hp_tool.loop.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
+from hp_tool.loop.tuning.offers import check_offered, offers, offers_in_words
+from hp_tool.loop.tuning.result import SearchSummary, TuneResult
+from hp_tool.loop.tuning.retention import prune, retention_settings
+from hp_tool.loop.tuning.run import resolve_search, run_search, tune
+from hp_tool.loop.tuning.study import study_storage
+
+__all__ = [
+    "SearchSummary",
+    "Sweeper",
+    "TuneResult",
+    "check_offered",
+    "create_launcher",
+    "daily_limits",
+    "offers",
+    "offers_in_words",
+    "prune",
+    "resolve_search",
+    "retention_settings",
+    "run_search",
+    "study_storage",
+    "tune",
+    "within_limits",
+]

@@ -1,0 +1,144 @@
+"""What answers of trainings and of deployments share: the baseline they are compared with, and what
+each axis decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import BaselineSource, Foreseen, Gain, GainSource, Repeats
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import RunRecord
+from hp_tool.domain.serving import RunConfig
+from hp_tool.errors import InputError
+from hp_tool.loop.calibration.evidence import FloatArray
+from hp_tool.loop.calibration.posterior import ratio
+from hp_tool.loop.search.noise import MeasuredSteps
+
+FIELD = "search.baseline"
+Config = TypeVar("Config", bound=RunConfig)
+Predicted = TypeVar("Predicted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBaseline(Generic[Config, Predicted]):
+    """The configuration that an answer is compared with, by the estimate that ranks all others."""
+
+    parallel: Config
+    source: BaselineSource
+    estimate: Predicted
+    known: tuple[float, float]
+    """(seconds, log_sd) of a step or a request."""
+
+
+def gains_of(
+    parallel: Config,
+    known: tuple[float, float],
+    *,
+    baseline: KnownBaseline[Config, Predicted],
+    measured: MeasuredSteps,
+) -> tuple[Gain, ...]:
+    """How many times as fast the answer's configuration is as the baseline, the first run and the
+    slowest.
+
+    `known`: (seconds, log_sd) of it, by which it was chosen: what one of the two did not run is
+    compared by.
+    """
+
+    def gain(other: RunConfig, against: GainSource) -> Gain:
+        ran = {parallel, other} <= measured.known.keys()
+        factor, low, high = 1.0, 1.0, 1.0
+        if other != parallel and ran:
+            factor, low, high = measured.ratio(other, parallel)
+        elif other != parallel:
+            factor, low, high = map(float, ratio(baseline.known, known, quantile=NORMAL_QUANTILE))
+        noise = {
+            "noise_from": "repeats" if measured.num_repeats else "assumed",
+            "noise_fraction": measured.repeat_log_sd,
+        }
+        source: dict[str, Any] = {"source": "measured", **noise} if ran else {"source": "predicted"}
+        return Gain(against=against, factor=factor, interval=(low, high), **source)
+
+    gains = [gain(baseline.parallel, baseline.source)]
+    if parallel in measured.known:  # what others were measured at says nothing of a prediction
+        first, slowest = (
+            next(iter(measured.known)),
+            max(measured.known, key=lambda each: measured.known[each][0]),
+        )
+        gains += [gain(first, "first run")] if baseline.source != "first run" else []
+        gains += [gain(slowest, "slowest run")] if slowest != parallel else []
+    return tuple(gains)
+
+
+def described_baseline(
+    query: Query, *, resolve: Callable[[ParallelQuery], Config], reasons: Callable[[Config], str]
+) -> Config | None:
+    """Return the configuration that `search.baseline` describes; None where the query has none.
+
+    `reasons`: why a configuration is illegal, in words; none if it is legal. Raises InputError
+    `illegal_baseline`.
+    """
+    if query.search.baseline is None:
+        return None
+    try:
+        config = resolve(query.search.baseline)
+    except InputError as error:
+        raise InputError(
+            error.message, field=(error.field or "").replace("parallel", FIELD, 1) or FIELD
+        ) from None
+    if why := reasons(config):
+        raise InputError(f"the baseline is not legal: {why}", field=FIELD, code="illegal_baseline")
+    return config
+
+
+def compared_with(
+    described: RunConfig | None, runs: Sequence[RunRecord]
+) -> tuple[RunConfig | None, BaselineSource]:
+    """Return what an answer is compared with: the described one, which need not be a candidate,
+    else the first that worked.
+    """
+    if described is not None:
+        return described, "search.baseline"
+    return next((run.parallel for run in runs if run.status == "ok"), None), "first run"
+
+
+def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
+    """Return what was predicted of a configuration before the first of its runs; None where only a
+    reduced one worked.
+    """
+    before = next((run.predicted for run in runs if run.fidelity.is_whole), None)
+    if measured.reduced or before is None or "calibrated_step_s_interval" not in before:
+        return None
+    step_s, (low_s, high_s) = before["calibrated_step_s"], before["calibrated_step_s_interval"]
+    return Foreseen(
+        step_s=step_s,
+        step_s_interval=(low_s, high_s),
+        known_from_runs=before.get("calibration_measurements", 0),
+        off_fraction=measured.step_s / step_s - 1.0,
+    )
+
+
+def saved_parts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each part that the second of two configurations saves."""
+    return {name: before.get(name, 0.0) - after.get(name, 0.0) for name in (*before, *after)}
+
+
+def effect_of_axes(
+    axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
+) -> dict[str, dict[str, float]]:
+    """Shortest step time among `rows` by the value of each axis: what holding on to that value
+    costs.
+    """
+    effects: dict[str, dict[str, float]] = {}
+    for name, values in axes.items():
+        best: dict[str, float] = {}
+        for row in rows:
+            best[str(values[row])] = min(best.get(str(values[row]), math.inf), float(step_s[row]))
+        if len(best) > 1:
+            effects[name] = best
+    return effects

@@ -1,0 +1,62 @@
+"""What a search takes over from a ranking beside the layout, for all of its runs: offload where
+nothing fits without it, and how ranks exchange a split sequence.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.questions.configuration import with_value
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.best import Best, best_of
+from hp_tool.questions.training.ranking.choice import choose
+from hp_tool.questions.training.ranking.recommend import offloaded
+
+OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
+SHOWN = 32
+"""Layouts of `recommend`'s answer that a search looks at."""
+Runs = Callable[[TrainingProblem, ParallelConfig], bool]
+"""Whether a search can run a configuration as it is."""
+
+
+def chosen_beside(
+    problem: TrainingProblem, *, query: Query, runs: Runs
+) -> tuple[dict[str, Any], Best]:
+    """Return the values of the query, by path, that the first row of its ranking which can be run
+    has; and the ranking of the query as it is. Levels of a2a+p2p are the usual ones: a ranking's
+    hold for one size, a search tries several.
+    """
+    plain = best_of(problem, keep=SHOWN, rank_by=query.rank_by)
+    best = plain if plain.feasible else offloaded(query, plain, keep=SHOWN, calibrations=None)
+    shown = choose(best, count=SHOWN).best
+    for row, variant in enumerate(shown.variant.tolist()):
+        its = shown.problems[variant]
+        config = its.named(shown.rows.candidates.config(row))
+        if runs(its, config):
+            exchange = config.context_parallel_communication
+            differs = (
+                config.context_parallel_size > 1
+                and exchange != query.parallel.context_parallel_communication
+            )
+            offload = {path: value for path, value in its.chosen.items() if path == OFFLOAD}
+            return offload | ({EXCHANGE: exchange} if differs else {}), plain
+    return {}, plain
+
+
+def resolved_with(
+    values: Mapping[str, Any],
+    *,
+    query: Query,
+    problem: TrainingProblem,
+    resolve: Callable[[Query], TrainingProblem],
+) -> TrainingProblem:
+    """Return the query's problem with these values, on as many devices as `problem`; its answers
+    name them.
+    """
+    for path, value in values.items():
+        query = with_value(query, path, value)
+    chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)
+    assumed = {path: value for path, value in values.items() if path == OFFLOAD}
+    return replace(chosen, assumed={**problem.assumed, **chosen.assumed, **assumed})

@@ -1,0 +1,239 @@
+"""Where a search's runs go, how much of a registered cluster they may take, and the end of jobs
+that no live search owns.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from hp_tool import catalog
+from hp_tool.catalog.hardware import cluster_name, cluster_runs
+from hp_tool.cluster import launchers
+from hp_tool.cluster.trainers.command import trainer_of
+from hp_tool.cluster.trainers.runs import TrainerLauncher
+from hp_tool.domain.access import AccessStore
+from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, GpuSpec
+from hp_tool.domain.ports import Launcher
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, RunRecord
+from hp_tool.errors import HpToolError, InputError, LauncherError, StoreError, UnsupportedError
+from hp_tool.extras import require
+from hp_tool.loop.search.fidelity import num_gpus
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training.problem import TrainingProblem
+
+LOCAL = "local"
+ENDPOINT: Literal["endpoint"] = "endpoint"
+"""The launcher of a server that runs already, and the runner of its runs."""
+log = logging.getLogger(__name__)
+
+
+def launcher_name(query: Query) -> str:
+    """What the query says, else its registered cluster's entry, else this host."""
+    runs = cluster_runs(query.cluster)
+    return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
+
+
+def check_profiled(gpu: GpuSpec) -> None:
+    """Raises UnsupportedError for a device on which the profiler cannot run: only its predictions
+    can be had.
+    """
+    if gpu.predict_only:
+        raise UnsupportedError(
+            f"the profiler has no program for {gpu.name}, which is predict-only; use `hp-tool "
+            "recommend`, or name the command "
+            "that trains there as `trainer`",
+            field="cluster.gpu",
+        )
+
+
+def create_launcher(query: Query) -> Launcher:
+    """The launcher of a query's runs; a query about `cpu` runs on this host's cores even where it
+    has GPUs.
+
+    Raises MissingExtraError where jobs would run on this host and could not.
+    """
+    name = launcher_name(query)
+    if name == LOCAL and query.trainer is None:
+        require("profiler", by="a profile run on this host")
+    return cluster_launcher(query.cluster, name=name)
+
+
+def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
+    """The launcher, whose runs are those of the query's own command if it has one."""
+    trainer = trainer_of(query)
+    return (
+        launcher
+        if trainer is None
+        else TrainerLauncher(launcher, trainer=trainer, problem=problem, settings=query.search)
+    )
+
+
+def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
+    """The launcher called `name` (default: the entry's, else this host) over a cluster: with the
+    options of its entry where that is its launcher, else with those of the launcher's own file.
+    """
+    runs, spec = cluster_runs(cluster), catalog.cluster(cluster)
+    name = name or (runs.launcher if runs is not None else LOCAL)
+    if name == LOCAL:
+        return launchers.create(name, **({"cpu_only": True} if spec.gpu.kind == "cpu" else {}))
+    if runs is None or runs.launcher != name or not runs.options:
+        return launchers.create(name)
+    whole = catalog.cluster(cluster_name(cluster) or cluster)
+    node = {
+        "gpu": whole.gpu.name,
+        "gpus_per_node": whole.gpus_per_node,
+        "max_nodes": whole.num_nodes,
+    }
+    return launchers.create(name, options={"name": whole.name, **node, **runs.options})
+
+
+def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
+    """The stored form of a query, with a budget of GPU-seconds where its cluster (or `ceiling`)
+    bounds it: without one a search could promise nothing.
+
+    It depends on settings alone, not on what is left today, so that a request sent twice is the
+    same request. Raises InputError for more than is allowed: `gpu_seconds_ceiling`, and more runs
+    at a time than the cluster takes.
+    """
+    runs, search = _runs_of(query), query.get("search") or {}
+    if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
+        raise InputError(
+            f"cluster {_name_of(query)} takes {runs.max_concurrent_runs} runs at a time, this "
+            "search asks for "
+            f"{search['parallel_runs']}",
+            field="search.parallel_runs",
+        )
+    bounds = [
+        ceiling,
+        *(
+            (runs.max_gpu_seconds_per_search, runs.max_gpu_seconds_per_day)
+            if runs is not None
+            else ()
+        ),
+    ]
+    most = min((each for each in bounds if each is not None), default=None)
+    if most is None:
+        return query
+    budget = search.get("budget_gpu_seconds")
+    if budget is not None and budget > most:
+        raise InputError(
+            f"a search may use {most:g} GPU-seconds here, this one asks for {budget:g}",
+            field="search.budget_gpu_seconds",
+            code="gpu_seconds_ceiling",
+        )
+    return query | {"search": search | {"budget_gpu_seconds": most if budget is None else budget}}
+
+
+def daily_limits(query: JsonObject) -> tuple[GpuSecondsLimit, ...]:
+    """What the cluster of a stored query gives to all searches on it in a day."""
+    runs = _runs_of(query)
+    if runs is None or runs.max_gpu_seconds_per_day is None:
+        return ()
+    return (GpuSecondsLimit(per_day=runs.max_gpu_seconds_per_day, cluster=_name_of(query)),)
+
+
+def _name_of(query: JsonObject) -> str | None:
+    cluster = query.get("cluster")
+    name = cluster.get("node_type") if isinstance(cluster, dict) else cluster
+    return name if isinstance(name, str) else None
+
+
+def _runs_of(query: JsonObject) -> ClusterRuns | None:
+    name = _name_of(query)
+    return None if name is None else cluster_runs(name)
+
+
+def runs_limit(query: Query) -> OpenRunsLimit | None:
+    """How many runs the query's registered cluster takes at a time; None where nothing is said."""
+    runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
+    return (
+        None
+        if runs is None or name is None
+        else OpenRunsLimit(cluster=name, runs=runs.max_concurrent_runs)
+    )
+
+
+def engine_of(query: JsonObject) -> Launcher:
+    """The launcher over the engine that runs a stored query's jobs."""
+    parsed = parse_query(query)
+    return cluster_launcher(parsed.cluster, name=launcher_name(parsed))
+
+
+class Sweeper:
+    """Ends jobs that no live search owns, and books what they took.
+
+    A run that is given up takes its job's name with it: what is submitted late under a cancelled
+    name starts nothing. Jobs slip through all the same where an engine was away when it was told,
+    where it cannot keep a name, or where a worker died in the wrong moment; and what a job took in
+    the end is not always known when it is given up.
+
+    Several may sweep one engine: to end or to book a job twice changes nothing. Only jobs are
+    touched that a run of this store is stored for, whoever else uses the engine; a run is stored
+    before its job is submitted, and open for as long as somebody may adopt it.
+    """
+
+    def __init__(
+        self, *, store: AccessStore, launcher_of: Callable[[JsonObject], Launcher] = engine_of
+    ) -> None:
+        self._store, self._launcher_of = store, launcher_of
+        self._unbooked: dict[str, dict[str, RunRecord]] = {}
+        """Of each cluster, by id: jobs that may not have ended yet."""
+        self._booked: set[str] = set()
+
+    def sweep(self) -> None:
+        """Look once at every engine that was used of late. One that does not answer is left for the
+        next time.
+        """
+        for cluster, query in self._store.engines_in_use().items():
+            try:
+                self.sweep_engine(cluster, self._launcher_of(query))
+            except (HpToolError, OSError) as error:
+                log.warning("cannot sweep %s: %s", cluster, error)
+
+    def sweep_engine(self, cluster: str, launcher: Launcher) -> None:
+        """End the stray jobs of one engine, and book those that have ended."""
+        open_jobs = frozenset(launcher.open_jobs())
+        strays = dict(self._unbooked.get(cluster, {}))
+        for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
+            if run.job_name in open_jobs or not run.state.ended:
+                log.warning("job %s belongs to no live search: ended", run.job_name)
+                with _apart(run):
+                    launcher.cancel(run.job_name)
+            elif run.id in self._booked:
+                continue
+            strays[run.id] = run
+        self._unbooked[cluster] = {
+            run.id: run for run in strays.values() if not self._book(launcher, run)
+        }
+
+    def _book(self, launcher: Launcher, run: RunRecord) -> bool:
+        """Book what the job took by its own account; False where it does not tell yet."""
+        with _apart(run):
+            handle = launcher.find(run.job_name)
+            try:
+                measurement = None if handle is None else launcher.fetch(handle)
+            except LauncherError:  # it has not ended yet
+                return False
+            wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
+            if wall_s or not run.state.ended:
+                self._store.book_stray(
+                    run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity)
+                )
+            self._booked.add(run.id)
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def _apart(run: RunRecord) -> Iterator[None]:
+    """Leave what went wrong with one job for the next sweep: others are not to wait for it. A
+    database that is away is no job's matter.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except (HpToolError, OSError) as error:
+        log.warning("cannot end or book job %s: %s", run.job_name, error)

@@ -1,0 +1,95 @@
+"""Knowledge that a search starts from: stored measurements as its sampler's evidence, as runs it
+need not repeat, and as how long jobs take to start; what lasts beyond a search is made by
+`learning`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import REUSED, JsonObject
+from hp_tool.domain.serving import RunConfig
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Evidence
+from hp_tool.loop.search.account import seen_startup_s
+from hp_tool.loop.search.problem import Question
+from hp_tool.loop.tuning.searched import Searched
+
+STARTS = 20
+"""Runs whose start-up is looked at."""
+
+
+def earlier_evidence(
+    store: Store, problem: Searched, *, without_search: str | None = None, owner: str = ""
+) -> Evidence:
+    """What stored runs like these taught everybody, and reports of `owner`'s them."""
+    return problem.evidence(
+        store, series=replace(problem.series, owner=owner), without_search=without_search
+    )
+
+
+def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
+    """Measurement id by configuration digest: whole runs of this very problem that may stand for
+    new ones, newest first.
+    """
+    page = store.measurements(
+        cluster_key=problem.cluster_key,
+        problem_digest=problem.problem_digest,
+        source="profile",
+        state="accepted",
+        limit=assumed().learning.measurements,
+    )
+    reusable: dict[str, str] = {}
+    for record in page.items:
+        row = problem.row(record.parallel)
+        alike = _arrangement(record.query, parallel=record.parallel) == _arrangement(
+            problem.query, parallel=record.parallel
+        )
+        if (
+            row is not None
+            and alike
+            and record.measurement.fidelity.is_whole
+            and record.measurement.status in ("ok", "oom")
+        ):
+            reusable.setdefault(problem.digest(row), record.id)
+    return reusable
+
+
+def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
+    """What a run's digest leaves to its query: the contents of stages, and how ranks exchange a
+    sequence that they split.
+    """
+    fixed = query.get("parallel") or {}
+    layout = fixed.get("pipeline_layout")
+    if not isinstance(parallel, ParallelConfig) or parallel.context_parallel_size == 1:
+        return (layout,)
+    levels, dynamic = (
+        fixed.get("hierarchical_context_parallel_sizes"),
+        bool(fixed.get("dynamic_context_parallel")),
+    )
+    return layout, fixed.get("context_parallel_communication") or "p2p", levels, dynamic
+
+
+Asked = TypeVar("Asked", bound=Question)
+
+
+def with_known_startup(problem: Asked, *, store: Store) -> Asked:
+    """Return the question with the start-up of the newest runs on this cluster, their median; as it
+    is without any.
+    """
+    page = store.measurements(
+        cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS
+    )
+    own = [record.measurement for record in page.items if REUSED not in record.predicted]
+    seen = [
+        each for one in own if (each := seen_startup_s(one, settings=problem.settings)) is not None
+    ]
+    return (
+        replace(problem, assumed_startup_s=statistics.median(seen), startup_is_known=True)
+        if seen
+        else problem
+    )

@@ -1,0 +1,401 @@
+"""From a training query to the table a search works on: the fastest candidates by prior, and the
+best of each kind.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cluster.launchers import check_known
+from hp_tool.cluster.trainers.command import (
+    check_trainer,
+    check_varied,
+    program_name,
+    tells,
+    trainer_of,
+    varying,
+    writes,
+)
+from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
+from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Launcher, Store
+from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
+from hp_tool.domain.query import Query, Reducible, TrainerCommand
+from hp_tool.domain.records import JsonObject
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.loop.assumptions import assumed
+from hp_tool.loop.calibration import Calibration, Evidence, prior_for
+from hp_tool.loop.learning.evidence import stored_evidence
+from hp_tool.loop.learning.make import calibrate_series
+from hp_tool.loop.learning.series import Series, series_of
+from hp_tool.loop.search.problem import SearchProblem
+from hp_tool.loop.search.table import candidate_table
+from hp_tool.loop.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
+from hp_tool.loop.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name, trained_by
+from hp_tool.loop.tuning.reductions import Reducer, fewest_gpus
+from hp_tool.loop.tuning.result import Account, TuneResult, make_result
+from hp_tool.loop.tuning.searched import Searched
+from hp_tool.loop.tuning.training_result import baseline_config, ranked_trainings
+from hp_tool.questions.schema import lay
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.best import Best, best_of
+from hp_tool.questions.training.ranking.choice import choose
+from hp_tool.questions.training.ranking.rank import CostedRows, CostedSpace, cost_space
+from hp_tool.questions.training.ranking.recommend import fewest_devices
+
+MAX_ROWS = 4096
+"""Candidates the residual mathematics sees; a larger space is represented by its fastest and the
+best of each kind.
+"""
+_MEMORY_DOUBT = 1.25
+"""Candidates predicted to need up to this much of the capacity stay in: a calibration may find that
+they fit.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningProblem(Searched):
+    """A training search at both levels."""
+
+    search: SearchProblem
+    training: TrainingProblem
+    space: CostedSpace
+
+    @property
+    def legal(self) -> int:
+        return len(self.space.candidates)
+
+    def launched(self, launcher: Launcher) -> Launcher:
+        return trained_by(self.query, launcher, problem=self.training)
+
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
+        release = self.training.workload.framework_version
+        return stored_evidence(
+            store=store, series=series, release=release, without_search=without_search
+        )
+
+    def keep(self, store: Store) -> None:
+        # Not the search's own: that one saw reduced runs as what they imply, here they stand for
+        # what they are.
+        calibrate_series(store=store, series=self.series)
+
+    def result(
+        self, store: Store, *, calibration: Calibration, account: Account, owner: str
+    ) -> TuneResult:
+        ranked = ranked_trainings(self, calibration=calibration, runs=account.runs)
+        return make_result(ranked, query=self.query, table=self.search.table, account=account)
+
+
+def resolve_training_search(query: Query) -> TrainingProblem:
+    """The query's problem, if real runs can search it at all: asked before a search is stored, and
+    again when it starts.
+
+    Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for
+    what is not run.
+    """
+    problem = resolve_training(query)
+    baseline_config(query, problem)
+    check_known(launcher_name(query))
+    if launcher_name(query) == ENDPOINT:
+        raise InputError(
+            "an endpoint only serves; ask a query of kind inference", field="search.launcher"
+        )
+    if (trainer := trainer_of(query)) is not None:
+        check_trainer(trainer)
+        for name in query.search.of_profiler:
+            raise UnsupportedError(
+                f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}"
+            )
+        parallel = varying(problem.parallel, trainer=trainer, framework=problem.workload.framework)
+        problem = replace(problem, parallel=parallel)
+        varied = trainer.axes is None or "moe_token_dispatcher_type" in trainer.axes
+        return (
+            problem
+            if varied and tells(trainer, "moe_token_dispatcher_type")
+            else _with_one_dispatcher(problem)
+        )
+    check_profiled(problem.cluster.gpu)
+    layout = unprofiled_layout(problem.cluster, problem.strategy)
+    for field, what in (
+        *unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name),
+        *layout,
+    ):
+        raise UnsupportedError(
+            f"profile runs do not cover {what}; use `hp-tool recommend`", field=field
+        )
+    return problem
+
+
+def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
+    """The problem with the usual dispatcher where the query leaves it open: a command that does not
+    name it decides it.
+    """
+    if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
+        return problem
+    parallel = replace(
+        problem.parallel, moe_token_dispatcher_type=problem.strategy.moe_token_dispatcher_type
+    )
+    return replace(problem, parallel=parallel)
+
+
+def build_problem(
+    *,
+    query: Query,
+    query_json: JsonObject,
+    hardware: Hardware,
+    calibrations: Calibrations | None = None,
+    chosen: Mapping[str, Any] | None = None,
+) -> TuningProblem | CostedSpace:
+    """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing
+    to search then.
+
+    `chosen`: what the search's earlier runs had beside their layouts; None: it has none, and what
+    its ranking has is taken.
+
+    Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations`
+    know. Where the runs show that they are not, the answer says so, and the next search, which
+    knows it, takes more.
+
+    Raises InputError `launcher_mismatch` where `hardware` (the launcher's) is not what the query
+    asks about.
+    """
+    problem = resolve_training_search(query)
+    check_gpu(problem.cluster, hardware)
+    if query.objective == "min_gpus":
+        predictor = None if calibrations is None else calibrations(problem)
+        problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
+    trainer = trainer_of(query)
+    if chosen is None:
+        values, best = chosen_beside(problem, query=query, runs=partial(_runs, trainer=trainer))
+    else:
+        values, best = {path: chosen[path] for path in (OFFLOAD, EXCHANGE) if path in chosen}, None
+    if values:
+        problem, best = (
+            resolved_with(values, query=query, problem=problem, resolve=resolve_training_search),
+            None,
+        )
+    best = best or best_of(problem, keep=SHOWN, rank_by=query.rank_by)
+    space = _with_best(cost_space(problem=problem), best)
+    if trainer is None:
+        space = _profiled(space, problem)
+    space = _runnable(space, problem, query=query, hardware=hardware)
+    rows = _rows(
+        space,
+        capacity_bytes=problem.cluster.gpu.memory_bytes
+        * (1.0 - problem.constraints.memory_headroom_fraction),
+    )
+    if len(rows) == 0:
+        return space
+    candidates = space.candidates.take(rows)
+    if trainer is not None:
+        check_varied(trainer, candidates)
+    costs = problem.costs(candidates)
+    table = candidate_table(case=problem, candidates=candidates, costs=costs)
+    series = series_of(problem, hardware=hardware)
+    if trainer is not None:  # what another program measures is kept apart
+        series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(trainer)}")
+    # Processes share the cores of one host; those with devices of their own share none.
+    shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
+    reducer = Reducer(
+        problem=problem,
+        available_gpus=_reduced_gpus(query, problem.cluster, hardware),
+        cores=hardware.num_gpus / hardware.oversubscription if shared else math.inf,
+        kinds=_reducible(query),
+    )
+    search = SearchProblem(
+        query=lay(deepcopy(query_json), values),
+        chosen=problem.chosen,
+        model=problem.model,
+        cluster=problem.cluster,
+        training=problem.workload,
+        strategy=problem.strategy,
+        settings=query.search,
+        baseline=baseline_config(query, problem),
+        candidates=candidates,
+        table=table,
+        cluster_key=series.cluster_key,
+        assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu),
+        problem_digest=problem_digest(
+            model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer
+        ),
+        reduce=reducer if reducer.kinds else None,
+    )
+    prior = prior_for(kind=problem.cluster.gpu.kind)
+    return TuningProblem(
+        query=query, training=problem, space=space, search=search, prior=prior, series=series
+    )
+
+
+def _runs(
+    problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None
+) -> bool:
+    """Whether the trainer can be told all of a configuration, or the profiler runs it."""
+    if trainer is not None:
+        return writes(trainer, problem=problem, parallel=parallel)
+    if any(
+        unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)
+    ):
+        return False
+    return not _unprofiled(Candidates.from_configs([parallel]), problem).any()
+
+
+def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
+    """The space with what `recommend` would show besides: recomputation and sharding beyond the
+    usual values.
+    """
+    shown = choose(best, count=SHOWN).best
+    own = np.flatnonzero(shown.variant == 0)
+    known = set(_configurations(space.candidates))
+    own_rows = _configurations(shown.rows.candidates.take(own))
+    new = [row for row, one in zip(own.tolist(), own_rows, strict=True) if one not in known]
+    if not new:
+        return space
+    rows = CostedRows.concatenate(
+        [space.take(np.arange(len(space.candidates))), shown.rows.take(np.array(new))]
+    )
+    return CostedSpace(
+        **rows.columns(),
+        legal=space.legal + len(new),
+        feasible=space.feasible + len(new),
+        rejections=space.rejections,
+    )
+
+
+def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
+    return zip(*(getattr(candidates, f.name).tolist() for f in fields(Candidates)), strict=True)
+
+
+def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
+    """Seconds from a job's start to its first step, where nothing is known of the cluster."""
+    here = launcher_name(query) == LOCAL and gpu.kind == "cpu"
+    return assumed().search.local_startup_s if here else assumed().search.cluster_startup_s
+
+
+def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
+    """Raises InputError `launcher_mismatch` unless the launcher's devices are the query's."""
+    if hardware.gpu != cluster.gpu.name:
+        raise InputError(
+            f"the launcher runs on {hardware.gpu}, the query asks about {cluster.gpu.name}: "
+            "measurements of one say nothing "
+            "about the other; use a launcher on such a cluster, or `hp-tool recommend`",
+            field="search.launcher",
+            code="launcher_mismatch",
+        )
+
+
+def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
+    """Devices of a reduced run at most: one host alone cannot show what happens between nodes."""
+    return (
+        min(hardware.num_gpus, cluster.gpus_per_node)
+        if launcher_name(query) == LOCAL
+        else hardware.num_gpus
+    )
+
+
+def _runnable(
+    space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware
+) -> CostedSpace:
+    """The candidates that the launcher has devices for: for the whole of them, or for the smallest
+    run that can stand for one.
+
+    Raises InputError `launcher_mismatch` where that is none.
+    """
+    available_gpus = hardware.num_gpus
+    if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
+        return space
+    needed = np.full(len(space.candidates), problem.cluster.num_gpus)
+    if "replicas" in _reducible(query):
+        available_gpus = _reduced_gpus(query, problem.cluster, hardware)
+        needed = fewest_gpus(space.candidates, problem=problem)
+    if needed.min() > available_gpus:
+        raise InputError(
+            f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the "
+            "query needs at least "
+            f"{int(needed.min())} of its {problem.cluster.num_gpus}; lower cluster.num_gpus, or "
+            "use `hp-tool recommend`",
+            field="cluster.num_gpus",
+            code="launcher_mismatch",
+        )
+    return _without(space, needed > available_gpus)
+
+
+def _reducible(query: Query) -> tuple[Reducible, ...]:
+    """What may be left out of a run; a trainer's own command says what it follows."""
+    if query.search.fidelity == "full":
+        return ()
+    trainer = trainer_of(query)
+    return get_args(Reducible) if trainer is None else trainer.reducible
+
+
+def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
+    """The candidates that the profiler runs; the others are counted as turned away, not tried in
+    vain.
+    """
+    return _without(space, _unprofiled(space.candidates, problem))
+
+
+def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
+    """(n,) whether the profiler does not run a candidate."""
+    refused = np.zeros(len(candidates), dtype=np.bool_)
+    rules = unprofiled_sizes(
+        candidates,
+        model=problem.model,
+        training=problem.workload,
+        gpu=problem.cluster.gpu.name,
+        communication=problem.strategy.context_parallel_communication,
+    )
+    for unsupported, _ in rules:
+        refused |= unsupported
+    # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer
+    # Engine's grouped matmuls alone.
+    if problem.workload.framework == "megatron-core":
+        unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
+        refused |= (candidates.recompute_modules & unrun) != 0
+    return refused
+
+
+def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
+    """The other candidates; those refused are counted as not profiled."""
+    if not refused.any():
+        return space
+    rows = np.flatnonzero(~refused)
+    before = space.rejections.get("not_profiled", 0)
+    return CostedSpace(
+        **space.take(rows).columns(),
+        legal=len(rows),
+        feasible=int(np.count_nonzero(space.acceptable[rows])),
+        rejections={**space.rejections, "not_profiled": before + int(np.count_nonzero(refused))},
+    )
+
+
+def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
+    """Indices of the candidates to search: the fastest, and of each (t, p, SP, recomputation) the
+    fastest one.
+    """
+    possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
+    order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
+    if len(order) <= MAX_ROWS:
+        return np.sort(order)
+    columns = (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "sequence_parallel",
+        "recompute_method",
+    )
+    kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
+    _, first = np.unique(
+        kinds, axis=0, return_index=True
+    )  # the first of each kind in order of speed
+    return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))

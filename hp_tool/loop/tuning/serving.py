@@ -1,0 +1,360 @@
+"""From an inference query to the table a search works on: replicas of each size with each batch
+they may serve at once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from hp_tool.cluster.launchers import check_known
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import legality, rejection_counts
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
+from hp_tool.domain.measurement import Hardware, Runner
+from hp_tool.domain.ports import Store
+from hp_tool.domain.profiling import unserved, unserved_sizes
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.loop.calibration import Calibration, Evidence, fit_calibration, prior_for
+from hp_tool.loop.learning.make import accuracy_of, predicted_unseen, save
+from hp_tool.loop.learning.series import Series, cluster_key, model_family
+from hp_tool.loop.search.serving import TARGETS, EndpointSearch, ServingSearch
+from hp_tool.loop.tuning.clusters import ENDPOINT, check_profiled, launcher_name
+from hp_tool.loop.tuning.latencies import LatencyCalibration, serving_evidence
+from hp_tool.loop.tuning.problem import assumed_startup_s, check_gpu
+from hp_tool.loop.tuning.result import Account, TuneResult, make_result
+from hp_tool.loop.tuning.searched import Searched
+from hp_tool.loop.tuning.serving_result import baseline_config, ranked_deployments
+from hp_tool.loop.tuning.serving_table import in_flight_of, serving_candidates, serving_table
+from hp_tool.questions.serving.estimates import SHARES, estimate_row
+from hp_tool.questions.serving.problem import (
+    CostedRows,
+    ServingProblem,
+    resolve_serving,
+    served_workload,
+)
+from hp_tool.questions.serving.replay import arrivals_s, played
+
+_MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
+"""What the shortest round of a closed load on given devices serves; the others are recommended, not
+searched.
+"""
+HOPELESS = 100.0
+"""A rate so many times what full batches complete is a slip: even unmeasured constants err by a
+factor of 16 at most.
+"""
+STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
+"""How often a run starts its engine: vLLM's once for one token, and once for all."""
+_AXES: dict[Runner, tuple[str, ...]] = {
+    "megatron-core": ("tensor_parallel_size", "max_num_seqs"),
+    "vllm": ("tensor_parallel_size", "max_num_seqs"),
+    ENDPOINT: ("max_num_seqs",),
+}
+"""What runs can vary; to an endpoint, how many requests are sent at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingTuning(Searched):
+    """A serving search at both levels."""
+
+    search: ServingSearch
+    problem: ServingProblem
+    costs: ServingCosts
+    """Row by row those of the table."""
+    rejections: dict[str, int]
+
+    @property
+    def legal(self) -> int:
+        return len(self.search.candidates)
+
+    def estimate(self, row: int) -> InferenceEstimate:
+        """What the cost model says of a row; under a trace what its requests would see."""
+        costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
+        return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
+
+    def evidence(
+        self, store: Store, *, series: Series, without_search: str | None = None
+    ) -> Evidence:
+        return serving_evidence(store=store, series=series, without_search=without_search).objective
+
+    def keep(self, store: Store) -> None:
+        evidence = self.evidence(store, series=self.series)
+        if len(evidence):
+            accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=self.prior))
+            calibration = fit_calibration(evidence=evidence, prior=self.prior)
+            save(store, series=self.series, calibration=calibration, accuracy=accuracy, facts={})
+
+    def result(
+        self, store: Store, *, calibration: Calibration, account: Account, owner: str
+    ) -> TuneResult:
+        """Rank by both latencies, which `calibration` has as one penalised latency."""
+        evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
+        latencies = LatencyCalibration.fitted(evidence, prior=self.prior)
+        ranked = ranked_deployments(self, calibration=latencies, runs=account.runs)
+        return make_result(ranked, query=self.query, table=self.search.table, account=account)
+
+
+def resolve_serving_search(query: Query) -> ServingProblem:
+    """The query's problem, if real runs can search it at all: asked before a search is stored, and
+    again when it starts.
+    """
+    problem = resolve_serving(query)
+    check_known(launcher_name(query))
+    check_profiled(problem.cluster.gpu)
+    assert query.inference is not None  # resolved
+    baseline_config(query, problem)
+    if query.trainer is not None:
+        raise InputError("trainer belongs to training; leave it out", field="trainer")
+    for name in query.search.of_profiler:
+        raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
+    if query.objective not in _MEASURED_OBJECTIVES:
+        raise UnsupportedError(
+            f"objective {query.objective} is not searched with real runs; give a target for it, or "
+            "use `hp-tool recommend`",
+            field="objective",
+        )
+    runner = runner_of(query)
+    for name, _, quantile, _ in problem.targets.limits():
+        if quantile is not None and runner != ENDPOINT:
+            raise UnsupportedError(
+                f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}"
+            )
+        if quantile not in (None, *SHARES):
+            kept = ", ".join(SHARES)
+            raise UnsupportedError(
+                f"runs keep {kept} of their requests, no {quantile}; ask for one of these",
+                field=f"targets.{name}",
+            )
+    for name in ServingConfig.__slots__:
+        value = getattr(query.parallel, name)
+        several = isinstance(value, tuple) and len(value) > 1
+        fixed = (
+            runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
+        )
+        if name not in _AXES[runner] and (several or fixed):
+            axes = " and ".join(_AXES[runner])
+            advice = (
+                "give the one that it was started with" if runner == ENDPOINT else "leave it out"
+            )
+            raise UnsupportedError(
+                f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}"
+            )
+    if (
+        runner == ENDPOINT
+        and query.parallel.tensor_parallel_size is None
+        and problem.cluster.num_gpus > 1
+    ):
+        raise InputError(
+            "say how the endpoint was started: parallel.tensor_parallel_size, and what else "
+            "differs from 1",
+            field="parallel.tensor_parallel_size",
+            code="missing_field",
+        )
+    for field, what in unserved(
+        model=problem.model, inference=_load(query, problem), runner=runner
+    ):
+        raise UnsupportedError(
+            f"inference runs do not cover {what}; use `hp-tool recommend`", field=field
+        )
+    return problem
+
+
+def runner_of(query: Query) -> Runner:
+    """The software that serves, named by the engine, or the server that runs already."""
+    assert query.inference is not None
+    if launcher_name(query) == ENDPOINT:
+        return ENDPOINT
+    engine = query.inference.engine
+    runners: tuple[Runner, ...] = tuple(each for each in get_args(Runner) if each != ENDPOINT)
+    if engine not in runners:
+        raise UnsupportedError(
+            f"no profile runs with engine {engine}; choose {' or '.join(runners)}, or use `hp-tool "
+            "recommend`",
+            field="inference.engine",
+        )
+    return runners[runners.index(engine)]
+
+
+def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -> ServingTuning:
+    """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` is not
+    what the query asks about.
+    """
+    problem = resolve_serving_search(query)
+    check_gpu(problem.cluster, hardware)
+    assert query.inference is not None  # resolved
+    runner = runner_of(query)
+    if runner == ENDPOINT:
+        candidates, rejections = _of_endpoint(query, problem)
+    else:
+        candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
+    rows = problem.costed(candidates)
+    costs, load = rows.costs, _load(query, problem)
+    if runner == ENDPOINT:
+        _check_rate(problem, rows)
+    common: dict[str, Any] = {
+        "query": query_json,
+        "model": problem.model,
+        "cluster": problem.cluster,
+        "settings": query.search,
+        "baseline": baseline_config(query, problem),
+        "candidates": candidates,
+        "table": serving_table(rows),
+        "cluster_key": cluster_key(problem.cluster, hardware),
+        "assumed_startup_s": assumed_startup_s(query, gpu=problem.cluster.gpu) * STARTS[runner],
+        "problem_digest": json_digest({**query_json, "id": None, "search": None}),
+        "inference": load,
+        "targets": problem.targets,
+        "runner": runner,
+    }
+    if runner == ENDPOINT:
+        search: ServingSearch = EndpointSearch(
+            **common, in_flight=float(in_flight_of(rows).max()), trace=_sent(problem)
+        )
+    else:
+        search = ServingSearch(**common)
+    series = Series(
+        cluster_key=search.cluster_key,
+        framework=search.framework,
+        model_family=model_family(problem.model),
+    )
+    prior = prior_for(kind=problem.cluster.gpu.kind)
+    return ServingTuning(
+        query=query,
+        problem=problem,
+        search=search,
+        costs=costs,
+        prior=prior,
+        series=series,
+        rejections=rejections,
+    )
+
+
+def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
+    """The query's load with what its trace says: mean lengths and rate."""
+    workload = served_workload(query)
+    lengths = {
+        name: getattr(problem, name)
+        for name in ("input_length", "output_length", "prefix_cache_hit_rate")
+    }
+    rate = problem.request_rate_per_second or workload.request_rate_per_second
+    return replace(workload, trace=None, request_rate_per_second=rate, **lengths)
+
+
+def _sent(problem: ServingProblem) -> TraceSpec | None:
+    """The trace's requests at the problem's rate, as a run's request holds them; None: equal
+    ones.
+    """
+    if problem.trace is None:
+        return None
+    return replace(problem.trace, arrival_s=arrivals_s(problem)).spec()
+
+
+def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
+    """Raises InputError `overloaded` for a rate so far beyond full batches that no doubt about them
+    bridges it.
+    """
+    rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
+    most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
+    if rate is not None and rate > HOPELESS * most:
+        raise InputError(
+            f"{rate:g} requests a second: this deployment is predicted to complete {most:.3g} at "
+            "most; give a lower rate",
+            field="inference.request_rate_per_second",
+            code="overloaded",
+        )
+
+
+def _candidates(
+    query: Query, problem: ServingProblem, *, available_gpus: int
+) -> tuple[ServingCandidates, dict[str, int]]:
+    """Deployments whose replicas the load can fill, engines accept and the launcher has devices
+    for; and the number of rejected ones by reason.
+    """
+    inference = query.inference
+    assert inference is not None and problem.concurrency is not None
+    num_gpus, load, allowed = problem.cluster.num_gpus, problem.concurrency, query.parallel
+    sizes = _values(allowed.tensor_parallel_size) or tuple(
+        k for k in range(1, num_gpus + 1) if num_gpus % k == 0
+    )
+    batches = _values(allowed.max_num_seqs) or tuple(1 << k for k in range(load.bit_length()))
+    tokens = (_values(allowed.max_num_batched_tokens) or (problem.engine.max_num_batched_tokens,))[
+        0
+    ]
+    configs = [
+        ServingConfig(
+            tensor_parallel_size=t,
+            data_parallel_size=num_gpus // t,
+            max_num_seqs=b,
+            max_num_batched_tokens=tokens,
+        )
+        for t in dict.fromkeys(sizes)
+        for b in sorted({min(b, max(-(-load * t // num_gpus), 1)) for b in batches})
+        if num_gpus % t == 0
+    ]
+    candidates = serving_candidates(problem, configs)
+    codes = legality(
+        model=problem.model,
+        num_gpus=num_gpus,
+        candidates=candidates,
+        longest_request=problem.longest_request,
+    )
+    rejections = rejection_counts(codes)
+
+    def is_run(config: ServingConfig) -> bool:
+        replica, batch = (
+            replace(config, data_parallel_size=1),
+            replace(inference, concurrency=config.max_num_seqs),
+        )
+        unserved_here = unserved_sizes(model=problem.model, inference=batch, parallel=replica)
+        return config.tensor_parallel_size <= available_gpus and not list(unserved_here)
+
+    legal = np.flatnonzero(codes == 0)
+    kept = np.array([row for row in legal if is_run(configs[row])], dtype=np.intp)
+    if len(kept) < len(legal):
+        rejections["not_profiled"] = rejections.get("not_profiled", 0) + len(legal) - len(kept)
+    if not len(kept):
+        raise InputError(
+            f"no configuration can be run here (turned away: {rejections}); give other values of "
+            "parallel.tensor_parallel_size",
+            field="parallel",
+            code="launcher_mismatch",
+        )
+    return candidates.take(kept), rejections
+
+
+def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
+    """The deployment that the query says the endpoint is, by how many requests each scheduler is
+    sent at once.
+    """
+    num_gpus, allowed = problem.cluster.num_gpus, query.parallel
+    sizes = {
+        name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__
+    }
+    fixed: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    stages = fixed.get("tensor_parallel_size", 1) * fixed.get("pipeline_parallel_size", 1)
+    fixed = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | fixed
+    fixed["data_parallel_size"] = max(num_gpus // stages, 1)
+    batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
+    configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
+    candidates = serving_candidates(problem, configs)
+    codes = legality(
+        model=problem.model,
+        num_gpus=num_gpus,
+        candidates=candidates,
+        longest_request=problem.longest_request,
+    )
+    if rejections := rejection_counts(codes):
+        raise InputError(
+            f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}",
+            field="parallel",
+        )
+    return candidates, {}
+
+
+def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return value if value is None or isinstance(value, tuple) else (value,)

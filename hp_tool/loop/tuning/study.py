@@ -1,0 +1,110 @@
+"""A search's Optuna study: what it projects, where it is kept, and a copy in a file of its own, for
+Optuna's tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hp_tool.errors import InputError, NotFoundError, StoreError
+from hp_tool.loop.calibration import Evidence
+from hp_tool.loop.search.account import coverage_runs
+from hp_tool.loop.search.sampler import CostModelSampler
+from hp_tool.loop.search.study import StudyProjection
+from hp_tool.loop.tuning.searched import Searched
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+
+def study_storage(database_url: str | None) -> BaseStorage:
+    """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in
+    memory.
+
+    Safe to call from many processes at once on a new database. Raises StoreError where the database
+    does not answer.
+    """
+    import optuna
+
+    if database_url is None:
+        return optuna.storages.InMemoryStorage()
+    from hp_tool.store.engine import BUSY_TIMEOUT_S, POSTGRESQL_OPTIONS, parse_url
+    from hp_tool.store.schema import alone
+
+    url = parse_url(database_url)
+    # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
+    if url.get_backend_name() == "sqlite":
+        options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+    else:
+        options = {"connect_args": POSTGRESQL_OPTIONS, "pool_pre_ping": True}
+    with alone(
+        database_url
+    ):  # Optuna makes its tables without a lock: all but the first of several would fail
+        try:
+            return optuna.storages.RDBStorage(
+                url.render_as_string(hide_password=False), engine_kwargs=dict(options)
+            )
+        except Exception as error:  # the driver's, passed on as it is
+            raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
+
+
+def projection_of(
+    problem: Searched,
+    *,
+    evidence: Evidence | None,
+    search_id: str,
+    storage: BaseStorage,
+    claim: int = 1,
+    stored: Container[str] = (),
+) -> StudyProjection:
+    """The study of a search, whose sampler knows what earlier measurements taught; `stored`:
+    digests of configurations whose measurement stands for a run.
+    """
+    settings = problem.search.settings
+    sampler = CostModelSampler(
+        table=problem.search.table,
+        prior=problem.prior,
+        evidence=evidence,
+        coverage_runs=coverage_runs(settings, prior=problem.prior),
+        seed=settings.seed,
+        stored=[
+            row
+            for row in range(len(problem.search.table))
+            if stored and problem.search.digest(row) in stored
+        ],
+    )
+    return StudyProjection(
+        search_id=search_id, claim=claim, problem=problem.search, sampler=sampler, storage=storage
+    )
+
+
+def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
+    """Copy the study that the search keeps in the database at this URL into an SQLite file, which
+    is made where there is none.
+
+    Raises NotFoundError where the search has no study (it never ran), InputError where the file has
+    one of its name.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is no folder", field="--optuna")
+    source = study_storage(database_url)
+    if search_id not in optuna.get_all_study_names(source):
+        raise NotFoundError(
+            f"search {search_id} has no Optuna study here: no run of it was planned",
+            field="search_id",
+        )
+    try:
+        optuna.copy_study(
+            from_study_name=search_id,
+            from_storage=source,
+            to_storage=study_storage(f"sqlite:///{path.resolve()}"),
+        )
+    except optuna.exceptions.DuplicatedStudyError:
+        raise InputError(
+            f"{path} holds a study of this search already; name another file", field="--optuna"
+        ) from None

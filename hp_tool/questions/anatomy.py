@@ -1,0 +1,495 @@
+"""One configuration in detail: what each pipeline stage holds and takes, when it runs what, and
+where its ranks lie.
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.cost.block import LayerTime
+from hp_tool.cost.candidates import DUALPIPE, Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
+from hp_tool.cost.filled_stages import stage_contents
+from hp_tool.cost.network import dense_group, expert_group
+from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part
+from hp_tool.cost.schedules import execution
+from hp_tool.cost.schedules.execution import Operation, Span
+from hp_tool.cost.step_time import micro_batches, transfer_seconds
+from hp_tool.cost.training import stages_and_layers, training_costs
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_text, parse_layout
+from hp_tool.questions.training.problem import TrainingProblem
+
+_Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
+"""Layers before, layers, dense ones among them where others have experts (None: by the layers
+before), whether embedding and output layer stand there, and the case on the stage's device.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAnatomy:
+    """One rank of the pipeline, 0-based; of its tensor, context and data-parallel ranks all are
+    alike.
+    """
+
+    rank: int
+    gpu: str
+    layers: float
+    """Transformer layers, of all its model chunks."""
+    holds_embedding: bool
+    holds_output: bool
+    memory_bytes: dict[str, float]
+    """By cost.memory.MEMORY_PARTS."""
+    capacity_bytes: float
+    seconds: float
+    """One micro-batch through all its chunks, there and back, with exposed communication and waits
+    for the host.
+    """
+    parts_s: dict[str, float]
+    """What of them is compute, recompute, and communication of each kind."""
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.memory_bytes.values())
+
+
+def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAnatomy, ...]:
+    """Every stage of a legal configuration, first to last.
+
+    Rows of unequal cost (packed sequences) are taken at their mean; what the slowest of them adds
+    is in the estimate's time.
+    """
+    candidate = Candidates.alone(config)
+    parts = _parts(problem, candidate)
+    return tuple(
+        _anatomy(rank, part, case, candidate, problem) for rank, (part, case) in enumerate(parts)
+    )
+
+
+def _parts(
+    problem: TrainingProblem, candidate: Candidates
+) -> Iterator[tuple[Pipeline, TrainingCase]]:
+    """Each stage as a part of the pipeline of its own, and the case on its device."""
+    p, layout, model = (
+        int(candidate.pipeline_parallel_size),
+        problem.strategy.pipeline_layout,
+        problem.model,
+    )
+    if model.blocks is not None and p > 1 and layout is None:
+        layout = _usual_layout(model, candidate)
+    if layout is not None:
+        for rank in range(p):
+            yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
+    elif p == 1 and not problem.cluster.kinds:
+        m = micro_batches(candidate, workload=problem.workload)
+        yield stages_and_layers(case=problem, candidates=candidate, micro_batches=m)[0], problem
+    else:
+        contents = (
+            _of_two_kinds(problem, candidate, p)
+            if problem.cluster.kinds
+            else _contents(problem, candidate, p)
+        )
+        for rank, (before, count, dense, (first, last), case) in enumerate(contents):
+            part = pipeline_part(
+                model,
+                candidate,
+                first_rank=rank,
+                layers_before=before,
+                stages=1,
+                layers=count,
+                dense=dense,
+                embedding=first,
+                output=last,
+            )
+            yield part, case
+
+
+def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
+    """What each chunk of a model holds that nobody lays out."""
+    sizes = {
+        "stages": int(candidate.pipeline_parallel_size),
+        "chunks": int(candidate.virtual_pipeline_parallel_size),
+    }
+    mtp, dense = model.num_nextn_predict_layers, model.begins_dense
+    return parse_layout(
+        layout_text(num_layers=model.num_hidden_layers, mtp_layers=mtp, begins_dense=dense, **sizes)
+    )
+
+
+def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+    """What each rank of a pipeline that is not laid out by hand holds."""
+    framework = facts(problem.workload.framework)
+    if framework.balances_blocks:
+        layers, output_at = stage_contents(problem.model, p)
+        counts = [float(count) for count in layers]
+        ends = [(rank == 0, rank == output_at) for rank in range(p)]
+    else:
+        chunks = int(candidate.virtual_pipeline_parallel_size)
+        layers = chunk_layers(
+            num_layers=problem.model.total_layers,
+            stages=p,
+            chunks=chunks,
+            late=framework.late_layers,
+            begins_dense=problem.model.begins_dense,
+        )
+        counts = [float(sum(layers[rank::p])) for rank in range(p)]
+        ends = [(rank == 0, rank == p - 1) for rank in range(p)]
+        if candidate.is_v:
+            counts = [float(layers[rank] + layers[2 * p - 1 - rank]) for rank in range(p)]
+            ends = [(rank == 0, rank == 0) for rank in range(p)]
+        elif candidate.pipeline_schedule == DUALPIPE:
+            counts = [
+                0.5 * (count + mirrored)
+                for count, mirrored in zip(counts, reversed(counts), strict=True)
+            ]
+            ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
+    dense: Sequence[float | None] = [None] * p
+    if has_both_kinds(problem.model):
+        model, schedule = problem.model, int(candidate.pipeline_schedule)
+        _, leading = stage_counts(
+            model.num_hidden_layers,
+            model.num_hidden_layers - model.moe_layers,
+            p,
+            int(candidate.virtual_pipeline_parallel_size),
+            schedule,
+            late=framework.late_layers,
+        )
+        if candidate.pipeline_schedule == DUALPIPE:
+            leading = [
+                0.5 * (count + mirrored)
+                for count, mirrored in zip(leading, reversed(leading), strict=True)
+            ]
+        dense = leading
+    for rank, count in enumerate(counts):
+        yield sum(counts[:rank]), max(count, NO_LAYERS), dense[rank], ends[rank], problem
+
+
+def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
+    """Yield what each stage holds on two kinds of devices.
+
+    Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best.
+    """
+    layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
+    kinds = problem.kinds
+    assert kinds  # there are two
+    first = int(stages_by_kind(kinds, candidate)[0])
+    for rank in range(p):
+        kind = int(rank >= first)
+        before = min(rank, first) * layers[0] + max(rank - first, 0) * layers[1]
+        yield before, layers[kind], None, (rank == 0, rank == p - 1), kinds[kind]
+
+
+def _anatomy(
+    rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem
+) -> StageAnatomy:
+    costs = training_costs(
+        case=case,
+        candidates=candidate,
+        pipeline=part,
+        memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
+    )
+    m = micro_batches(candidate, workload=problem.workload)
+    whole, stage = part.part is None, part.stages[0]
+    return StageAnatomy(
+        rank=rank,
+        gpu=case.cluster.gpu.name,
+        layers=float(problem.model.total_layers)
+        if whole
+        else round(float(stage.layers.count - stage.extra_layers), 6),
+        holds_embedding=whole or bool(part.embedding),
+        holds_output=whole or bool(part.output),
+        memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
+        capacity_bytes=float(costs.capacity_bytes),
+        seconds=float(stage_seconds(costs, profile=case.profile, micro_batches=m)),
+        parts_s={name: float(costs.parts[name] / m) for name in STAGE_PARTS},
+    )
+
+
+V_SHAPED = ("zbv", "dualpipe-v")
+"""Schedules whose rank r holds the stages r and 2p - 1 - r."""
+MAX_RANKS = 16
+"""Drawn; of more, these are chosen evenly, both ends among them."""
+MAX_STAGES = 128
+"""Of a longer pipeline the schedule is not executed."""
+SpanKind = Literal["F", "B", "W", "BW", "F+B"]
+"""Forward; backward for the inputs; for the weights; both at once; a forward and a backward pass
+that overlap.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSpan:
+    """One block of work; seconds from the start of the step."""
+
+    kind: SpanKind
+    micro_batch: int
+    """0-based; of a pair that overlaps, that of the forward pass."""
+    chunk: int
+    """0-based, of the rank's model chunks."""
+    start_s: float
+    end_s: float
+    critical: bool
+    """On the critical path: a longer one makes a longer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRow:
+    """One pipeline rank."""
+
+    rank: int
+    spans: tuple[ScheduleSpan, ...]
+    idle_fraction: float
+    """Share of the drawn time in which it waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The executed schedule. Data-parallel communication and the optimizer, which follow it, are
+    not in it, nor is exposed stage-to-stage communication besides the way there and back.
+    """
+
+    name: str
+    num_ranks: int
+    """Of which `rows` may be a choice."""
+    num_micro_batches: int
+    """Of a step on each replica."""
+    drawn_micro_batches: int
+    """Fewer where the ones left out would only lengthen the steady middle."""
+    end_s: float
+    """Of the drawn ones."""
+    rows: tuple[ScheduleRow, ...]
+
+
+def schedule(
+    *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
+) -> Schedule | None:
+    """The schedule of a legal configuration with stages `each`; None without a pipeline, or with
+    more than MAX_STAGES.
+    """
+    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    if not 1 < p <= MAX_STAGES:
+        return None
+    candidate = Candidates.alone(config)
+    all_micro_batches = micro_batches(candidate, workload=problem.workload)
+    m = int(all_micro_batches)
+    name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
+    # To show how it fills, runs and drains.
+    enough = {
+        "interleaved": 2 * p,
+        "zbv": 2 * p + 2,
+        "dualpipe": 2 * p + 4,
+        "dualpipe-v": 2 * p + 4,
+    }
+    drawn = min(m, enough.get(name, p + 4))
+    pipeline, layers = stages_and_layers(
+        case=problem, candidates=candidate, micro_batches=all_micro_batches
+    )
+    layer = layers.mean_time(pipeline)
+    work = [_passes(stage, layer) for stage in each]
+    if name == "interleaved":
+        orders = execution.interleaved(p=p, v=v, m=drawn)
+    else:
+        of_stages = {
+            "gpipe": execution.gpipe,
+            "zb-h1": execution.zb_h1,
+            "zbv": execution.zbv,
+            "dualpipe": execution.dualpipe,
+            "dualpipe-v": execution.dualpipe_v,
+        }
+        orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
+    transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
+    spans = execution.timeline(
+        orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s
+    )
+    end_s = max(row[-1].end_s for row in spans)
+    critical = execution.critical_path(spans, transfer_s=transfer_s)
+    ranks = (
+        range(p)
+        if p <= MAX_RANKS
+        else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
+    )
+    return Schedule(
+        name=name,
+        num_ranks=p,
+        num_micro_batches=m,
+        drawn_micro_batches=drawn,
+        end_s=end_s,
+        rows=tuple(
+            _row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical)
+            for rank in ranks
+        ),
+    )
+
+
+def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
+    """Seconds of one micro-batch on one rank by kind of operation, all its model chunks together.
+
+    The stage's seconds, with the ends (embedding, output layer) and waits for the host, are divided
+    like those of `layer`, the mean one of the critical stage. Recomputation is backward.
+    """
+    forward = weight = 0.0
+    own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
+    for name, ahead, back in (
+        ("compute", own, own_backward),
+        ("attention", layer.attention, layer.attention_backward),
+        ("tensor_parallel", layer.tensor, layer.tensor_backward),
+        ("context_parallel", layer.context, layer.context_backward),
+        ("expert_parallel", layer.expert, layer.expert_backward),
+    ):
+        both = float(ahead + back)
+        if both:
+            forward += stage.parts_s[name] * float(ahead) / both
+    if own + own_backward:
+        weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(own + own_backward)
+    busy = sum(stage.parts_s.values())
+    stretch = stage.seconds / busy if busy else 1.0
+    forward_s, backward_s, weight_s = (
+        stretch * forward,
+        stretch * (busy - forward - weight),
+        stretch * weight,
+    )
+    return {"F": forward_s, "B": backward_s, "W": weight_s, "BW": backward_s + weight_s}
+
+
+def _seconds(
+    name: str, work: Sequence[dict[str, float]], *, p: int, v: int
+) -> Callable[[Operation], float]:
+    """What one operation takes: a model chunk's share of its rank's time; of DualPipe's two ranks,
+    the first's.
+    """
+
+    def seconds(operation: Operation) -> float:
+        stage = operation.stage
+        rank = min(stage, 2 * p - 1 - stage) if name in V_SHAPED else stage % p
+        return work[rank][operation.kind] / v
+
+    return seconds
+
+
+def _row(
+    rank: int,
+    spans: Sequence[Span],
+    *,
+    name: str,
+    p: int,
+    end_s: float,
+    critical: Set[tuple[int, int]],
+) -> ScheduleRow:
+    drawn = []
+    for place, span in enumerate(spans):
+        first = span.block[0]
+        kind: SpanKind = first.kind if len(span.block) == 1 else "F+B"
+        chunk = int(first.stage >= p) if name in V_SHAPED else first.stage // p
+        drawn.append(
+            ScheduleSpan(
+                kind=kind,
+                micro_batch=first.micro_batch,
+                chunk=chunk,
+                start_s=span.start_s,
+                end_s=span.end_s,
+                critical=(rank, place) in critical,
+            )
+        )
+    busy = sum(span.end_s - span.start_s for span in spans)
+    return ScheduleRow(rank=rank, spans=tuple(drawn), idle_fraction=1.0 - busy / end_s)
+
+
+MAX_NODES = 16
+"""Drawn; the others go on in the same pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """One device: its global rank, and its place in each parallel dimension, 0-based."""
+
+    rank: int
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One host and its devices, in order."""
+
+    index: int
+    ranks: tuple[RankPlace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """Ranks that talk to each other in one parallel dimension."""
+
+    name: str
+    size: int
+    in_domain: int
+    """Of them inside one NVLink domain (a node, where there is none larger)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Ranks counted through the dimensions in `order`, innermost first, and laid on the nodes one
+    after the other.
+    """
+
+    order: str
+    num_nodes: int
+    gpus_per_node: int
+    nvlink_domain_size: int
+    nodes: tuple[Node, ...]
+    """The first MAX_NODES."""
+    groups: tuple[RankGroup, ...]
+    """Of more than one rank."""
+
+
+def placement(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
+    """The placement of a configuration that uses all of the cluster's devices."""
+    sizes = {
+        "tp": config.tensor_parallel_size,
+        "cp": config.context_parallel_size,
+        "dp": config.data_parallel_size,
+        "pp": config.pipeline_parallel_size,
+    }
+    order = [name for name in cluster.rank_order.split("-") if name in sizes]
+    per_node = cluster.gpus_per_node
+    num_nodes = cluster.num_gpus // per_node
+
+    def place(rank: int) -> RankPlace:
+        at, left = {}, rank
+        for name in order:
+            left, at[name] = divmod(left, sizes[name])
+        return RankPlace(
+            rank=rank, tensor=at["tp"], context=at["cp"], data=at["dp"], pipeline=at["pp"]
+        )
+
+    return Placement(
+        order="-".join(order),
+        num_nodes=num_nodes,
+        gpus_per_node=per_node,
+        nvlink_domain_size=cluster.nvlink_domain_size,
+        nodes=tuple(
+            Node(index=node, ranks=tuple(map(place, range(node * per_node, (node + 1) * per_node))))
+            for node in range(min(num_nodes, MAX_NODES))
+        ),
+        groups=_groups(Candidates.alone(config), cluster),
+    )
+
+
+def _groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
+    groups = []
+    for name, axis in (
+        ("tensor", "tp"),
+        ("context", "cp"),
+        ("expert", "ep"),
+        ("data", "dp"),
+        ("pipeline", "pp"),
+    ):
+        group = (expert_group if axis == "ep" else dense_group)(c, axis, cluster=cluster)
+        groups.append(RankGroup(name=name, size=int(group.size), in_domain=int(group.in_domain)))
+    return tuple(group for group in groups if group.size > 1)

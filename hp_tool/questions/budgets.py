@@ -1,0 +1,354 @@
+"""From a budget (devices and days, parameters, tokens or FLOPs) to the training that it buys, timed
+by the cost model.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.cost.flops import token_flops
+from hp_tool.cost.parameters import active_parameters, total_parameters
+from hp_tool.cost.roofline import peak_flops
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.result import Estimate, Ranking, Reason, Recommendation
+from hp_tool.domain.sizing import Choice, Sizing, SizingAnswer, SizingQuery
+from hp_tool.domain.units import SECONDS_PER_DAY
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import HpToolError, InputError, UnsupportedError
+from hp_tool.questions import schema, training
+from hp_tool.questions.sizing import laws, shapes
+from hp_tool.questions.sizing.laws import LAWS, ScalingLaw
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.problem import named_model
+
+CLOSE = 0.02
+"""Days off the budget at which tokens fill the rest."""
+MAX_PLANS = 24
+_SMALLER = 4.0
+"""Factor on compute after a model that fits nowhere."""
+
+
+def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
+    """A validated sizing query from a mapping, or from JSON or YAML text. Raises InputError."""
+    query: SizingQuery = schema.parse(SizingQuery, data)
+    schema.check_axes(query.parallel, field="parallel")
+    if query.experts is not None and query.experts.num_experts_per_tok > query.experts.num_experts:
+        raise InputError(
+            f"{query.experts.num_experts_per_tok} experts per token are more than the "
+            f"{query.experts.num_experts} there are",
+            field="experts.num_experts_per_tok",
+        )
+    _check_together(query)
+    return query
+
+
+def _model(query: SizingQuery) -> ModelSpec | None:
+    """The query's model, if it names one. Raises InputError, NotFoundError, UnsupportedError."""
+    if query.model is None:
+        return None
+    model = named_model(query.model)
+    if model.architecture != "decoder":
+        raise UnsupportedError(
+            f"{model.name} is no decoder, and the laws were fitted on decoders; `hp-tool "
+            "recommend` gives its days",
+            field="model",
+        )
+    return model
+
+
+def _check_together(query: SizingQuery) -> None:
+    """Refuse a query that says too little to answer, or the same thing twice."""
+    size = "model" if query.model is not None else "parameters"
+    sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
+    if query.model is not None and query.parameters is not None:
+        raise InputError(
+            "model and parameters both give the size; leave one out", field="parameters"
+        )
+    if len(sizes) == 3:
+        raise InputError(
+            f"{size}, tokens and flops: two of them give the third; leave one out", field="flops"
+        )
+    if not sizes and query.days is None:
+        raise InputError(
+            "no budget: give days with a cluster, or one of parameters, model, tokens, flops",
+            field="days",
+        )
+    if query.days is not None and query.cluster is None:
+        raise InputError("days need a cluster; add one", field="cluster", code="missing_field")
+    if len(sizes) == 2 and query.tokens_per_parameter is not None:
+        raise InputError(
+            f"{sizes[0]} and {sizes[1]} leave no room for tokens_per_parameter; leave one out",
+            field="tokens_per_parameter",
+        )
+    if query.model is not None:
+        for name in ("vocab_size", "aspect_ratio", "num_key_value_heads", "experts"):
+            if getattr(query, name) is not None:
+                raise InputError(
+                    f"{name} shapes a model that is looked for; model is given already", field=name
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is trained, and how fast if there is a cluster."""
+
+    model: ModelSpec
+    target_parameters: float
+    """Active parameters that `model` was shaped for."""
+    workload: TrainingWorkload
+    query: Query | None = None
+    """The cost model's query; None without a cluster."""
+    recommendation: Recommendation | None = None
+    """None without a cluster, or if nothing is acceptable."""
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def tokens(self) -> float:
+        assert self.workload.total_tokens is not None
+        return self.workload.total_tokens
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The recommendation's, calibrated if anything was measured on the cluster."""
+        row = self.recommendation
+        return None if row is None else row.known
+
+    @property
+    def effective_days(self) -> float | None:
+        """Calendar days, time lost to failures included."""
+        return None if self.estimate is None else self.estimate.effective_days
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Makes plans of different sizes for one sizing query."""
+
+    query: SizingQuery
+    law: ScalingLaw
+    """Divides compute between parameters and tokens."""
+    model: ModelSpec | None
+    cluster: ClusterSpec | None
+    calibrations: Calibrations | None
+
+    @property
+    def parameters(self) -> float | None:
+        """Parameters that a token passes, if the query gives a model or their number."""
+        query, model = self.query, self.model
+        return (
+            query.parameters
+            if model is None
+            else active_parameters(model, sequence_length=query.sequence_length)
+        )
+
+    @property
+    def flops(self) -> float | None:
+        """6 N D of the query's training; None if it gives only a time."""
+        parameters, tokens = self.parameters, self.query.tokens
+        if self.query.flops is not None:
+            return self.query.flops
+        if parameters is not None:
+            return (
+                self.law.flops_of_parameters(parameters)
+                if tokens is None
+                else 6.0 * parameters * tokens
+            )
+        return None if tokens is None else self.law.flops_of_tokens(tokens)
+
+    def of_flops(self, flops: float) -> Plan:
+        """The training of 6 N D = `flops`, not yet timed; what the query leaves open follows from
+        the law.
+        """
+        query, tokens, parameters = self.query, self.query.tokens, self.parameters
+        if parameters is None:
+            parameters = self.law.parameters(flops) if tokens is None else flops / (6.0 * tokens)
+        model = self.model or shapes.shaped(query, parameters=parameters)
+        tokens = flops / (6.0 * parameters) if tokens is None else tokens
+        batch = query.global_batch_size or laws.batch_sequences(
+            flops=laws.hyperparameter_flops(
+                model=model, sequence_length=query.sequence_length, tokens=tokens
+            ),
+            sequence_length=query.sequence_length,
+            num_gpus=1 if self.cluster is None else self.cluster.num_gpus,
+        )
+        workload = TrainingWorkload(
+            sequence_length=query.sequence_length,
+            global_batch_size=batch,
+            precision=query.precision,
+            framework=query.framework,
+            total_tokens=tokens,
+            reliability=query.reliability,
+        )
+        return Plan(model=model, target_parameters=parameters, workload=workload)
+
+    def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
+        """The plan with its fastest configuration on the whole cluster; with a deadline in calendar
+        days, on the fewest devices that meet it.
+        """
+        if self.query.cluster is None:
+            return plan
+        query = Query(
+            id=self.query.id,
+            kind="training",
+            model=self.query.model or plan.model,
+            cluster=self.query.cluster,
+            training=plan.workload,
+            parallel=self.query.parallel,
+            objective=None if deadline_days is None else "min_gpus",
+            constraints=Constraints(max_days=deadline_days),
+        )
+        ranking = training.recommend(query=query, top=1, calibrations=self.calibrations)
+        best = next(iter(ranking.recommendations), None)
+        return replace(
+            plan,
+            query=query,
+            recommendation=best,
+            reasons=_reasons(ranking) if best is None else (),
+        )
+
+
+def _reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
+    """Why nothing is acceptable: what lacks least, or how many each rule turned away."""
+    if ranking.nearest_misses:
+        return ranking.nearest_misses[0].estimate.reasons
+    return tuple(
+        Reason(
+            code=code,
+            message=f"turns away {count:,} combinations of the axes",
+            needed=None,
+            available=None,
+        )
+        for code, count in ranking.rejections.items()
+    )
+
+
+def _largest(planner: Planner) -> Plan:
+    """The largest plan by the law that the cluster does in the query's calendar days.
+
+    Compute and throughput settle together: the compute of a plan times the budget over its days is
+    the next one's. The first is what the devices would do at their peak, so an upper bound. Shapes
+    are coarse, and memory may end the way up; so the tokens then fill the time of the nearest plan
+    that fits.
+    """
+    days = planner.query.days
+    assert days is not None and planner.cluster is not None  # checked with the query
+    peak = peak_flops(planner.cluster.gpu, precision=planner.query.precision)
+    flops = peak * planner.cluster.num_gpus * days * SECONDS_PER_DAY
+    low, high = 0.0, math.inf
+    best, nearest = None, math.inf
+    for _ in range(MAX_PLANS):
+        plan = planner.timed(planner.of_flops(flops))
+        following = flops / _SMALLER
+        if (needed := plan.effective_days) is None:
+            high = flops
+        else:
+            share = days / needed
+            low, high = (flops, high) if share >= 1.0 else (low, flops)
+            following = flops * share
+            if abs(math.log(share)) < nearest:
+                best, nearest = plan, abs(math.log(share))
+        if nearest <= CLOSE or high <= low * (1.0 + CLOSE):
+            break
+        flops = following if low < following < high else math.sqrt(low * high)
+    if best is None:
+        return plan
+    assert best.effective_days is not None
+    tokens = best.tokens * days / best.effective_days
+    return planner.timed(replace(best, workload=replace(best.workload, total_tokens=tokens)))
+
+
+def size_answer(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
+    """The training that a budget buys. Raises HpToolError.
+
+    One that fits nowhere, or meets no deadline, is `feasible: false` with its reasons.
+    """
+    ratio = query.tokens_per_parameter
+    planner = Planner(
+        query=query,
+        law=LAWS[query.law] if ratio is None else laws.over_trained(tokens_per_parameter=ratio),
+        model=_model(query),
+        cluster=None if query.cluster is None else catalog.cluster(query.cluster),
+        calibrations=calibrations,
+    )
+    try:
+        flops = planner.flops
+        plan = (
+            _largest(planner)
+            if flops is None
+            else planner.timed(planner.of_flops(flops), deadline_days=query.days)
+        )
+    except HpToolError as error:
+        # What a query says below `training` stands at the top of a budget.
+        error.field = error.field and error.field.removeprefix("training.")
+        raise
+    return SizingAnswer(id=query.id, sizing=_sizing(plan, query=query, law=planner.law))
+
+
+def _sizing(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizing:
+    model, tokens, length = plan.model, plan.tokens, query.sequence_length
+    active = active_parameters(model, sequence_length=length)
+    estimate = plan.estimate
+    return Sizing(
+        feasible=not plan.reasons,
+        reasons=plan.reasons,
+        model=model,
+        parameters=total_parameters(model, sequence_length=length),
+        active_parameters=active,
+        tokens=tokens,
+        tokens_per_parameter=tokens / active,
+        flops=token_flops(model, plan.workload).model * tokens,
+        law=_law_choice(law, flops=6.0 * active * tokens),
+        loss=_loss_choice(active, tokens),
+        compute_overhead=laws.compute_overhead(parameters=active, tokens=tokens),
+        shape=shapes.shape_choices(model, query, parameters=plan.target_parameters)
+        if query.model is None
+        else (),
+        hyperparameters=laws.starting_hyperparameters(
+            model=model,
+            parameters=active,
+            tokens=tokens,
+            sequence_length=length,
+            global_batch_size=plan.workload.global_batch_size,
+        ),
+        num_gpus=None if estimate is None else int(str(estimate.provenance["num_gpus"])),
+        days=None if estimate is None else estimate.days,
+        effective_days=plan.effective_days,
+        gpu_hours=None if estimate is None else estimate.gpu_hours,
+        cost=None if estimate is None else estimate.cost,
+        goodput=None if estimate is None else estimate.goodput,
+        recommendation=plan.recommendation,
+        query=None if plan.query is None else schema.query_mapping(plan.query),
+    )
+
+
+def _law_choice(law: ScalingLaw, *, flops: float) -> Choice:
+    """What the law finds best at this compute, whether it was followed or not."""
+    best = law.parameters(flops)
+    return Choice(
+        name=law.name,
+        value=best,
+        unit="parameters",
+        rule=f"N = {law.anchor_parameters:.4g} (C / {law.anchor_flops:.4g})^{law.exponent:.4g} at "
+        f"C = 6 N D = {flops:.3g}",
+        source=law.source,
+        extrapolated=law.extrapolated(best),
+        alternatives={
+            other.name: other.parameters(flops) for other in LAWS.values() if other.name != law.name
+        },
+    )
+
+
+def _loss_choice(parameters: float, tokens: float) -> Choice:
+    law = LAWS["chinchilla-corrected"]
+    return Choice(
+        name="loss",
+        value=laws.loss(parameters=parameters, tokens=tokens),
+        unit="nats a token",
+        rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with "
+        "it, not corpora",
+        source="arXiv 2404.10102",
+        extrapolated=law.extrapolated(parameters),
+    )

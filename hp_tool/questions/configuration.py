@@ -1,0 +1,187 @@
+"""One configuration: a query with every chosen value put in, and what that resolves to. Every door
+takes it from here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from hp_tool.domain.fields import ChosenValues
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig, axis_values, said_of_all
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import RUN_CONFIGS, RunConfig, config_query
+from hp_tool.errors import InputError
+from hp_tool.questions import schema
+
+NUM_GPUS, LAYOUT = "cluster.num_gpus", "parallel.pipeline_layout"
+NO_PART = ("search", "id")
+"""Fields of a query that do not describe its configuration."""
+
+
+class Row(Protocol):
+    """A row of a ranking, a fix, a run of a search. It may have `set`: values of the query beside
+    `parallel`, by path.
+    """
+
+    @property
+    def parallel(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A query of one configuration. What it leaves to a recipe or a default stays open in it and
+    resolves again.
+    """
+
+    query: Query
+    """As it was asked, with each chosen value put in."""
+    parallel: RunConfig
+    """What its `parallel` resolves to."""
+    set: ChosenValues = field(default_factory=dict)
+    """Values that a ranking or a fix put in beside `parallel`, by path."""
+    lays_out: bool = False
+    """Whether `parallel` has a pipeline_layout that the query as it was asked does not."""
+
+    @staticmethod
+    def of(row: Row, *, query: Query) -> Configuration:
+        """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of
+        a run of its search.
+        """
+        values: ChosenValues = dict(getattr(row, "set", {}))
+        for path, value in values.items():
+            query = with_value(query, path, value)
+        return _whole(row.parallel, query=query, values=values)
+
+    def without(self, path: str) -> Configuration:
+        """Return the configuration with a value of `set` left open again."""
+        values = {name: value for name, value in self.set.items() if name != path}
+        return replace(self, query=with_value(self.query, path, None), set=values)
+
+    def without_layout(self) -> Configuration:
+        """Return the configuration with the stages that its framework makes unasked."""
+        assert isinstance(self.parallel, ParallelConfig)  # others have no layout
+        parallel = replace(self.parallel, pipeline_layout=None)
+        return replace(
+            self, query=with_value(self.query, LAYOUT, None), parallel=parallel, lays_out=False
+        )
+
+    @staticmethod
+    def read(
+        result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]
+    ) -> Configuration:
+        """Return the configuration of the recommendation of this rank in the JSON of an answer, or
+        of the one it estimates.
+
+        Raises InputError where the answer lacks its query or has no such row.
+        """
+        query = result.get("query")
+        if not isinstance(query, dict):
+            raise InputError(
+                "the result does not hold its query; export what estimate, recommend or tune print "
+                "with --json",
+                field="query",
+                code="missing_field",
+            )
+        row = _row(result, rank)
+        values = row["set"] if "set" in row else _chosen_earlier(row, query)
+        if not isinstance(values, dict):
+            raise InputError("set must be a mapping of paths of the query to values", field="set")
+        inside = {path: value for path, value in values.items() if path != NUM_GPUS}
+        typed = parse(schema.lay(copy.deepcopy(query), inside))
+        if NUM_GPUS in values:
+            typed = typed.with_num_gpus(
+                schema.parse(ClusterQuery, {"num_gpus": values[NUM_GPUS]}).num_gpus
+            )
+        config = schema.parse(RUN_CONFIGS[typed.kind], row.get("parallel") or {})
+        return _whole(config, query=typed, values=values)
+
+    def mapping(self) -> dict[str, Any]:
+        """Return the query as JSON-ready values: valid input for every door."""
+        return {
+            name: value
+            for name, value in schema.query_mapping(self.query).items()
+            if name not in NO_PART
+        }
+
+    def text(self) -> str:
+        """Return the query as compact JSON. Parsed and resolved again it gives the same figures and
+        intervals.
+        """
+        return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
+
+
+def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configuration:
+    """The configuration with what the query says of all its layouts, which runs and rows of a
+    search leave to it.
+    """
+    lays_out = False
+    if isinstance(config, ParallelConfig):
+        lays_out = config.pipeline_layout is not None and query.parallel.pipeline_layout is None
+        whole = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
+        dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
+        whole["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
+        config = replace(
+            config,
+            **{name: value for name, value in whole.items() if getattr(config, name) is None},
+        )
+    return Configuration(
+        query=replace(query, parallel=config_query(config)),
+        parallel=config,
+        set=values,
+        lays_out=lays_out,
+    )
+
+
+def with_value(query: Query, path: str, value: Any) -> Query:
+    """Return the query with the value at a path of two names; a mapping is read as a query's text
+    is.
+    """
+    if path == NUM_GPUS:
+        return query.with_num_gpus(value)
+    if isinstance(value, dict):
+        whole: Query = schema.parse(Query, schema.lay(schema.query_mapping(query), {path: value}))
+        return whole
+    name, _, key = path.partition(".")
+    values: dict[str, Any] = {name: replace(getattr(query, name), **{key: value})}
+    return replace(query, **values)
+
+
+def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The recommendation of this rank in an answer, or the one that it estimates."""
+    rows = result.get("recommendations")
+    if rows is None and isinstance(result.get("estimate"), dict):
+        rows = [result["estimate"]]
+    if (
+        not isinstance(rows, list)
+        or not 1 <= rank <= len(rows)
+        or not isinstance(rows[rank - 1], dict)
+    ):
+        count = len(rows) if isinstance(rows, list) else 0
+        raise InputError(
+            f"the result has {count} configurations; rank {rank} is not among them", field="rank"
+        )
+    row: dict[str, Any] = rows[rank - 1]
+    return row
+
+
+def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> ChosenValues:
+    """What a ranking of an earlier version, whose rows have no `set`, says among its assumptions
+    that it chose.
+    """
+    estimate, training = row.get("estimate") or row, query.get("training")
+    provenance = estimate.get("provenance") if isinstance(estimate, dict) else None
+    assumed = provenance.get("assumed") if isinstance(provenance, dict) else None
+    if not isinstance(assumed, dict) or not isinstance(training, dict):
+        return {}
+    chosen = {f"training.{name}" for name, value in training.items() if isinstance(value, list)}
+    if (
+        assumed.get("training.offload") in ("optimizer", "activations")
+        and not {"offload", "recipe"} & training.keys()
+    ):
+        chosen.add("training.offload")
+    return {path: assumed[path] for path in sorted(chosen) if path in assumed}

@@ -1,0 +1,440 @@
+"""The answers to a query over several machines, as doors ask for them
+(`hp_tool.questions.problem.Problem`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hp_tool import catalog
+from hp_tool.domain import bounds
+from hp_tool.domain.beside import Beside
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.prices import NotRanked
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Front, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import HpToolError, InputError, UnsupportedError
+from hp_tool.questions.configuration import NUM_GPUS, Configuration
+from hp_tool.questions.machines.deadlines import deadline_probability
+from hp_tool.questions.machines.listed import Machine, counts, machines
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.wording import figures
+
+if TYPE_CHECKING:
+    from hp_tool.formats.setup import ServingSetup, TrainingSetup
+    from hp_tool.questions.training.calibrated import Calibrations
+
+Row = Recommendation | ServingRecommendation
+CLUSTER = "cluster"
+"""Path in a row's `set`: the machine, as the query of it alone has it."""
+SUPERLINEAR = 0.8
+"""A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
+BEYOND = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
+MOST_QUESTIONS = 8
+"""Machines that one request may spend processor time on as on a question each."""
+NEAREST = 3
+"""Misses in an answer."""
+FASTER = 4
+"""Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice
+the last.
+"""
+ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """A query over several machines with its answers: a row is the best configuration of a
+    machine.
+    """
+
+    query: Query
+    of_one: Callable[[Query], Any]
+    """The problem of a query of one machine."""
+
+    @property
+    def configuration(self) -> None:
+        return None
+
+    def estimate(
+        self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
+    ) -> NoReturn:
+        raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+
+    def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> NoReturn:
+        raise InputError(f"a ratio {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+
+    def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
+        setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
+        return setup
+
+    def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
+        return self._ranked(calibrations).first(top)
+
+    def answer(
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
+    ) -> tuple[Ranking[Any], Beside]:
+        """Beside the ranking always the front of days and cost, of trainings whose rows have
+        both.
+        """
+        if sensitivity or pareto is not None:
+            name = "sensitivity" if sensitivity else "pareto"
+            raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
+        ranked = self._ranked(calibrations)
+        return ranked.first(top), Beside(pareto=ranked.front(), not_ranked=tuple(ranked.not_ranked))
+
+    def _ranked(self, calibrations: Calibrations | None) -> Ranked:
+        start = time.perf_counter()
+        ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
+        listed = machines(self.query)
+        bounds.answer_several(min(len(listed), MOST_QUESTIONS))
+        for number, machine in enumerate(listed):
+            with _among(number, len(listed)), ranked.noting(machine):
+                ranked.add(machine)
+        ranked.end()
+        if ranked.errors and not ranked.rows and not ranked.misses:
+            raise ranked.errors[0]
+        ranked.seconds = time.perf_counter() - start
+        return ranked
+
+
+@dataclass(kw_only=True)
+class Ranked:
+    """Rankings of machines as they come, each kind of machine once whatever it costs."""
+
+    query: Query
+    of_one: Callable[[Query], Any]
+    calibrations: Calibrations | None
+    known: dict[str, Ranking[Any]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    misses: list[Row] = field(default_factory=list)
+    tried: list[Row] = field(default_factory=list)
+    """Of machines whose number of devices is open: all that are acceptable, for the front; `rows`
+    has the best of each.
+    """
+    spaces: list[SpaceSummary] = field(default_factory=list)
+    rejections: Counter[str] = field(default_factory=Counter)
+    errors: list[HpToolError] = field(default_factory=list)
+    not_ranked: list[NotRanked] = field(default_factory=list)
+    beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
+    """Machines that cannot keep the limits at any throughput, by how far they are beyond them."""
+    failing: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines that cannot be asked about, perhaps with another number of devices: code and
+    message.
+    """
+    lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines on which nothing is acceptable, alike."""
+    with_rows: set[int] = field(default_factory=set)
+    """Machines that have a row, by identity."""
+    seconds: float = 0.0
+
+    def add(self, machine: Machine) -> None:
+        """Rank a machine, with each number of devices that is to be tried."""
+        query = replace(self.query, cluster=machine.cluster)
+        if (
+            query.kind == "inference"
+            and replace(query, objective="min_gpus").leaves_num_gpus_open()
+        ):
+            self._row(replace(query, objective="min_gpus"), machine)
+            return
+        numbers = counts(query, listed=machine.priced)
+        if len(numbers) == 1:
+            self._row(query.with_num_gpus(numbers[0]), machine)
+            return
+        before = len(self.rows)
+        self._grow(query, numbers, machine)
+        rows = self.rows[before:]
+        self.tried += rows
+        self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
+
+    def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
+        """Rank a machine in rising numbers of devices, while more of them may still keep the limits
+        or be worth showing.
+        """
+        longest = query.constraints.max_days
+        acceptable, fewest, cheapest = 0, 0.0, math.inf
+        for count in numbers:
+            if count < fewest:
+                continue
+            misses = len(self.misses)
+            row = self._row(query.with_num_gpus(count), machine)
+            if row is not None and len(self.misses) == misses:
+                acceptable += 1
+                if acceptable == FASTER and longest is not None:
+                    return
+            elif acceptable:  # too dear, or more devices than the batch fills
+                return
+            elif row is not None and longest is not None and (days := _days(row)) is not None:
+                fewest = SUPERLINEAR * count * days / longest
+            elif row is not None and longest is None and row.cost is not None:
+                if row.cost >= cheapest:  # the budget is passed, and more devices only cost more
+                    return
+                cheapest = row.cost
+
+    @contextmanager
+    def noting(self, machine: Machine) -> Iterator[None]:
+        """Within, what a machine cannot do is noted with its name and counted among the rejections,
+        and the other machines are ranked. A name that is unknown is an error all the same.
+        """
+        try:
+            yield
+        except (InputError, UnsupportedError) as error:
+            if error.code == "request_too_costly":
+                raise
+            self.errors.append(error)
+            self.rejections[error.code] += 1
+            self.failing.append((machine, error.code, error.message))
+
+    def _row(self, query: Query, machine: Machine) -> Row | None:
+        """The best row of one machine, or what comes nearest; None where nothing is legal, or none
+        can keep the limits.
+        """
+        first: Ranking[Any] = Ranking()
+        with self.noting(machine), bounds.over_again():
+            if (beyond := _beyond(query)) > 1.0:
+                self.beyond.append((beyond, query, machine))
+                return None
+            first = self._first(query)
+        return self._kept(first, query, machine)
+
+    def end(self) -> None:
+        """Note the machines without a row. Where nothing was ranked, rank those that are the least
+        beyond the limits, for the nearest misses.
+        """
+        beyond = sorted(self.beyond, key=lambda each: each[0])
+        if not self.rows and not self.misses:
+            for _, query, machine in beyond[:NEAREST]:
+                with self.noting(machine), bounds.over_again():
+                    self._kept(self._first(query), query, machine)
+        lacking = [*self.lacking, *((machine, "target_missed", BEYOND) for _, _, machine in beyond)]
+        named = set(self.with_rows)
+        for machine, code, message in (*self.failing, *(lacking if self.rows else ())):
+            if id(machine) not in named:
+                named.add(id(machine))
+                self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
+
+    def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
+        """The first row of a machine's ranking, among `rows` or `misses`, with what it costs."""
+        acceptable = bool(first.recommendations)
+        row = next(iter(first.recommendations or first.nearest_misses), None)
+        if row is None:
+            self.lacking.append((machine, "no_configuration", "no configuration is legal there"))
+            return None
+        alone = Configuration.of(row, query=query)
+        estimate, calibrated = self.of_one(alone.query).estimate(
+            with_fixes=False, calibrations=self.calibrations
+        )
+        assert isinstance(alone.query.cluster, ClusterQuery)
+        whole: Row = replace(
+            row,
+            set={CLUSTER: _written(alone.query.cluster)}
+            | {path: row.set[path] for path in row.set if path != NUM_GPUS},
+            estimate=estimate,
+            calibrated_estimate=calibrated,
+            group=None,
+        )
+        whole = priced(
+            whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date
+        )
+        if acceptable:
+            self.rows.append(whole)
+            self.with_rows.add(id(machine))
+            return whole
+        self.misses.append(whole)
+        if reason := next(iter(whole.known.reasons), None):
+            self.lacking.append((machine, reason.code, reason.message))
+        return whole
+
+    def _first(self, query: Query) -> Ranking[Any]:
+        """The best row of a machine: that of an equal one where only names, grids and prices
+        differ.
+        """
+        spec = catalog.cluster(query.with_most_devices().cluster)
+        counts_money = query.constraints.max_cost is not None or query.objective == "cost"
+        alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
+        key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
+        if key not in self.known:
+            ranking = self.known[key] = self.of_one(query).rank(
+                top=1, calibrations=self.calibrations
+            )
+            self.spaces.append(ranking.space)
+            self.rejections.update(ranking.rejections)
+        return self.known[key]
+
+    def first(self, top: int) -> Ranking[Any]:
+        """The ranking of all rows so far, by what the query asks for."""
+        rows = [
+            self._whole(row)
+            for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]
+        ]
+        misses = sorted(
+            self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query))
+        )[:NEAREST]
+        misses = [] if rows else misses
+        space = SpaceSummary(
+            legal=sum(each.legal for each in self.spaces),
+            feasible=sum(each.feasible for each in self.spaces),
+            pruned=sum(each.pruned for each in self.spaces),
+            seconds=self.seconds,
+        )
+        return Ranking(
+            recommendations=_numbered(rows),
+            nearest_misses=_numbered(misses),
+            space=space,
+            rejections=dict(self.rejections),
+        )
+
+    def _whole(self, row: Row) -> Row:
+        """A row that is shown: its estimate as a question about it alone has it."""
+        alone = Configuration.of(row, query=self.query)
+        estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
+        return replace(row, estimate=estimate, calibrated_estimate=calibrated)
+
+    def front(self) -> tuple[Recommendation, ...] | None:
+        """Rows that no other beats in both days and cost, cheapest first; None of serving, and
+        without days or prices.
+        """
+        rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
+        both = [
+            row
+            for row in rows
+            if isinstance(row, Recommendation) and row.cost is not None and _days(row) is not None
+        ]
+        shown: list[Recommendation] = []
+        for row in sorted(both, key=lambda row: (row.cost, _days(row))):
+            if not shown or (_days(row) or 0.0) < (_days(shown[-1]) or 0.0):
+                shown.append(row)
+        return tuple(_numbered(shown)) or None
+
+
+@contextmanager
+def _among(number: int, count: int) -> Iterator[None]:
+    """Within, an error about the cost of the request says how many of the machines came before
+    it.
+    """
+    try:
+        yield
+    except InputError as error:
+        if error.code != "request_too_costly":
+            raise
+        message = f"after {number} of {count} machines: {error.message}, or list fewer machines"
+        raise InputError(message, field=CLUSTER, code=error.code) from error
+
+
+def _beyond(query: Query) -> float:
+    """How many times a training's shortest step (`TrainingProblem.least_step_s`) is longer than the
+    longest that keeps the deadline and the budget; 0 without either, of serving, and where the
+    query lists trainings.
+    """
+    limits = query.constraints
+    if (
+        query.training is None
+        or query.training.choices
+        or (limits.max_days is None and limits.max_cost is None)
+    ):
+        return 0.0
+    problem = resolve_training(query)
+    return problem.least_step_s / problem.longest_step_s
+
+
+def _numbered(rows: list[Any]) -> tuple[Any, ...]:
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+
+
+def _written(cluster: ClusterQuery) -> dict[str, Any]:
+    from hp_tool.questions import schema
+
+    return {
+        name: value for name, value in schema.to_dict(cluster).items() if value not in (None, ())
+    }
+
+
+def _days(row: Row) -> float | None:
+    return row.known.calendar_days if isinstance(row, Recommendation) else None
+
+
+def _order(row: Row, query: Query) -> tuple[float, ...]:
+    """What decides between rows: cost under a deadline, days under a budget, else what `objective`
+    names, then cost.
+    """
+    by_days = query.objective in ("throughput", "days") or (
+        query.objective is None and query.constraints.max_cost is not None
+    )
+    cost = math.inf if row.cost is None else row.cost
+    if isinstance(row, ServingRecommendation):
+        spent = row.known.cost_per_million_output_tokens
+        gpus = float(row.set[CLUSTER]["num_gpus"])
+        return (
+            (gpus, cost)
+            if query.objective == "min_gpus"
+            else (math.inf if spent is None else spent, cost)
+        )
+    days = _days(row)
+    if days is None:  # no total_tokens: a token stands for the training
+        days = row.expected_token_s or math.inf
+        cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
+    if query.objective == "min_gpus":
+        return (float(row.set[CLUSTER]["num_gpus"]), cost, days)
+    return (days, cost) if by_days else (cost, days)
+
+
+def _missed(row: Row, query: Query) -> float:
+    """How many times a training's days or cost are the limit, whichever is more; 0 of serving."""
+    limits = query.constraints
+    both = ((_days(row), limits.max_days), (row.cost, limits.max_cost))
+    return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
+
+
+def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
+    """A row with what its machine costs."""
+    price, cluster = spec.price_per_gpu_hour, query.cluster
+    assert isinstance(cluster, ClusterQuery)  # as listed
+    between_nodes = spec.num_gpus > spec.nvlink_domain_size
+    stated = (
+        cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
+    )
+    own: dict[str, Any] = {
+        "cluster": spec.name,
+        "price": price,
+        "price_date": date,
+        "network_bandwidth_bytes_per_second": spec.inter_node_bandwidth_bytes_per_second
+        if between_nodes
+        else None,
+        "network_assumed": between_nodes and not stated,
+    }
+    if isinstance(row, ServingRecommendation):
+        return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
+    return replace(with_the_whole(row, query=query), **own)
+
+
+def with_the_whole(row: Recommendation, *, query: Query) -> Recommendation:
+    """A row with what the whole training takes, with intervals, and the chance that it keeps the
+    query's deadline.
+    """
+    known, max_days, days = (
+        row.known,
+        query.constraints.max_days,
+        figures.CALENDAR.between(row.known),
+    )
+    return replace(
+        row,
+        cost=known.cost,
+        energy=known.energy,
+        co2_kg=known.co2_kg,
+        days_interval=days,
+        cost_interval=figures.COST.between(known),
+        deadline_probability=None
+        if days is None or max_days is None
+        else deadline_probability(known, max_days=max_days),
+    )

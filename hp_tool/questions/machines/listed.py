@@ -1,0 +1,157 @@
+"""The machines that a query's cluster means, each as the query of it alone."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.catalog.hardware import names_several
+from hp_tool.catalog.prices import grid, offers
+from hp_tool.domain import bounds
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.prices import PRICED, Offer
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError
+
+MOST_MACHINES = 4_096
+"""Machines, each with a number of devices, that one question may compare."""
+MOST_GPUS = 4_096
+"""Devices up to which a number that is left open is tried, doubling from one node on."""
+PLACES = ("node_type", "gpu", "num_gpus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine and a number of them."""
+
+    cluster: ClusterQuery
+    """As a query of it alone says; num_gpus None: to be found."""
+    priced: bool = False
+    """Whether it stands in the price list."""
+    date: str | None = None
+    """Day of its price, where that is the list's."""
+
+    @property
+    def name(self) -> str:
+        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is
+        open.
+        """
+        cluster = self.cluster
+        gpu = getattr(cluster.gpu, "name", cluster.gpu)
+        name = cluster.name or cluster.node_type or gpu or "a machine"
+        return f"{cluster.num_gpus} x {name}" if cluster.num_gpus else str(name)
+
+
+def several(query: Query) -> bool:
+    """Whether a query compares machines."""
+    return names_several(query.cluster) is not None
+
+
+def machines(query: Query) -> tuple[Machine, ...]:
+    """The machines of a query, in its order; of the price list those that have a price on the
+    market that it asks for.
+
+    Raises InputError where there are none or too many.
+    """
+    listed: list[Machine] = []
+    clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
+    bounds.check_values(len(clusters), field="cluster")
+    for one in clusters:
+        listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
+    if len(listed) > MOST_MACHINES:
+        raise InputError(
+            f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster"
+        )
+    if not listed:
+        raise InputError(
+            "no machine of the price list has such a price", field="cluster.market", code="no_price"
+        )
+    return tuple(
+        {repr(machine): machine for machine in listed}.values()
+    )  # one that is named twice is one
+
+
+def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
+    if isinstance(cluster, str):
+        cluster = ClusterQuery(node_type=cluster)
+    lists = [
+        value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES
+    ]
+    for name, values in zip(PLACES, lists, strict=True):
+        bounds.check_values(len(values), field=f"cluster.{name}")
+    for node_type, gpu, num_gpus in itertools.product(*lists):
+        one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
+        if PRICED in (node_type, gpu):
+            yield from _priced(one, kind=None if gpu == PRICED else gpu)
+        else:
+            yield Machine(cluster=one)
+
+
+def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
+    """Every machine of the price list, or those with this kind of GPU or of this node type; what
+    the query says of them stands before what the list says.
+    """
+    device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
+    named = wanted.node_type if wanted.node_type != PRICED else None
+    node = None if named is None else catalog.node_type(named, field="cluster.node_type").name
+    for offer in offers():
+        price = getattr(offer, wanted.market or "on_demand")
+        has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
+        if (
+            price is None
+            or device not in (None, catalog.gpu(has).name)
+            or node not in (None, offer.node_type)
+        ):
+            continue
+        own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
+        if offer.grid is not None:
+            own["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
+        if wanted.market == "spot":
+            own["interruptions_per_node_day"] = _interruptions(wanted, offer)
+        written = {
+            name: value
+            for name in own
+            if name != "market" and (value := getattr(wanted, name)) is not None
+        }
+        date = None if "price_per_gpu_hour" in written else offer.date
+        one = replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written)
+        yield Machine(cluster=one, priced=True, date=date)
+
+
+def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
+    rate = (
+        offer.interruptions_per_node_day
+        if wanted.interruptions_per_node_day is None
+        else wanted.interruptions_per_node_day
+    )
+    if rate is None:
+        raise InputError(
+            f"how often {offer.provider} takes a spot node back is not published; say "
+            "interruptions_per_node_day",
+            field="cluster.interruptions_per_node_day",
+            code="missing_field",
+        )
+    return rate
+
+
+def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
+    """The numbers of devices to try of a query of one machine: the query's, or under a deadline or
+    a budget that leaves it open one, two, four, ... nodes up to MOST_GPUS; else one node of a
+    machine that is listed. Raises InputError where nothing says how many.
+    """
+    cluster = query.cluster
+    assert isinstance(cluster, ClusterQuery)  # as listed
+    bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
+    whole = cluster.num_gpus or (
+        catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None
+    )
+    if whole is not None or not (bounded or listed):
+        return (catalog.cluster(cluster).num_gpus,)
+    node = (
+        catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus
+        or 1
+    )
+    if not bounded:
+        return (node,)
+    return tuple(node << power for power in range((MOST_GPUS // node).bit_length()))

@@ -1,0 +1,216 @@
+"""Names that users registered with a service, laid into a query: what comes after sees shapes and
+figures alone.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hp_tool import catalog
+from hp_tool.catalog.traces import request_trace
+from hp_tool.domain.hardware import ClusterQuery, NodeType
+from hp_tool.domain.inference import TraceSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.prices import PRICED
+from hp_tool.domain.query import OwnFile, Query
+from hp_tool.domain.records import JsonObject, RegistrationKind
+from hp_tool.domain.sizing import SizingQuery
+from hp_tool.errors import ConflictError, InputError
+from hp_tool.questions import schema
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+"""Small letters: the catalogue does not tell large from small."""
+Find = Callable[[RegistrationKind, str], JsonObject | None]
+"""What is registered under a name; None: nothing."""
+Q = TypeVar("Q", Query, SizingQuery)
+
+
+def checked_registration(
+    *, kind: RegistrationKind, name: str, spec: JsonObject
+) -> ModelSpec | NodeType | TraceSpec:
+    """The model, server or trace that would stand under `name`, checked as a catalogue file is.
+
+    Raises:
+        InputError: the name or a field is malformed.
+        NotFoundError: a server's GPU is not in the catalogue.
+        ConflictError `name_taken`: the catalogue's own name.
+    """
+    if not NAME.fullmatch(name) or catalog.is_file_name(name):
+        raise InputError(
+            f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, "
+            "and no file's suffix",
+            field="name",
+        )
+    if kind != "trace" and catalog.knows("models" if kind == "model" else "clusters", name):
+        raise ConflictError(
+            f"the catalogue has a {kind} {name!r}; take another name",
+            field="name",
+            code="name_taken",
+        )
+    return read_spec(kind=kind, name=name, spec=spec)
+
+
+def read_spec(
+    *, kind: RegistrationKind, name: str, spec: JsonObject
+) -> ModelSpec | NodeType | TraceSpec:
+    """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue
+    lacks.
+    """
+    if kind == "trace":
+        trace: TraceSpec = schema.parse(TraceSpec, spec)
+        request_trace(trace)
+        return trace
+    if kind == "model":
+        return catalog.model_from_mapping(_named(name, spec, field="model"))
+    node = catalog.node_type_from_mapping(_named(name, spec, field="cluster"))
+    catalog.gpu(node.gpu, field="cluster.gpu")
+    return node
+
+
+def names_registered(query: Query | SizingQuery) -> bool:
+    """Whether the query names something that the catalogue does not have; only then is it worth
+    asking a database.
+    """
+    clusters = (_unknown_cluster(each) for each in _clusters(query))
+    return any(
+        name is not None
+        for name in (_unless_known("models", query.model), *clusters, _trace_name(query))
+    )
+
+
+def with_registered(query: Q, *, find: Find) -> Q:
+    """The query with what is registered in place of its names. What nobody registered stays, to be
+    refused as unknown.
+    """
+    trace = _trace_name(query)
+    if (
+        isinstance(query, Query)
+        and query.inference
+        and trace is not None
+        and (spec := find("trace", trace)) is not None
+    ):
+        query = replace(
+            query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec))
+        )
+    query = replace(query, model=registered_model(query.model, find=find))
+    clusters = tuple(_registered_cluster(each, find=find) for each in _clusters(query))
+    return (
+        query
+        if clusters == _clusters(query)
+        else replace(query, cluster=_as_listed(query, clusters))
+    )
+
+
+def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
+    """Return the mapping that `query` was sent as, with what is registered in place of its names,
+    as `resolved` has it.
+
+    Nothing else joins it: an older edition may not know the key of a default, and a newer one may
+    have another.
+    """
+    return _with_changes(
+        sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
+    )
+
+
+def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -> JsonObject:
+    stored = {name: value for name, value in sent.items() if name in after or name not in before}
+    for name, value in after.items():
+        if value != before.get(name):
+            written, known = sent.get(name), before.get(name)
+            nested = (
+                isinstance(written, dict) and isinstance(known, dict) and isinstance(value, dict)
+            )
+            stored[name] = (
+                _with_changes(sent[name], before=before[name], after=value) if nested else value
+            )
+    return stored
+
+
+def registered_model(name: Any, *, find: Find) -> Any:
+    """The fields registered under a model's name; the name as it stands where it is the
+    catalogue's, or nobody's.
+    """
+    unknown = _unless_known("models", name)
+    spec = None if unknown is None else find("model", unknown)
+    return name if spec is None else {**spec, "name": unknown}
+
+
+def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
+    """The cluster asked for, with what it leaves out as the registered server has it; the
+    catalogue's rules for node types.
+    """
+    if wanted.gpu is not None and wanted.gpu != node.gpu:
+        raise InputError(
+            f"gpu is not what {node.name} has ({node.gpu}); leave one of them out",
+            field="cluster.gpu",
+        )
+    shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
+    laid = replace(
+        wanted,
+        node_type=None,
+        **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None},
+    )
+    domain = laid.nvlink_domain_size or node.gpus_per_node
+    if wanted.nvlink_domain_size is None:
+        per_node = laid.gpus_per_node or node.gpus_per_node
+        domain = max(per_node, domain - domain % per_node)
+    return replace(
+        laid,
+        name=wanted.name or node.name,
+        num_gpus=laid.num_gpus or node.gpus_per_node,
+        nvlink_domain_size=domain,
+    )
+
+
+def _named(name: str, spec: JsonObject, *, field: str) -> JsonObject:
+    if spec.get("name", name) != name:
+        raise InputError(
+            f"name {spec['name']!r} is not the {name!r} it is registered under",
+            field=f"{field}.name",
+        )
+    return {**spec, "name": name}
+
+
+def _clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
+    """The query's cluster, or each of its list."""
+    return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
+
+
+def _as_listed(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
+    return clusters if isinstance(query.cluster, tuple) else clusters[0]
+
+
+def _unknown_cluster(cluster: Any) -> str | None:
+    """The name of a cluster, where it could be registered and the catalogue has none of that
+    name.
+    """
+    name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
+    return None if name == PRICED else _unless_known("clusters", name)
+
+
+def _registered_cluster(cluster: Any, *, find: Find) -> Any:
+    """The cluster that is registered under a name, with what is asked of it; the cluster as it
+    stands where none is.
+    """
+    name = _unknown_cluster(cluster)
+    if name is None or (spec := find("cluster", name)) is None:
+        return cluster
+    node = catalog.node_type_from_mapping({**spec, "name": name})
+    return _laid(cluster if isinstance(cluster, ClusterQuery) else ClusterQuery(), node)
+
+
+def _trace_name(query: Query | SizingQuery) -> str | None:
+    """The name of a trace; a path of this machine's own is none."""
+    trace = query.inference.trace if isinstance(query, Query) and query.inference else None
+    return (
+        trace
+        if isinstance(trace, str) and not isinstance(trace, OwnFile) and NAME.fullmatch(trace)
+        else None
+    )
+
+
+def _unless_known(kind: catalog.Kind, name: object) -> str | None:
+    small = name.casefold() if isinstance(name, str) else ""
+    return small if NAME.fullmatch(small) and not catalog.knows(kind, small) else None

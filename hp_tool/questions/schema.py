@@ -1,0 +1,439 @@
+"""The one door for queries: JSON or YAML in, a strictly validated domain object or an InputError
+out; results back to JSON.
+"""
+
+import difflib
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hp_tool.catalog.documents import load_yaml
+from hp_tool.domain import bounds
+from hp_tool.domain.fields import building, out_of_bounds
+from hp_tool.domain.inference import DisaggregationSpec
+from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Kind, OwnFile, Query
+from hp_tool.errors import InputError
+from hp_tool.questions.short_names import meant
+
+if TYPE_CHECKING:
+    from hp_tool.domain.sizing import SizingQuery
+
+MAX_QUERY_BYTES = 1_000_000
+"""A query is small; anything larger is a mistake or an attack."""
+MAX_COMPLAINTS = 1_000
+"""Complaints that are looked at: a long list of wrong values has one of each, several where types
+may differ.
+"""
+RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
+"""Where a query names a release: text, which YAML and JSON take for a number unless it is
+quoted.
+"""
+_BOUNDS = ("greater_than_equal", "less_than_equal")
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
+"""Numbers as people write them: 8k tokens of a sequence, 80B parameters."""
+Q = TypeVar("Q", Query, "SizingQuery")
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """The (expensive to build) validator of a domain type, built once."""
+    if kind not in _ADAPTERS:
+        with building(described=False):
+            _ADAPTERS.setdefault(kind, TypeAdapter(kind))
+    return _ADAPTERS[kind]
+
+
+@functools.cache
+def described(kind: type[Any]) -> TypeAdapter[Any]:
+    """A validator whose schema has the descriptions of the fields."""
+    with building(described=True):
+        return TypeAdapter(kind)
+
+
+def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
+    """A validated query from a mapping, or from JSON or YAML text. Raises InputError."""
+    query: Query = parse(Query, data)
+    _check(query)
+    return query
+
+
+def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
+    """A validated query from whoever may read this machine's files, whose names may be paths. Not
+    for what arrives from elsewhere (`parse_query`). Raises InputError.
+    """
+    return with_own_files(parse_query(data))
+
+
+def with_own_files(query: Q) -> Q:
+    """The query as the command line and the Python API ask it: its model, trace and lengths may be
+    files.
+    """
+    if isinstance(query.model, str):
+        query = replace(query, model=OwnFile(query.model))
+    if (
+        isinstance(query, Query)
+        and query.training is not None
+        and query.training.sequence_lengths is not None
+    ):
+        lengths = OwnFile(query.training.sequence_lengths)
+        query = replace(query, training=replace(query.training, sequence_lengths=lengths))
+    if (
+        isinstance(query, Query)
+        and query.inference is not None
+        and isinstance(query.inference.trace, str)
+    ):
+        query = replace(
+            query, inference=replace(query.inference, trace=OwnFile(query.inference.trace))
+        )
+    return query
+
+
+def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
+    """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises
+    InputError.
+    """
+    text = data if isinstance(data, str | bytes) else _dump(_with_release_texts(data))
+    if len(text) > MAX_QUERY_BYTES:
+        raise InputError(
+            f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read",
+            code="too_large",
+        )
+    try:
+        return adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        if data is text and _read_as_mapping(error):
+            return parse(kind, parse_mapping(text))
+        if _has_whole_floats(error):
+            return parse(kind, _with_whole_numbers(parse_mapping(text)))
+        raise _input_error(error, adapter=adapter(kind)) from None
+
+
+def parse_mapping(text: str | bytes) -> dict[str, Any]:
+    """The mapping a JSON or YAML text holds, not yet validated. Raises InputError."""
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return read_yaml(text)
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """A domain object, or a structure of them, as JSON text."""
+    return adapter(type(value)).dump_json(value, indent=indent).decode()
+
+
+def to_dict(value: object) -> Any:
+    """A domain object as plain JSON-ready Python values."""
+    return adapter(type(value)).dump_python(value, mode="json")
+
+
+def query_mapping(query: Query) -> dict[str, Any]:
+    """A query as the mapping it was written as: what stands at its default is left out. Valid input
+    again.
+    """
+    mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
+    return mapping
+
+
+def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path
+    goes through a value.
+    """
+    for dotted, value in values.items():
+        *parents, last = dotted.split(".")
+        node = data
+        for name in parents:
+            child = node.setdefault(name, {})
+            if not isinstance(child, dict):
+                raise InputError(
+                    f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted
+                )
+            node = child
+        node[last] = value
+    return data
+
+
+def _read_as_mapping(error: ValidationError) -> bool:
+    """Whether a text is no JSON, or has a number where a release's text is asked for."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
+    return not_json or any(
+        p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems
+    )
+
+
+def _has_whole_floats(error: ValidationError) -> bool:
+    """Return whether a whole number is written as 2000.0 where an integer is wanted."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
+
+
+def _is_whole_float(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _with_whole_numbers(data: Any) -> Any:
+    """Return a copy in which floats without a fraction are integers, which fields of either kind
+    take; 2000.5 stays.
+    """
+    if isinstance(data, dict):
+        return {key: _with_whole_numbers(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_whole_numbers(value) for value in data]
+    return int(data) if _is_whole_float(data) else data
+
+
+def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A query's mapping with a release that is a number as text, if it can have lost no zero:
+    26.06, but not 26.1.
+    """
+    for section, key in RELEASES:
+        values = data.get(section)
+        number = values.get(key) if isinstance(values, Mapping) else None
+        if (
+            isinstance(values, Mapping)
+            and isinstance(number, int | float)
+            and not isinstance(number, bool)
+        ):
+            text = str(number)
+            if re.fullmatch(r"\d+\.\d{2,}", text) is None:
+                raise InputError(
+                    f"{section}.{key} {text} is a number, which may have lost a zero; write it in "
+                    f'quotes: "{text}"',
+                    field=f"{section}.{key}",
+                    code="invalid_value",
+                )
+            data = {**data, section: {**values, key: text}}
+    return data
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the query holds a value that JSON does not know: {error}") from None
+
+
+def read_yaml(text: str | bytes) -> dict[str, Any]:
+    """The mapping that a YAML text holds, not yet validated. Raises InputError."""
+    bounds.check_yaml(len(text))
+    try:
+        data = load_yaml(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        where = getattr(error, "problem_mark", None)
+        place = f" at line {where.line + 1}" if where is not None else ""
+        raise InputError(
+            f"neither JSON nor YAML{place}: {getattr(error, 'problem', None) or error}",
+            code="syntax",
+        ) from None
+    return _mapping(data)
+
+
+def _mapping(data: object) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InputError(
+            "a query is a mapping of keys to values (kind, model, cluster, ...)", code="syntax"
+        )
+    return data
+
+
+_CONTENT: dict[Kind, str] = {
+    "training": "its batch there: add training.sequence_length and training.global_batch_size "
+    "(--sequence-length and "
+    "--global-batch-size on the command line)",
+    "inference": "its load there: add inference.input_length and output_length",
+}
+
+
+def _check(query: Query) -> None:
+    """Raise InputError where a section is missing or an axis too long; types say everything
+    else.
+    """
+    if getattr(query, query.kind) is None:
+        raise InputError(
+            f"{query.kind} is missing; a query of kind {query.kind} describes "
+            f"{_CONTENT[query.kind]}",
+            field=query.kind,
+            code="missing_field",
+        )
+    if query.inference is not None and query.inference.trace is None:
+        for name in ("input_length", "output_length"):
+            if getattr(query.inference, name) == 0:
+                field = f"inference.{name}"
+                raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
+    for name in CHOICES if query.training is not None else ():
+        if isinstance(values := getattr(query.training, name), tuple):
+            bounds.check_values(len(values), field=f"training.{name}")
+    check_axes(query.parallel, field="parallel")
+    if query.inference is not None and query.inference.disaggregated is not None:
+        check_axes(query.inference.disaggregated, field="inference.disaggregated")
+
+
+def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
+    """Raises InputError where an axis lists more values than one request may."""
+    for name in axes.__slots__:
+        if isinstance(values := getattr(axes, name), tuple):
+            bounds.check_values(len(values), field=f"{field}.{name}")
+
+
+def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
+    """The most telling of pydantic's complaints about what `adapter` validates, as our error."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    deepest = max(
+        problems,
+        key=lambda p: (
+            p["type"] == "unexpected_keyword_argument",
+            len(_path(p["loc"])),
+            p["type"] in ("too_short", *_BOUNDS),
+            p["type"] != "string_type",
+        ),
+    )
+    if deepest["type"] == "unexpected_keyword_argument":
+        return _unknown_key(deepest["loc"], adapter)
+    path = _path(deepest["loc"])
+    field = ".".join(path) or None
+    if deepest["type"] in _MISSING:
+        missing = [_path(p["loc"]) for p in problems if p["type"] in _MISSING]
+        names = [".".join(other) for other in missing if other[:-1] == path[:-1] or len(other) == 1]
+        are = "is missing; add it" if len(names) == 1 else "are missing; add them"
+        return InputError(f"{', '.join(names)} {are}", field=field, code="missing_field")
+    if deepest["type"] == "too_short":
+        return InputError(
+            f"{field} is an empty list; give values or leave it out",
+            field=field,
+            code="invalid_value",
+        )
+    if deepest["type"] == "string_pattern_mismatch":
+        return InputError(
+            f"{field} is empty; give its text or leave it out", field=field, code="invalid_value"
+        )
+    if deepest["type"] in _BOUNDS and (bounds := _bounds(adapter, deepest["loc"])) is not None:
+        whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
+        return out_of_bounds(deepest["input"], bounds, field=whole)
+    value = json.dumps(deepest.get("input"), default=str)
+    # All types of a value that may have several.
+    expected = " or ".join(
+        dict.fromkeys(
+            p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
+        )
+    )
+    hint = _without_unit(deepest.get("input"))
+    return InputError(
+        f"{field or 'the query'}: expected {expected}, got {value[:80]}{hint}",
+        field=field,
+        code="invalid_value",
+    )
+
+
+def _without_unit(value: object) -> str:
+    """Return `; write 8192 or 8000` for 8k, and the number of 80B; an empty text for what is no
+    number with a unit.
+    """
+    match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    number, unit = float(match[1]), match[2].lower()
+    binary = f"{number * 1024.0:.15g} or " if unit == "k" else ""
+    return f"; write {binary}{number * _UNITS[unit]:.15g}"
+
+
+def _bounds(adapter: TypeAdapter[Any], loc: tuple[int | str, ...]) -> tuple[float, float] | None:
+    """Smallest and largest value of the number at a path."""
+    options = (option for node in declarations(adapter, loc) for option in branches(adapter, node))
+    return next(
+        ((option["minimum"], option["maximum"]) for option in options if "maximum" in option), None
+    )
+
+
+def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
+    key = str(loc[-1])[:100]  # as the user wrote it
+    options = (
+        option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node)
+    )
+    known = sorted({name for option in options for name in option.get("properties", {})})
+    section = ".".join(_path(loc[:-1]))
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    if path := meant(key) or _elsewhere(key, adapter):
+        inside, _, name = path.rpartition(".")
+        hint = f"did you mean {name if inside == section else path}?"
+    field = ".".join((*_path(loc[:-1]), key)) or None
+    return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
+
+
+def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
+    """The dotted path of a key of exactly this name in a section at the top."""
+    top = {
+        name
+        for option in branches(adapter, _json_schema(adapter))
+        for name in option.get("properties", {})
+    }
+    for section in sorted(top):
+        options = (
+            option
+            for node in declarations(adapter, (section,))
+            for option in branches(adapter, node)
+        )
+        if any(key in option.get("properties", {}) for option in options):
+            return f"{section}.{key}"
+    return None
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Keys as the user wrote them; pydantic also names the branch of a union, which nobody
+    wrote.
+    """
+    return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
+
+
+def _is_branch(part: str) -> bool:
+    return (
+        part.removeprefix("constrained-") in ("str", "int", "bool", "float")
+        or "[" in part
+        or part[:1].isupper()
+    )
+
+
+def declarations(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
+    """The JSON schemas of what stands at a path, one for each branch of a union on the way that has
+    it.
+    """
+    nodes = [_json_schema(adapter)]
+    for part in loc:
+        if isinstance(part, int) or not _is_branch(part):
+            options = [option for node in nodes for option in branches(adapter, node)]
+            nodes = [child for option in options if (child := _child(option, part)) is not None]
+    return nodes
+
+
+def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The branches of a union, references followed; of anything else itself."""
+    if "$ref" in node:
+        return branches(adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+    union = node.get("anyOf") or node.get("oneOf")
+    return [option for child in union for option in branches(adapter, child)] if union else [node]
+
+
+@functools.cache
+def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Made once: it takes longer than anything else about a query."""
+    return adapter.json_schema()
+
+
+def _child(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
+    """The schema of an item or of a key's value."""
+    if isinstance(part, int):
+        child = node.get("items")
+    else:
+        child = node.get("properties", {}).get(part, node.get("additionalProperties"))
+    return child if isinstance(child, dict) else None

@@ -1,0 +1,17 @@
+"""Serving queries: estimate one configuration, recommend the best ones for latency targets, show
+the whole trade-off.
+"""
+
+from hp_tool.questions.serving.disaggregated import disaggregated, only_pools
+from hp_tool.questions.serving.evaluate import estimate
+from hp_tool.questions.serving.problem import seeks_concurrency
+from hp_tool.questions.serving.recommend import pareto_front, recommend
+
+__all__ = [
+    "disaggregated",
+    "estimate",
+    "only_pools",
+    "pareto_front",
+    "recommend",
+    "seeks_concurrency",
+]

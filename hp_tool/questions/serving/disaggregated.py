@@ -1,0 +1,447 @@
+"""Disaggregated serving: every pair of pools that the devices allow, costed, compared with the
+targets and ranked.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog.efficiency import pool_efficiency
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, pool_quantiles
+from hp_tool.cost.serving.experts import fewest_redundant
+from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.load import Quantiles
+from hp_tool.domain import bounds
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.inference import DisaggregationSpec
+from hp_tool.domain.measurement import Tail, Tails
+from hp_tool.domain.parallel import ParallelQuery, axis_values
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
+from hp_tool.domain.targets import share_of
+from hp_tool.domain.units import SECONDS_PER_HOUR
+from hp_tool.questions.serving.estimates import SHARES, asked_quantiles, engine_provenance
+from hp_tool.questions.serving.highest import highest
+from hp_tool.questions.serving.intervals import intervals
+from hp_tool.questions.serving.problem import (
+    ServingProblem,
+    resolve_serving,
+    served_workload,
+    serving_case,
+)
+
+MAX_PAIRS = 2_000_000
+ROUNDING = 1e-9
+"""Relative error of a load that is computed back from rate and latency."""
+BEYOND = 1e12
+"""Requests a second that nothing completes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Pairs of pools of one problem under its load, each row one."""
+
+    problem: ServingProblem
+    cases: Sequence[ServingCase]
+    prefillers: ServingCandidates
+    decoders: ServingCandidates
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether requests come at a rate."""
+        unknown = self.problem.unknown
+        return self.problem.request_rate_per_second is not None or (
+            unknown is not None and unknown.by_rate
+        )
+
+    def costed(self, loads: FloatArray) -> PoolCosts:
+        """Costs of all pairs, each under its own load: requests in flight, or a second."""
+        bounds.check(done=len(loads))
+        return pool_costs(
+            prefill=self.cases[0],
+            decode=self.cases[1],
+            prefillers=self.prefillers,
+            decoders=self.decoders if self.by_rate else self.decoders.loaded(loads),
+            requests_per_second=loads if self.by_rate else None,
+            handover_s=pool_efficiency().handover_s,
+        )
+
+    def loads(self) -> FloatArray:
+        """The load of each pair: the query's, or the highest within the targets; shape (n,)."""
+        problem, n = self.problem, len(self.decoders)
+        if problem.unknown is None:
+            return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
+        if self.by_rate:
+            most = self.costed(np.full(n, BEYOND)).request_rate_per_second
+        else:
+            most = np.floor(
+                self.costed(np.ones(n)).max_decode_batch
+            ) * self.decoders.replicas.astype(np.float64)
+        return highest(
+            problem.unknown,
+            targets=problem.targets,
+            most=most,
+            borne=lambda each: self.acceptable(self.costed(each)),
+        )
+
+    def quantiles(self, costs: PoolCosts, quantile: str) -> Quantiles:
+        return pool_quantiles(
+            prefill=self.cases[0],
+            decode=self.cases[1],
+            decoders=self.decoders,
+            costs=costs,
+            share=share_of(quantile),
+            independent=self.by_rate,
+        )
+
+    def acceptable(self, costs: PoolCosts) -> BoolArray:
+        """Return whether each pair fits, keeps up, meets the targets and queues no request that may
+        not wait.
+        """
+        acceptable = costs.fits & costs.sustained
+        for _, latency, quantile, limit in self.problem.targets.limits():
+            acceptable &= (
+                getattr(costs if quantile is None else self.quantiles(costs, quantile), latency)
+                <= limit
+            )
+        if not self.problem.may_queue:
+            in_flight = costs.request_rate_per_second * costs.request_latency_s
+            acceptable &= in_flight <= costs.max_decode_batch * self.decoders.replicas * (
+                1.0 + ROUNDING
+            )
+        return acceptable
+
+    def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
+        """Quantiles of the chosen rows, those that targets name among them."""
+        others = asked_quantiles(self.problem.targets)
+        by_quantile = {name: self.quantiles(costs, name) for name in (*SHARES, *others)}
+
+        def tail(latency: str, row: int) -> Tail:
+            seconds = {
+                name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
+            }
+            return Tail(
+                **{name: seconds[name] for name in SHARES},
+                others=tuple((name, seconds[name]) for name in others),
+            )
+
+        latencies = ("ttft_s", "tpot_s", "request_latency_s")
+        return [
+            Tails(**{latency: tail(latency, row) for latency in latencies}) for row in rows.tolist()
+        ]
+
+
+def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
+    """The best pairs of pools for the query's load, best by its objective first; those that miss a
+    target are left out.
+
+    Decoding takes all devices that prefill leaves, except under objectives min_gpus (fewest devices
+    first) and cost. With two kinds of GPU (cluster.stages) the first prefills and the second
+    decodes.
+    """
+    query = query.with_most_devices()
+    assert query.inference is not None
+    spec = query.inference.disaggregated or DisaggregationSpec()
+    problem, sides = pools_problem(query)
+    workload = served_workload(query)
+    cases = [
+        serving_case(model=problem.model, cluster=side, workload=workload, engine=problem.engine)
+        for side in sides
+    ]
+    pairs = _pairs(
+        spec,
+        query.parallel,
+        cases,
+        shared=sides[0] is sides[1],
+        every=query.objective in ("min_gpus", "cost"),
+    )
+    if not len(pairs):
+        return ()
+    prefillers, decoders = (
+        _candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1])
+    )
+    every = Pairs(problem=problem, cases=cases, prefillers=prefillers, decoders=decoders)
+    loads = every.loads()
+    costs = every.costed(loads)
+    used = [side[:, 0] * side[:, 1] * side[:, 4] for side in (pairs[:, 0], pairs[:, 1])]
+    gpus = used[0] + used[1]
+    dollars = _cost_per_million(sides, costs, used)
+    good = np.flatnonzero(every.acceptable(costs))
+    one_rate = problem.request_rate_per_second is not None
+    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=one_rate)
+    order = good[np.lexsort((gpus[good], score[good]))][:top]
+    return tuple(
+        PoolRecommendation(
+            rank=place + 1,
+            prefill=_pool(sides[0], prefillers.config(row)),
+            decode=_pool(sides[1], decoders.config(row)),
+            estimate=_estimate(
+                every,
+                costs,
+                row,
+                tails=tails,
+                gpus=int(gpus[row]),
+                dollars=dollars,
+                load=float(loads[row]),
+            ),
+        )
+        for place, (row, tails) in enumerate(
+            zip(order.tolist(), every.tails(costs, order), strict=True)
+        )
+    )
+
+
+def pools_problem(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
+    """Return the problem that both pools share, and the devices that prefill and that decode: the
+    same, or two kinds.
+    """
+    query = query.with_most_devices()
+    cluster = catalogue_cluster(query.cluster)
+    first, second = cluster.kinds or (cluster, cluster)
+    return resolve_serving(dataclasses.replace(query, cluster=_one_kind(query))), (first, second)
+
+
+def pool_config(
+    pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery
+) -> ServingConfig:
+    """Return the configuration of a pool's replicas, with the query's limits, the highest of
+    several.
+    """
+    engine = problem.engine
+    return ServingConfig(
+        tensor_parallel_size=pool.tensor_parallel_size,
+        expert_parallel_size=pool.expert_parallel_size,
+        attention_data_parallel_size=pool.attention_data_parallel_size,
+        redundant_experts=pool.redundant_experts,
+        data_parallel_size=pool.attention_data_parallel_size * pool.replicas,
+        max_num_seqs=max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_batched_tokens=max(
+            axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)
+        ),
+    )
+
+
+def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
+    return PoolConfig(
+        gpu=side.gpu.name,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
+        attention_data_parallel_size=config.attention_data_parallel_size,
+        redundant_experts=config.redundant_experts,
+        replicas=config.data_parallel_size // config.attention_data_parallel_size,
+    )
+
+
+def only_pools(query: Query) -> bool:
+    """Whether only separate pools can answer, since no server spans two kinds of GPU."""
+    pools = query.inference is not None and query.inference.disaggregated is not None
+    return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
+
+
+def _one_kind(query: Query) -> str | ClusterQuery:
+    """The query's cluster, or of two kinds the first: what else the query says is the same for
+    both.
+    """
+    if isinstance(query.cluster, str) or query.cluster.stages is None:
+        return query.cluster
+    first = query.cluster.stages[0]
+    return dataclasses.replace(query.cluster, stages=None, gpu=first.gpu, num_gpus=first.num_gpus)
+
+
+Layout = tuple[int, int, int, int]
+"""Tensor, attention data and expert parallel sizes of a replica, and its second copies of
+experts.
+"""
+
+
+def _pairs(
+    spec: DisaggregationSpec,
+    parallel: ParallelQuery,
+    cases: Sequence[ServingCase],
+    *,
+    shared: bool,
+    every: bool,
+) -> IntArray:
+    """(n, 2, 5): the layouts of prefill and of decoding, each with its number of replicas, that are
+    legal and for which the devices suffice. `shared`: both pools take theirs from the same devices;
+    `every`: also pairs that leave some of them free.
+    """
+    room = [side.cluster.num_gpus for side in cases]
+    copies = axis_values(parallel.redundant_experts)
+    prefill_layouts = _legal(cases[0], _axes(spec, "prefill"), copies)
+    decode_layouts = _legal(cases[1], _axes(spec, "decode"), copies)
+    counts = [
+        len(_replicas(spec.prefill_replicas, room[0] // (t * d))) for t, d, _, _ in prefill_layouts
+    ]
+    axes = {
+        "prefill_tensor_parallel_size": len(prefill_layouts),
+        "decode_tensor_parallel_size": len(decode_layouts),
+        "prefill_replicas": max(counts, default=0),
+        "decode_replicas": room[1] if every and not spec.decode_replicas else 1,
+    }
+    axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
+    planned = sum(counts) * axes["inference.disaggregated.decode_replicas"] * len(decode_layouts)
+    bounds.plan(planned, axes=axes, most=MAX_PAIRS)
+    rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for first in prefill_layouts:
+        for second in decode_layouts:
+            for n_p in _replicas(spec.prefill_replicas, room[0] // (first[0] * first[1])):
+                bounds.check()
+                most = (room[1] - (n_p * first[0] * first[1] if shared else 0)) // (
+                    second[0] * second[1]
+                )
+                counted = _replicas(spec.decode_replicas, most, fewest=1 if every else max(most, 1))
+                rows += [((*first, n_p), (*second, n_d)) for n_d in counted]
+    bounds.check(done=planned)
+    return np.array(rows, dtype=np.int64).reshape(-1, 2, 5)
+
+
+def _axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
+    """The query's tensor, attention data and expert parallel sizes of a pool."""
+    names = ("tensor", "attention_data", "expert")
+    return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
+
+
+def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
+    """The query's one value if it is possible, else all of them."""
+    if value is None:
+        return range(fewest, most + 1)
+    return range(value, value + 1) if value <= most else range(0)
+
+
+def _legal(
+    case: ServingCase, sizes: Sequence[tuple[int, ...]], copies: tuple[int, ...]
+) -> list[Layout]:
+    """Layouts of a replica that the model allows: the query's sizes, or powers of two, tensor
+    parallelism within a domain of fast links, experts undivided or over all ranks, and the fewest
+    second copies. Attention groups share experts, so a dense model has one.
+    """
+    cluster, mixture = case.cluster, case.model.num_experts is not None
+    powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
+    tensors, attentions, experts = sizes
+    tensors = tensors or tuple(t for t in powers if t <= cluster.nvlink_domain_size)
+    attentions = attentions or (powers if mixture else (1,))
+    layouts = [
+        (t, d, e, r)
+        for t, d in itertools.product(tensors, attentions)
+        if t * d <= cluster.num_gpus
+        # Attention groups that share experts spread them over all of their ranks.
+        for e in experts or (sorted({1 if d == 1 else t * d, t * d}) if mixture else (1,))
+        for r in copies or (int(fewest_redundant(case.model, np.array(e))),)
+    ]
+    return [layout for layout in layouts if _is_legal(case, layout)]
+
+
+def _is_legal(case: ServingCase, layout: Layout) -> bool:
+    t, d, e, r = layout
+    config = ServingConfig(
+        tensor_parallel_size=t,
+        attention_data_parallel_size=d,
+        expert_parallel_size=e,
+        redundant_experts=r,
+        data_parallel_size=d,
+    )
+    one = ServingCandidates.from_configs([config], concurrency=[1])
+    return not legality(
+        model=case.model, num_gpus=t * d, candidates=one, longest_request=case.longest_request
+    )[0]
+
+
+def _candidates(
+    side: IntArray, problem: ServingProblem, parallel: ParallelQuery
+) -> ServingCandidates:
+    """Layouts of one pool, (n, 5), as candidates under the query's load and its limits, the highest
+    of several.
+    """
+    t, d, e, r, replicas = side.T
+    ones, engine = np.ones_like(t), problem.engine
+
+    return ServingCandidates(
+        tensor_parallel_size=t,
+        pipeline_parallel_size=ones,
+        expert_parallel_size=e,
+        attention_data_parallel_size=d,
+        redundant_experts=r,
+        data_parallel_size=d * replicas,
+        max_num_seqs=ones * max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_batched_tokens=ones
+        * max(axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)),
+        concurrency=ones * (problem.concurrency or 1),
+    )
+
+
+def _score(
+    objective: str | None,
+    costs: PoolCosts,
+    *,
+    gpus: IntArray,
+    dollars: FloatArray | None,
+    by_rate: bool,
+) -> FloatArray:
+    """What to minimise."""
+    if objective == "ttft":
+        return costs.ttft_s
+    if objective == "tpot":
+        return costs.tpot_s
+    if objective == "min_gpus":
+        return gpus.astype(np.float64)
+    if objective == "cost":
+        return dollars if dollars is not None else -costs.output_tokens_per_second_per_gpu
+    return costs.request_latency_s if by_rate else -costs.output_tokens_per_second_per_gpu
+
+
+def _cost_per_million(
+    sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequence[IntArray]
+) -> FloatArray | None:
+    """US dollars by million output tokens, each pool at its own price; None where one has none."""
+    first, second = (side.price_per_gpu_hour for side in sides)
+    if first is None or second is None:
+        return None
+    total = (gpus[0] + gpus[1]) * costs.output_tokens_per_second_per_gpu
+    spent: FloatArray = (
+        (first * gpus[0] + second * gpus[1]) / SECONDS_PER_HOUR / np.maximum(total, 1e-12) * 1e6
+    )
+    return spent
+
+
+def _estimate(
+    pairs: Pairs,
+    costs: PoolCosts,
+    row: int,
+    *,
+    tails: Tails,
+    gpus: int,
+    dollars: FloatArray | None,
+    load: float,
+) -> PoolEstimate:
+    problem = pairs.problem
+    figures = {
+        name: float(getattr(costs, name)[row])
+        for name in PoolEstimate.__slots__
+        if hasattr(costs, name)
+    }
+    price = None if dollars is None else float(dollars[row])
+    rate = figures["request_rate_per_second"]
+    concurrency = rate * figures["request_latency_s"] if pairs.by_rate else int(load)
+    ttft, tpot, throughput = (
+        figures[name] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
+    )
+    return PoolEstimate(
+        feasible=True,
+        reasons=(),
+        num_gpus=gpus,
+        **figures,
+        concurrency=concurrency,
+        users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
+        cost_per_million_output_tokens=price,
+        tails=tails,
+        intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
+        provenance=engine_provenance(problem),
+    )

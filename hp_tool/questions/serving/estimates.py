@@ -1,0 +1,461 @@
+"""What serving costs say: latencies against targets, and one row as the full estimate a user
+reads.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.catalog.efficiency import version_key
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.experts import imbalance
+from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
+from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.cost.uncertainty import simplified
+from hp_tool.domain.measurement import Tail, Tails
+from hp_tool.domain.result import Reason
+from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingMemory, TokenPrices
+from hp_tool.domain.targets import Targets, share_of
+from hp_tool.domain.units import SECONDS_PER_HOUR, gib
+from hp_tool.questions.serving.intervals import intervals, mixers_doubt
+from hp_tool.questions.serving.prefixes import words
+from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+from hp_tool.wording.words import missed_words
+
+OVERLOADED = "overloaded"
+"""The reason of a configuration that cannot keep up with the load's request rate."""
+NO_QUEUE = (
+    "no request waits for a free place in a batch, because no target limits TTFT or request latency"
+)
+"""The rule that an answer for the fewest devices states."""
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""Quantiles that every answer has."""
+QUEUED = "queued"
+"""The reason of a configuration whose requests wait for a free place in a batch though they may
+not.
+"""
+KERNELS_ALONE = " (timed kernels alone)"
+PLACES = (np.arange(200) + 0.5) / 200
+"""Requests that stand for all when those within the targets are counted."""
+
+
+def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
+    """The estimate of one legal configuration; without latencies where the model does not fit.
+    `spread`: with tails.
+    """
+    costs, candidates, problem = rows.costs, rows.candidates, rows.problem
+    memory = _memory(rows, row)
+    schedulers, fits = int(candidates.schedulers[row]), bool(costs.fits[row])
+    static = InferenceEstimate(
+        feasible=False,
+        parallel=candidates.config(row),
+        replicas=int(candidates.replicas[row]),
+        memory=memory,
+        max_concurrency=int(costs.max_running[row]) * schedulers if fits else 0,
+        max_concurrency_without_preemption=_without_preemption(rows, row) if fits else 0,
+        provenance=_provenance(problem),
+    )
+    if not fits or not costs.sustained[row]:
+        reason = _overloaded(rows, row) if fits else _too_large(rows, row, memory)
+        return replace(static, reasons=(reason,))
+    ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
+    throughput = float(costs.output_tokens_per_second_per_gpu[row])
+    latency = float(costs.request_latency_s[row])
+    rate = throughput * problem.cluster.num_gpus / problem.output_length
+    concurrency = problem.concurrency or rate * latency
+    reasons = (*missed_targets(rows, row), *_queued(rows, row))
+    return replace(
+        static,
+        feasible=not reasons,
+        reasons=reasons,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        request_latency_s=latency,
+        parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
+        output_tokens_per_second_per_gpu=throughput,
+        output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
+        request_rate_per_second=rate,
+        concurrency=concurrency,
+        users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
+        running_requests=min(
+            float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)
+        ),
+        expert_imbalance=_expert_imbalance(rows, row),
+        kv_cache_limited=bool(costs.kv_limited[row]),
+        **_price(rows, row),
+        tails=tails(rows, row) if spread else None,
+        goodput=goodput(rows, row),
+        intervals=intervals(ttft, tpot, throughput, problem, mixers=mixers_doubt(rows, row)),
+    )
+
+
+def _price(rows: CostedRows, row: int) -> dict[str, Any]:
+    """What a million tokens cost; input and output by the time that prompts and decoding take of
+    the devices.
+    """
+    problem, costs = rows.problem, rows.costs
+    hourly = problem.cluster.price_per_gpu_hour
+    if hourly is None:
+        return {}
+    output = hourly / SECONDS_PER_HOUR / float(costs.output_tokens_per_second_per_gpu[row]) * 1e6
+    prompts = float(costs.running[row] * costs.prompt_s[row])
+    share = prompts / (prompts + float(costs.parts["decode"][row]))
+    by_input = share * output * problem.output_length / problem.input_length
+    return {
+        "cost_per_million_output_tokens": output,
+        "cost_per_million_tokens": TokenPrices(input=by_input, output=(1.0 - share) * output),
+    }
+
+
+def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
+    """Return the imbalance of passes that decode, each with a stage's share of the running
+    requests; None without experts.
+    """
+    if rows.problem.model.num_experts is None:
+        return None
+    one = rows.candidates.take(slice(row, row + 1))
+    return float(
+        imbalance(rows.problem, one, rows.costs.running[row] / one.pipeline_parallel_size)[0]
+    )
+
+
+def _memory(rows: CostedRows, row: int) -> ServingMemory:
+    problem, parts = rows.problem, rows.costs.bytes
+    whole = (
+        problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
+    )
+    tokens = _cached(rows, row, whole)
+    room = float(parts.kv_capacity[row])
+    used = min(
+        float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0)
+    )
+    fixed = {
+        f"{name}_bytes": float(getattr(parts, name)[row])
+        for name in ("weights", "activations", "logits", "overhead")
+    }
+    return ServingMemory(
+        total_bytes=sum(fixed.values()) + used,
+        capacity_bytes=parts.capacity,
+        worst_stage=0,
+        **fixed,
+        kv_cache_bytes=used,
+        kv_cache_capacity_bytes=max(room, 0.0),
+    )
+
+
+def _request_bytes(rows: CostedRows, row: int) -> float:
+    """Keys and values of one whole request, prompt and answer."""
+    problem = rows.problem
+    tokens = _cached(rows, row, problem.input_length + problem.output_length)
+    return tokens * float(rows.costs.bytes.kv_per_token[row])
+
+
+def _cached(rows: CostedRows, row: int, tokens: float) -> float:
+    """Tokens of the cache that a sequence of so many takes."""
+    t = rows.candidates.tensor_parallel_size[row : row + 1]
+    return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
+
+
+def _without_preemption(rows: CostedRows, row: int) -> int:
+    """Requests that find room for prompt and answer even if all are at their last token."""
+    fitting = max(float(rows.costs.bytes.kv_capacity[row]), 0.0) / _request_bytes(rows, row)
+    return int(min(fitting, float(rows.candidates.max_num_seqs[row]))) * int(
+        rows.candidates.schedulers[row]
+    )
+
+
+def _too_large(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
+    """Weights, working set and one whole request are the least an engine needs."""
+    one = _request_bytes(rows, row)
+    working = memory.activations_bytes + memory.logits_bytes
+    needed = memory.weights_bytes + working + memory.overhead_bytes + one
+    message = (
+        f"needs {gib(needed)}, has {gib(memory.capacity_bytes)}: weights "
+        f"{gib(memory.weights_bytes)}, keys and values of one "
+        f"request {gib(one)}, working set {gib(working)}, engine {gib(memory.overhead_bytes)}; "
+        "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
+    )
+    return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
+
+
+def _overloaded(rows: CostedRows, row: int) -> Reason:
+    """Full batches, and still requests come faster than they leave."""
+    problem = rows.problem
+    wanted = problem.request_rate_per_second or 0.0
+    reached = (
+        float(rows.costs.output_tokens_per_second_per_gpu[row])
+        * problem.cluster.num_gpus
+        / problem.output_length
+    )
+    message = (
+        f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
+        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices of this layout "
+        "would keep up"
+    )
+    return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
+
+
+def _provenance(problem: ServingProblem) -> dict[str, object]:
+    return {
+        "model": problem.model.name,
+        "gpu": problem.cluster.gpu.name,
+        "num_gpus": problem.cluster.num_gpus,
+        "gpu_efficiency": problem.profile.gpu.gpu,
+        "gpu_efficiency_measured": problem.profile.gpu.measured,
+        **engine_provenance(problem),
+        "load": _load_words(problem),
+        **({} if problem.may_queue else {"queue": NO_QUEUE}),
+        "matmul_precision": problem.compute_precision,
+        "weight_bytes_each": problem.weight_bytes,
+        **(
+            {
+                "expert_matmul_precision": problem.expert_precision,
+                "expert_weight_bytes_each": problem.expert_bytes,
+            }
+            if problem.model.num_experts
+            else {}
+        ),
+        "kv_element_bytes": problem.kv_element_bytes,
+        **({} if problem.resumes is None else {"prefix_states": words(problem, problem.resumes)}),
+        "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
+        **simplified(problem.model),
+    }
+
+
+def engine_provenance(problem: ServingProblem) -> dict[str, object]:
+    """Return which release's constants an answer has, for which one if they stand in, and the
+    precision of the weights.
+    """
+    engine = problem.engine
+    return {
+        "engine_efficiency": f"{engine.engine} "
+        f"{engine.version}{KERNELS_ALONE * engine.kernels_alone}",
+        "constants_release": engine.version,
+        **({"engine_version": problem.engine_version} if _has_no_constants(problem) else {}),
+        "engine_efficiency_measured": engine.measured and not engine.kernels_alone,
+        "precision": problem.precision,
+        **({"assumed": dict(problem.assumed)} if problem.assumed else {}),
+    }
+
+
+def _has_no_constants(problem: ServingProblem) -> bool:
+    """Return whether the query names a release that another one's constants stand in for."""
+    named = problem.engine_version
+    return named is not None and version_key(named) != version_key(problem.engine.version)
+
+
+def _load_words(problem: ServingProblem) -> str:
+    if problem.offline:
+        how_many = (
+            "more requests than run at once"
+            if problem.num_prompts is None
+            else f"{problem.num_prompts} requests"
+        )
+        return f"offline, {how_many} queued at once, latencies from admission, equal lengths"
+    if problem.concurrency is not None and problem.think_time_s > 0.0:
+        return (
+            f"closed, {problem.concurrency} requests in flight, {problem.think_time_s:g} s "
+            "between requests, equal lengths"
+        )
+    if problem.concurrency is not None:
+        return f"closed, {problem.concurrency} requests in flight, equal lengths"
+    return (
+        f"open, {problem.request_rate_per_second} requests a second, independent arrivals, "
+        "equal lengths"
+    )
+
+
+def quantiles(rows: CostedRows, share: float) -> Quantiles:
+    """Seconds that `share` of each configuration's requests do not exceed. In a closed load whoever
+    waits longer before the first token waits shorter after it, and all requests take as long.
+    """
+    if rows.in_flight is not None:
+        return _open(rows.problem, rows.candidates, rows.in_flight, share)
+    return _closed(rows, slice(None), share)
+
+
+def tails(rows: CostedRows, row: int) -> Tails:
+    """p50, p90 and p99 of one configuration, and the quantiles that its targets name."""
+    others = asked_quantiles(rows.problem.targets)
+    by_quantile = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
+
+    def tail(latency: str) -> Tail:
+        seconds = {
+            name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
+        }
+        return Tail(
+            **{name: seconds[name] for name in SHARES},
+            others=tuple((name, seconds[name]) for name in others),
+        )
+
+    return Tails(
+        ttft_s=tail("ttft_s"), tpot_s=tail("tpot_s"), request_latency_s=tail("request_latency_s")
+    )
+
+
+def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
+    """Requests a second and GPU that keep to every bound on single requests; None without
+    targets.
+    """
+    bounds = request_bounds(rows.problem.targets)
+    if not bounds:
+        return None
+    kept = np.ones(len(PLACES), dtype=bool)
+    requests = _requests(rows, row)
+    for name, bound in bounds.items():
+        kept &= np.broadcast_to(getattr(requests, name) <= bound, kept.shape)
+    fraction = float(np.mean(kept))
+    rate = float(rows.costs.output_tokens_per_second_per_gpu[row]) / rows.problem.output_length
+    return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
+
+
+def asked_quantiles(targets: Targets) -> tuple[str, ...]:
+    """Return the quantiles that targets name beside those that every answer has, rising."""
+    names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
+    return tuple(sorted(names - SHARES.keys(), key=share_of))
+
+
+def request_bounds(targets: Targets) -> dict[str, float]:
+    """What each latency of a single request may be: the tightest of its targets on quantiles, or,
+    without those, the mean's.
+    """
+    bounds: dict[str, dict[bool, float]] = {}
+    for _, latency, quantile, limit in targets.limits():
+        of_latency = bounds.setdefault(latency, {})
+        of_latency[quantile is None] = min(limit, of_latency.get(quantile is None, math.inf))
+    return {
+        latency: by_mean.get(False, by_mean.get(True, math.inf))
+        for latency, by_mean in bounds.items()
+    }
+
+
+def _requests(rows: CostedRows, row: int) -> Quantiles:
+    """The requests at PLACES, from the first to be served to the last."""
+    if rows.in_flight is not None:
+        each = np.full(len(PLACES), row)
+        return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
+    latencies = _closed(rows, slice(row, row + 1), PLACES)
+    return replace(
+        latencies, tpot_s=latencies.tpot_s[::-1]
+    )  # the last to be served waits shortest between tokens
+
+
+def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
+    """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
+    costs, output, wave = (
+        rows.costs,
+        rows.problem.output_length,
+        0.0 if rows.problem.offline else rows.problem.wave_share,
+    )
+    wave_s = costs.wave_s[part]
+    return Quantiles(
+        ttft_s=ttft_quantile(
+            ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave
+        ),
+        tpot_s=tpot_quantile(
+            tpot_s=costs.tpot_s[part],
+            wave_s=wave_s,
+            share=share,
+            wave_share=wave,
+            output_length=output,
+        ),
+        request_latency_s=costs.request_latency_s[part],
+    )
+
+
+def _open(
+    problem: ServingProblem,
+    candidates: ServingCandidates,
+    in_flight: FloatArray,
+    share: float | FloatArray,
+) -> Quantiles:
+    """Quantiles with on average so many independent requests in flight."""
+    return open_quantiles(
+        case=problem,
+        candidates=candidates,
+        load=in_flight,
+        share=share,
+    )
+
+
+def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
+    """Each target of the query: its name, its limit, and the predicted values that it bounds, a
+    mean or a quantile.
+    """
+    for name, latency, quantile, limit in rows.problem.targets.limits():
+        yield (
+            name,
+            limit,
+            getattr(
+                rows.costs if quantile is None else quantiles(rows, share_of(quantile)), latency
+            ),
+        )
+
+
+def meets_targets(rows: CostedRows) -> BoolArray:
+    """True where every latency target is met."""
+    met = np.ones(len(rows.candidates), dtype=bool)
+    for _, limit, values in bounded_values(rows):
+        met &= values <= limit
+    return met
+
+
+def queued(rows: CostedRows) -> BoolArray:
+    """Return True for rows with requests that wait for a free place in a batch, if the problem
+    allows no queue.
+    """
+    if rows.problem.may_queue:
+        return np.zeros(len(rows.candidates), dtype=bool)
+    return _load_over_room(rows) > 1.0
+
+
+def _load_over_room(rows: CostedRows) -> FloatArray:
+    """Return (n,) the requests in flight over those that run at once."""
+    ratio: FloatArray = rows.candidates.concurrency / (
+        rows.costs.max_running * rows.candidates.schedulers
+    )
+    return ratio
+
+
+def _queued(rows: CostedRows, row: int) -> tuple[Reason, ...]:
+    """Return the reason of a row whose requests may not wait, but do."""
+    if not queued(rows)[row]:
+        return ()
+    in_flight = int(rows.candidates.concurrency[row])
+    room = int(rows.costs.max_running[row] * rows.candidates.schedulers[row])
+    message = (
+        f"runs {room:,} of {in_flight:,} requests at once; the others wait. Set "
+        "targets.ttft_s to allow a queue"
+    )
+    return (Reason(code=QUEUED, message=message, needed=in_flight, available=room),)
+
+
+def worst_miss(rows: CostedRows) -> FloatArray:
+    """Return (n,) each row's value over its limit for the target, or the room for requests, that it
+    misses worst.
+    """
+    worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
+    for _, limit, values in bounded_values(rows):
+        worst = np.maximum(worst, values / limit)
+    return worst
+
+
+def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
+    """A reason for each target that the configuration misses, and by how much."""
+    reasons: list[Reason] = []
+    for name, limit, values in bounded_values(rows):
+        reasons += missed_target(name, value=float(values[row]), limit=limit)
+    return tuple(reasons)
+
+
+def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
+    """Why a value is no answer to a target; nothing where it keeps to it."""
+    if value <= limit:
+        return ()
+    message = missed_words(name, value=value, limit=limit)
+    return (Reason(code="target_missed", message=message, needed=value, available=limit),)

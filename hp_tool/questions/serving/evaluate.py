@@ -1,0 +1,90 @@
+"""The one configuration that a serving query describes: resolved, checked and estimated."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.experts import fewest_redundant
+from hp_tool.cost.serving.legality import explain, legality
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.errors import UnsupportedError
+from hp_tool.questions.serving.estimates import estimate_row
+from hp_tool.questions.serving.fixes import fixes
+from hp_tool.questions.serving.highest import bearable_load, highest_loads
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
+from hp_tool.questions.serving.traced import played_estimate
+from hp_tool.questions.training.evaluate import single_values
+
+
+def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
+    """Predict the one configuration that `query.parallel` describes; sizes left out are 1, batch
+    limits the engine's.
+
+    An illegal or too large configuration, or one that misses a target, is an estimate with
+    feasible=False, its reasons and its fixes. Fixes cost some thousand estimates of neighbours:
+    leave them out if speed counts.
+    """
+    query.check_num_gpus()
+    problem = replace(
+        resolve_serving(query), may_queue=True
+    )  # what `objective` asks for concerns rankings
+    if query.inference is not None and query.inference.disaggregated is not None:
+        raise UnsupportedError(
+            "an estimate describes replicas that do both; let `recommend` answer "
+            "inference.disaggregated, which may name sizes",
+            field="inference.disaggregated",
+        )
+    config = resolve_config(query.parallel, problem=problem)
+    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
+    rules: dict[str, Any] = {
+        "model": problem.model,
+        "num_gpus": problem.cluster.num_gpus,
+        "longest_request": problem.longest_request,
+    }
+    code = int(legality(candidates=candidate, **rules)[0])
+    if code:
+        reasons = explain(code, config=config, **rules)
+        estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
+    else:
+        estimate = (
+            _estimated(problem, candidate)
+            if problem.trace is None
+            else played_estimate(problem, candidate)
+        )
+    if estimate.feasible or not with_fixes or problem.trace is not None:
+        return estimate
+    bearable = None if code else bearable_load(problem, candidate)
+    return replace(
+        estimate,
+        highest_load=bearable,
+        mends=fixes(query=query, problem=problem, infeasible=estimate),
+    )
+
+
+def _estimated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
+    """A configuration's estimate at the problem's load, or at the highest that it bears."""
+    loads = highest_loads(problem, candidate)
+    return estimate_row(
+        problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate), 0
+    )
+
+
+def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:
+    """The one configuration a query describes, data_parallel_size derived. Raises InputError if an
+    axis is a list.
+    """
+    engine = problem.engine
+    values = {
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+    }
+    values |= single_values(parallel, ServingConfig.__slots__)
+    stage = values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1)
+    fewest = fewest_redundant(problem.model, np.array(values.get("expert_parallel_size", 1)))
+    values.setdefault("redundant_experts", int(fewest))
+    values.setdefault("data_parallel_size", max(problem.cluster.num_gpus // stage, 1))
+    return ServingConfig(**values)

@@ -1,0 +1,125 @@
+"""How many of the cluster's devices to use: the fewest that meet the targets, or the number on
+which a token is cheapest.
+
+Fewest: more replicas of one shape share the load, so what a shape does on n devices it does on
+every larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills:
+whether any shape passes on its m(n) never turns from true to false as n grows, and where it first
+turns true is the answer. Halving finds it.
+
+Cheapest: under a given load in flight every shape is costed on every number of devices that it
+fills. Under a given rate all numbers complete the same tokens, so the fewest devices are the
+cheapest.
+"""
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain import bounds
+from hp_tool.domain.query import Query
+from hp_tool.questions.serving.highest import bears, costed_rows
+from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+from hp_tool.space.serving import serving_space
+
+CHUNK = 12_288
+"""Candidates costed at once."""
+SAME = 1e-9
+"""Relative difference of throughputs that rounding explains."""
+
+
+def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
+    """Return the problem on the fewest of the cluster's legal numbers of devices with an acceptable
+    configuration; as it is where none has one.
+    """
+    counts = np.array(problem.cluster.legal_counts())
+    shapes, sizes = _shapes(query, problem, counts)
+    low, high = -1, len(counts) - 1
+    passing = _passes(problem, shapes, sizes, counts)
+    while passing.any() and high - low > 1:
+        shapes, sizes = shapes.take(np.flatnonzero(passing)), sizes[passing]
+        passing = np.ones(len(sizes), dtype=bool)
+        middle = (low + high) // 2
+        on_fewer = _passes(problem, shapes, sizes, counts[: middle + 1])
+        if on_fewer.any():
+            high, passing = middle, on_fewer
+        else:
+            low = middle
+    return problem.with_num_gpus(int(counts[high]))
+
+
+def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
+    """Return the problem on the number of devices with the most tokens per second and device; the
+    larger number if several give as many.
+
+    A load that the query leaves open fills any number of devices, so the problem stays on all of
+    them.
+    """
+    if problem.unknown is not None:
+        return problem
+    if problem.request_rate_per_second is not None:
+        return fewest_devices(query=query, problem=problem)
+    counts = np.array(problem.cluster.legal_counts())
+    shapes, sizes = _shapes(query, problem, counts)
+    shape, count = np.nonzero(counts % sizes[:, None] == 0)
+    devices, tokens = counts[count], np.zeros(len(shape))
+    for first in range(0, len(shape), CHUNK):
+        rows = slice(first, first + CHUNK)
+        bounds.check(done=len(shape[rows]))
+        costed = _costed_on(problem, shapes.take(shape[rows]), devices[rows])
+        tokens[rows] = np.where(bears(costed), costed.costs.output_tokens_per_second_per_gpu, 0.0)
+    best = tokens.max(initial=0.0)
+    if best == 0.0:
+        return problem
+    most = int(devices[tokens >= best * (1.0 - SAME)].max())
+    return problem.with_num_gpus(most)
+
+
+def _costed_on(problem: ServingProblem, shapes: ServingCandidates, devices: IntArray) -> CostedRows:
+    """Return the costs of replicas of each shape that together fill its number of devices."""
+    ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
+    return costed_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
+
+
+def _shapes(
+    query: Query, problem: ServingProblem, counts: IntArray
+) -> tuple[ServingCandidates, IntArray]:
+    """Return every shape of a replica that is legal on one of `counts`, once, and its devices;
+    shape (n,).
+    """
+    rows = []
+    for count in counts.tolist():
+        bounds.check()
+        case = problem.with_num_gpus(count)
+        candidates, _ = serving_space(
+            query=query.parallel, case=case, concurrency=(problem.concurrency or 1,)
+        )
+        one = replace(candidates, data_parallel_size=candidates.attention_data_parallel_size)
+        rows.append(np.stack([getattr(one, field.name) for field in fields(one)], axis=1))
+    columns = np.unique(np.concatenate(rows), axis=0).T
+    shapes = ServingCandidates(
+        **{
+            field.name: column
+            for field, column in zip(fields(ServingCandidates), columns, strict=True)
+        }
+    )
+    return shapes, shapes.devices
+
+
+def _passes(
+    problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
+) -> BoolArray:
+    """Return whether each shape is acceptable on the largest of the rising `counts` that it fills;
+    shape (n,).
+    """
+    devices = np.zeros_like(sizes)
+    for count in counts.tolist():
+        devices[count % sizes == 0] = count
+    passing = np.zeros(len(sizes), dtype=bool)
+    filled = np.flatnonzero(devices)
+    for first in range(0, len(filled), CHUNK):
+        rows = filled[first : first + CHUNK]
+        bounds.check(done=len(rows))
+        passing[rows] = bears(_costed_on(problem, shapes.take(rows), devices[rows]))
+    return passing

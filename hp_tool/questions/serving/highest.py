@@ -1,0 +1,150 @@
+"""The load as an unknown: the highest at which a configuration fits, keeps up and meets the
+targets.
+
+Latencies never fall as the load grows (tests/serving/test_highest_load.py holds that), so halving
+finds what trying every load would.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import most_running, serving_costs
+from hp_tool.cost.serving.load import steady
+from hp_tool.domain.targets import Targets
+from hp_tool.questions.serving.estimates import meets_targets, queued
+from hp_tool.questions.serving.problem import WAITING, CostedRows, Loads, ServingProblem
+
+RATES = 1_000
+"""Rates between the ends of a range, geometrically: answers are this fine."""
+SLOWEST = 1e-3
+"""Lowest rate of a search that names none, of what full batches complete."""
+MOST = 1 << 31
+
+
+def costed_rows(
+    problem: ServingProblem, candidates: ServingCandidates
+) -> tuple[CostedRows, FloatArray | None]:
+    """The costs under the problem's load, or, where that is unknown, each candidate's under its
+    highest, and those loads.
+    """
+    loads = highest_loads(problem, candidates)
+    return (
+        (problem.costed(candidates), None)
+        if loads is None
+        else (_at(problem, candidates, loads), loads)
+    )
+
+
+def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
+    """The highest of the problem's loads that each candidate bears, shape (n,); the lowest, if it
+    bears none. None: the load is given.
+    """
+    if problem.unknown is None:
+        return None
+    most = most_loads(problem, candidates, by_rate=problem.unknown.by_rate)
+    return highest(
+        problem.unknown,
+        targets=problem.targets,
+        most=most,
+        borne=lambda loads: bears(_at(problem, candidates, loads)),
+    )
+
+
+def most_loads(
+    problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
+) -> FloatArray:
+    """Requests that each candidate runs at once, or completes a second in full batches; shape
+    (n,).
+    """
+    running = most_running(case=problem, candidates=candidates)
+    if not by_rate:
+        return np.floor(running) * candidates.schedulers.astype(np.float64)
+    full = candidates.loaded(np.ceil(running) * candidates.schedulers)
+    costs = serving_costs(case=steady(problem), candidates=full)
+    return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
+
+
+def highest(
+    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+) -> FloatArray:
+    """The highest load of each of n rows that is `borne`, or the lowest; `most` runs at once, or is
+    completed a second.
+    """
+    count, load = _grid(unknown, targets=targets, most=most, borne=borne)
+    low, high = (
+        np.zeros(len(most), dtype=np.int64),
+        count,
+    )  # low is borne, or the lowest; high is not
+    for _ in range(int(count.max(initial=1)).bit_length()):
+        middle = (low + high) // 2
+        enough = borne(load(middle))
+        low, high = (
+            np.where(enough, middle, low),
+            np.where(enough, high, np.maximum(middle, low + 1)),
+        )
+    return load(low)
+
+
+def _grid(
+    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no
+    target.
+
+    Without a target on one of WAITING the load is no higher than what runs at once: more requests
+    would only wait.
+    """
+    top = most if unknown.highest is None else np.full(len(most), unknown.highest)
+    open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
+    grows = open_ended and any(latency in WAITING for _, latency, _, _ in targets.limits())
+    while grows and top.max(initial=0.0) < MOST:
+        enough = borne(top)
+        grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
+    return load_grid(unknown, top=top)
+
+
+def load_grid(
+    unknown: Loads, *, top: FloatArray
+) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """How many loads there are for each of n rows, up to `top` where no values are named, and the
+    k-th of them, ascending.
+    """
+    n = len(top)
+    if unknown.values is not None:
+        values = np.array(unknown.values)
+        return np.full(n, len(values)), lambda k: values[k]
+    if unknown.by_rate:
+        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
+        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
+    lowest = unknown.lowest or 1.0
+    return np.maximum(top - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
+
+
+def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
+    """The highest load that one candidate bears, counted as the problem's; None: not even the
+    lowest.
+    """
+    if problem.offline or problem.unknown is not None:
+        return None
+    free = dataclasses.replace(
+        problem, unknown=Loads(by_rate=problem.request_rate_per_second is not None)
+    )
+    rows, loads = costed_rows(free, candidate)
+    return None if loads is None or not bears(rows)[0] else float(loads[0])
+
+
+def bears(rows: CostedRows) -> BoolArray:
+    """Return whether each row fits, keeps up with its load, meets the targets and queues no request
+    that may not wait.
+    """
+    return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~queued(rows)
+
+
+def _at(problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray) -> CostedRows:
+    if problem.unknown is not None and problem.unknown.by_rate:
+        return problem.costed(candidates, rates=loads)
+    return problem.costed(candidates.loaded(loads))

@@ -1,0 +1,487 @@
+"""A serving query with its names looked up; what this version does not model is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog.efficiency import (
+    check_power_cap,
+    efficiency,
+    engine_efficiency,
+    expert_efficiency,
+)
+from hp_tool.catalog.expert_kernels import expert_kernels
+from hp_tool.catalog.models import published_precision
+from hp_tool.catalog.releases import check_release
+from hp_tool.catalog.traces import Trace, request_trace
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.precision import ELEMENT_BYTES
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
+from hp_tool.cost.serving.operations import state_block
+from hp_tool.cost.serving.weights import formats
+from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
+from hp_tool.domain.engines import FRACTION_OF_FREE_MEMORY, EngineEfficiency
+from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.targets import Targets
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.questions.serving.prefixes import resumed, resumed_every
+from hp_tool.questions.training.problem import named_model
+
+NETWORK_PROFILE = "megatron-core"
+"""Whose measured network between nodes serving borrows: NCCL rings there and here."""
+
+WAITING = ("ttft_s", "request_latency_s")
+"""Latencies that grow while a request waits for a free place in a batch."""
+
+_TRAINING_ONLY = (
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_shard_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "recompute",
+    "zero_stage",
+    "pipeline_schedule",
+    "pipeline_layout",
+    "rank_order",
+    "context_parallel_communication",
+    "hierarchical_context_parallel_sizes",
+    "moe_token_dispatcher_type",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """Loads of which the highest within the targets is wanted: `values`, or all from lowest to
+    highest.
+    """
+
+    by_rate: bool
+    """Requests per second, else requests in flight."""
+    values: tuple[float, ...] | None = None
+    """Ascending."""
+    lowest: float | None = None
+    highest: float | None = None
+    """None: what the devices sustain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingProblem(ServingCase):
+    """A query's case, its load and its limits."""
+
+    precision: str
+    """Of the weights, as the query names it."""
+    concurrency: int | None
+    """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
+    request_rate_per_second: float | None
+    unknown: Loads | None
+    """What the highest load within the targets is wanted of; None: the load is given."""
+    think_time_s: float
+    """Seconds between an answer and the same person's next request."""
+    trace: Trace | None
+    """Requests to play; the lengths are then their means."""
+    offline: bool
+    """Whether all requests are queued at once, without a front end."""
+    num_prompts: int | None
+    """Of an offline load; None: more than run at once."""
+    constraints: Constraints
+    targets: Targets
+    may_queue: bool = True
+    """Whether requests in flight may wait for a free place in a batch (see `_may_queue`)."""
+    resumes: int | None = None
+    """Tokens of whose multiples a prompt of the trace resumes (`serving.prefixes`); None: wherever
+    its prefix ends.
+    """
+    engine_version: str | None = None
+    """The release that the query names."""
+    assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields that the query leaves open, by path, with the values taken."""
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values put into the query beside `parallel`, by path; its answers carry them."""
+
+    def costed(
+        self, candidates: ServingCandidates, *, rates: FloatArray | None = None
+    ) -> CostedRows:
+        """Legal candidates with their latency, throughput and memory, at their own concurrency or
+        each at one of `rates`.
+        """
+        in_flight = None
+        rate = self.request_rate_per_second if rates is None else rates
+        if self.offline:
+            costs = offline_costs(case=self, candidates=candidates, num_prompts=self.num_prompts)
+        elif rate is not None:
+            costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate)
+            in_flight = rate * costs.request_latency_s
+        elif self.think_time_s > 0.0:
+            costs = independent_costs(case=self, candidates=candidates)
+            in_flight = candidates.concurrency.astype(np.float64)
+        else:
+            costs = serving_costs(case=self, candidates=candidates)
+        return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
+
+    def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
+        """One candidate under one load: requests per second of an unknown rate, else requests in
+        flight.
+        """
+        if self.unknown is not None and self.unknown.by_rate:
+            return dataclasses.replace(
+                self, unknown=None, request_rate_per_second=float(load)
+            ).costed(candidate)
+        loaded = dataclasses.replace(
+            self, unknown=None, request_rate_per_second=None, concurrency=int(load)
+        )
+        return loaded.costed(candidate.loaded(np.array([int(load)])))
+
+    def with_num_gpus(self, num_gpus: int) -> ServingProblem:
+        """Return the problem on at most as many devices of the same kind, a number that its answers
+        name.
+        """
+        cluster = (
+            self.cluster
+            if num_gpus == self.cluster.num_gpus
+            else self.cluster.with_num_gpus(num_gpus)
+        )
+        return dataclasses.replace(
+            self, cluster=cluster, chosen={**self.chosen, "cluster.num_gpus": num_gpus}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
+
+    problem: ServingProblem
+    candidates: ServingCandidates
+    costs: ServingCosts
+    in_flight: FloatArray | None = None
+    """Requests over all GPUs, on average, whose number fluctuates as they come independently; None:
+    a closed loop.
+    """
+
+
+def resolve_serving(query: Query) -> ServingProblem:
+    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for
+    what is not modelled.
+    """
+    if query.kind != "inference" or query.inference is None:
+        raise InputError("a serving query is of kind inference", field="kind")
+    _refuse_unmodelled(query, query.inference)
+    model = named_model(query.model)
+    if not any(cached_width(kind, 1) for _, kind in model.kinds):
+        raise UnsupportedError(
+            f"{model.name}: serving of models without any layer of attention is not modelled",
+            field="model.mixer",
+        )
+    if model.architecture != "decoder":
+        raise UnsupportedError(
+            f"{model.name}: serving of {model.architecture} models is not modelled", field="model"
+        )
+    for name in ("expert_imbalance", "two_batch_overlap"):
+        if model.num_experts is None and getattr(query.inference, name) is not None:
+            raise InputError(
+                f"{model.name} has no experts; leave {name} out", field=f"inference.{name}"
+            )
+    workload, trace = _traced(served_workload(query))
+    assumed = {} if query.inference.precision else {"inference.precision": workload.precision}
+    named_rate = query.inference.prefix_cache_hit_rate
+    concurrency, rate = workload.concurrency, workload.request_rate_per_second
+    load = workload.load
+    offline = load is not None and load.arrival == "offline"
+    if concurrency is not None and rate is not None:
+        raise InputError(
+            "give inference.concurrency (requests in flight over all GPUs) or "
+            "inference.request_rate_per_second, not both; "
+            "with neither the answer is the highest load within the targets",
+            field="inference.concurrency",
+        )
+    unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
+    cluster = catalogue_cluster(query.cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu, serves=True)
+    if cluster.kinds:
+        raise UnsupportedError(
+            "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` "
+            "for inference.disaggregated",
+            field="cluster.stages",
+        )
+    if workload.engine_version is not None:
+        check_release(workload.engine, workload.engine_version, field="inference.engine_version")
+    engine = engine_efficiency(
+        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
+    )
+    engine = _with_memory_fraction(engine, workload, query.constraints)
+    case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
+    if trace is not None:
+        case = dataclasses.replace(
+            case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
+        )
+    # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
+    resumes = None
+    if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
+        resumes = resumed_every(case, release=workload.engine_version or engine.version)
+        trace = dataclasses.replace(trace, prefix_tokens=resumed(trace.prefix_tokens, resumes))
+        case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
+    return ServingProblem(
+        **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
+        precision=str(workload.precision),
+        concurrency=concurrency if isinstance(concurrency, int) else None,
+        request_rate_per_second=rate if isinstance(rate, int | float) else None,
+        unknown=None if offline else unknown_loads(workload),
+        think_time_s=workload.think_time_s,
+        trace=trace,
+        offline=offline,
+        num_prompts=load.num_prompts if load is not None else None,
+        may_queue=offline or _may_queue(query, workload),
+        resumes=resumes,
+        constraints=query.constraints,
+        targets=query.targets or Targets(),
+        engine_version=workload.engine_version,
+        assumed=assumed,
+        chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
+    )
+
+
+def served_workload(query: Query) -> InferenceWorkload:
+    """Return the query's load; a precision that it leaves out is that of the model's published
+    weights.
+    """
+    assert query.inference is not None  # checked with the query
+    if query.inference.precision is not None:
+        return query.inference
+    return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
+
+
+def _with_memory_fraction(
+    engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
+) -> EngineEfficiency:
+    """Return the engine with the stated share of memory, else with its default or what the headroom
+    leaves, if that is less.
+    """
+    if workload.memory_fraction is None:
+        return dataclasses.replace(
+            engine,
+            memory_fraction=min(engine.memory_fraction, 1.0 - constraints.memory_headroom_fraction),
+        )
+    of: Literal["device", "free"] = "free" if engine.engine in FRACTION_OF_FREE_MEMORY else "device"
+    return dataclasses.replace(
+        engine, memory_fraction=workload.memory_fraction, memory_fraction_of=of
+    )
+
+
+def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
+    """The workload with what its trace says of lengths, cached prefixes and rate, and the trace."""
+    if workload.trace is None:
+        return workload, None
+    trace = request_trace(workload.trace)
+    if workload.input_length:  # lengths that are given stand in for the trace's
+        inputs = np.full(len(trace.input_tokens), workload.input_length)
+        trace = dataclasses.replace(
+            trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1)
+        )
+    if workload.output_length:
+        trace = dataclasses.replace(
+            trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length)
+        )
+    if workload.prefix_cache_hit_rate:  # and so does a rate that is given
+        cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(
+            np.int64
+        )
+        trace = dataclasses.replace(trace, prefix_tokens=cached_tokens)
+    if workload.disaggregated is not None:
+        raise UnsupportedError(
+            "pools are modelled for equal requests; leave the trace or disaggregated out",
+            field="inference.disaggregated",
+        )
+    if (
+        workload.concurrency is None
+        and workload.request_rate_per_second is None
+        and trace.rate_per_second is not None
+    ):
+        workload = dataclasses.replace(workload, request_rate_per_second=trace.rate_per_second)
+    if workload.load is not None and (
+        trace.arrival_s is not None or workload.load.arrival not in ("closed", "poisson")
+    ):
+        raise UnsupportedError(
+            "a trace says itself how requests come; leave load out. For the highest rate give "
+            "request_rate_per_second as a "
+            "list or {min, max}, for the highest concurrency likewise, or lengths without arrivals",
+            field="inference.load",
+        )
+    return dataclasses.replace(
+        workload,
+        input_length=max(round(float(trace.input_tokens.mean())), 1),
+        output_length=max(round(float(trace.output_tokens.mean())), 1),
+        prefix_cache_hit_rate=trace.prefix_share,
+    ), trace
+
+
+def unknown_loads(workload: InferenceWorkload) -> Loads | None:
+    """The loads that a workload leaves open; None: it gives one."""
+    by_rate = workload.request_rate_per_second is not None
+    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    field = "request_rate_per_second" if by_rate else "concurrency"
+    load = getattr(workload, field)
+    if isinstance(load, ConcurrencyRange | RateRange):
+        if load.min > load.max:
+            raise InputError(
+                f"min {load.min:g} is above max {load.max:g}", field=f"inference.{field}"
+            )
+        return Loads(by_rate=by_rate, lowest=load.min, highest=load.max)
+    if isinstance(load, tuple):
+        return Loads(by_rate=by_rate, values=tuple(sorted({float(value) for value in load})))
+    return Loads(by_rate=by_rate) if load is None else None
+
+
+def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
+    """Return False if the fewest devices are sought for a concurrency and no target limits how long
+    a request waits.
+
+    Without this rule one device would serve any number of users, who wait in its queue.
+    """
+    by_rate = workload.request_rate_per_second is not None
+    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
+    return query.objective != "min_gpus" or by_rate or not limited.isdisjoint(WAITING)
+
+
+def seeks_concurrency(query: Query) -> bool:
+    """Whether the highest number of requests in flight is wanted."""
+    workload = query.inference
+    assert workload is not None
+    if workload.trace is not None or (
+        workload.load is not None and workload.load.arrival == "offline"
+    ):
+        return False
+    unknown = unknown_loads(workload)
+    return unknown is not None and not unknown.by_rate and workload.output_length > 1
+
+
+def serving_case(
+    *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
+) -> ServingCase:
+    """The cost model's input, of a workload with its precision (`served_workload`), else of weights
+    in 16 bits.
+
+    Raises InputError `precision_unsupported` if the GPU cannot multiply in it.
+    """
+    layers, experts = formats(
+        workload.precision or "bf16", gpu=cluster.gpu, experts=model.num_experts is not None
+    )
+    client = workload.load.client if workload.load is not None else None
+    shorter = CLIENTS[client].mean_length if client is not None else 1.0
+    come = arrivals(client, engine=engine)
+    profile = efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE)
+    return ServingCase(
+        model=model,
+        cluster=cluster,
+        profile=profile,
+        engine=engine,
+        compute_precision=layers[1],
+        weight_bytes=layers[0],
+        expert_precision=experts[1],
+        expert_bytes=experts[0],
+        kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
+        input_length=round(shorter * workload.input_length),
+        output_length=round(shorter * workload.output_length),
+        prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+        prefill_group=come["prefill_group"],
+        wave_share=come["wave_share"],
+        speculative=workload.speculative,
+        experts=expert_efficiency(engine=engine.engine),
+        expert_kernels=expert_kernels(profile.gpu, engine=engine.engine, version=engine.version),
+        expert_imbalance=workload.expert_imbalance,
+        two_batch_overlap=workload.two_batch_overlap,
+        longest_request=workload.input_length + workload.output_length,
+    )
+
+
+def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
+    """{prefill_group, wave_share} of a closed load that this client sends; None: as
+    `LoadSpec.client`.
+    """
+    # Without a server requests come from the engine's own loop, which sends equal ones.
+    known = CLIENTS[client] if client is not None else None
+    equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
+    each = known.requests_each if known is not None else REQUESTS_EACH
+    return {
+        "prefill_group": engine.prefill_group if equal else 1.0,
+        "wave_share": engine.wave_share
+        if equal and (known is None or each is None)
+        else 1.0 / (each or REQUESTS_EACH),
+    }
+
+
+def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
+    """The precision of cached keys and values: the workload's, or the engine's for a checkpoint of
+    this precision.
+    """
+    if workload.kv_cache_precision is not None:
+        return workload.kv_cache_precision
+    if workload.precision in engine.fp8_cache_with:
+        return "fp8"
+    return "fp32" if workload.precision == "fp32" else "bf16"
+
+
+def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
+    """Refuse by name what would otherwise be ignored."""
+    load, named = (
+        workload.load,
+        {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},
+    )
+    if load is not None and load.arrival == "offline" and named:
+        raise InputError(
+            "an offline load queues all requests at once (inference.load.num_prompts): leave "
+            "concurrency and request rate out",
+            field=f"inference.{min(named)}",
+        )
+    if load is not None and load.arrival == "offline" and workload.disaggregated is not None:
+        raise UnsupportedError(
+            "pools are modelled under a concurrency or a request rate; leave inference.load or "
+            "disaggregated out",
+            field="inference.load.arrival",
+        )
+    arrivals: dict[str, set[str] | None] = {
+        "offline": set(),
+        "closed": {"concurrency"},
+        "poisson": {"request_rate_per_second"},
+        "burst": None,
+    }
+    finite = load is not None and (
+        load.warmup is not None or (load.num_prompts is not None and load.arrival != "offline")
+    )
+    open_ended = load is not None and load.arrival in ("closed", "poisson") and not named
+    if load is not None and ((arrivals[load.arrival] != named and not open_ended) or finite):
+        raise UnsupportedError(
+            "inference.load is modelled as arrival closed with a concurrency, as arrival poisson "
+            "with a request rate, both in "
+            "the long run (leave num_prompts and warmup out), either of them also with neither, "
+            "for the highest load, and as "
+            "arrival offline",
+            field="inference.load",
+        )
+    for name in _TRAINING_ONLY:
+        if getattr(query.parallel, name) not in (None, 1, (1,), False, "none"):
+            raise InputError(
+                f"parallel.{name} belongs to training; leave it out", field=f"parallel.{name}"
+            )
+    if query.objective == "days":
+        raise InputError("objective days belongs to training", field="objective")
+    for name in ("max_days", "max_cost"):
+        if getattr(query.constraints, name) is not None:
+            raise InputError(
+                f"constraints.{name} belongs to training; leave it out", field=f"constraints.{name}"
+            )
+    if query.training is not None:
+        raise InputError("training describes another kind of query; leave it out", field="training")

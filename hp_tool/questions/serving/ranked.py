@@ -1,0 +1,231 @@
+"""A query's space of serving configurations, costed chunk by chunk, and rows of it as an answer
+shows them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import REASONS, explain
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain import bounds
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
+from hp_tool.questions.serving.estimates import (
+    OVERLOADED,
+    QUEUED,
+    estimate_row,
+    meets_targets,
+    queued,
+    worst_miss,
+)
+from hp_tool.questions.serving.highest import bearable_load, costed_rows
+from hp_tool.questions.serving.intervals import ratio_log_sd
+from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+from hp_tool.questions.training.ranking.rank import group_numbers
+from hp_tool.space.serving import serving_space
+
+NEAREST = 3
+CHUNK = 12_288
+"""Candidates costed at once: large enough for numpy, small enough for the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedSpace:
+    """Every legal candidate with what ranks it; arrays of shape (n,)."""
+
+    candidates: ServingCandidates
+    score: FloatArray
+    """Smaller is better."""
+    acceptable: BoolArray
+    """True where it fits and meets every target."""
+    tpot_s: FloatArray
+    output_tokens_per_second_per_gpu: FloatArray
+    loads: FloatArray | None
+    """The load of each, where the query leaves it open."""
+    rejections: dict[str, int]
+
+    def best(self, count: int) -> NDArray[np.intp]:
+        """Indices of the `count` best acceptable candidates, best first."""
+        rows = np.flatnonzero(self.acceptable)
+        chosen: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")][:count]
+        return chosen
+
+
+def cost_space(
+    *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
+) -> CostedSpace:
+    """Enumerate the legal candidates, under each `concurrency` or the problem's load, and cost them
+    chunk by chunk.
+    """
+    concurrency = concurrency or (problem.concurrency or 1,)
+    candidates, rejections = serving_space(
+        query=query.parallel, case=problem, concurrency=concurrency
+    )
+    n = len(candidates)
+    score, tpot, throughput = (np.empty(n) for _ in range(3))
+    loads = None if problem.unknown is None else np.empty(n)
+    fits, sustained, met, waits = (np.empty(n, dtype=bool) for _ in range(4))
+    for rows, costed, bearable in costed_chunks(candidates, problem=problem):
+        costs = costed.costs
+        fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costed)
+        waits[rows] = queued(costed)
+        score[rows] = _score(costs, query.objective, problem)
+        tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
+        if loads is not None and bearable is not None:
+            loads[rows] = bearable
+    reasons = {
+        MEMORY: ~fits,
+        OVERLOADED: fits & ~sustained,
+        "target_missed": fits & sustained & ~met,
+        QUEUED: fits & sustained & met & waits,
+    }
+    for code, turned_away in reasons.items():
+        if count := int(np.count_nonzero(turned_away)):
+            rejections[code] = count
+    return CostedSpace(
+        candidates=candidates,
+        score=score,
+        acceptable=fits & sustained & met & ~waits,
+        tpot_s=tpot,
+        output_tokens_per_second_per_gpu=throughput,
+        loads=loads,
+        rejections=rejections,
+    )
+
+
+def costed_chunks(
+    candidates: ServingCandidates, *, problem: ServingProblem
+) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
+    """Candidates chunk by chunk: which they are, their costs, and the load of each where the
+    problem leaves it open.
+    """
+    for first in range(0, len(candidates), CHUNK):
+        rows = slice(first, first + CHUNK)
+        chunk = candidates.take(rows)
+        bounds.check(done=len(chunk))
+        yield rows, *costed_rows(problem, chunk)
+
+
+def nearest_misses(
+    space: CostedSpace, *, problem: ServingProblem
+) -> tuple[ServingRecommendation, ...]:
+    """What comes nearest, with the load that it would bear."""
+    if not len(space.candidates):
+        return _illegal_for_all(problem) if "request_too_long" in space.rejections else ()
+    rows = nearest(space.candidates, problem=problem)
+    bearable = [
+        bearable_load(problem, space.candidates.take(slice(row, row + 1))) for row in rows.tolist()
+    ]
+    misses = recommendations(space, rows, problem=problem)
+    return tuple(
+        replace(row, estimate=replace(row.estimate, highest_load=load))
+        for row, load in zip(misses, bearable, strict=True)
+    )
+
+
+def _illegal_for_all(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
+    """Return one layout with the reason why none is legal, where that lies in the requests."""
+    config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
+    code = 1 << REASONS.index("request_too_long")
+    reasons = explain(
+        code,
+        model=problem.model,
+        num_gpus=problem.cluster.num_gpus,
+        config=config,
+        longest_request=problem.longest_request,
+    )
+    estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
+    return (
+        ServingRecommendation(rank=1, parallel=config, set=dict(problem.chosen), estimate=estimate),
+    )
+
+
+def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
+    """Indices of the NEAREST of candidates none of which is acceptable: those that miss targets
+    alone by the least factor, then those that are too slow for the rate, then those that want the
+    least memory.
+    """
+    kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
+    for rows, costed, _ in costed_chunks(candidates, problem=problem):
+        costs = costed.costs
+        kind[rows] = np.where(costs.fits, np.where(costs.sustained, 0.0, 1.0), 2.0)
+        wanted = (
+            costs.bytes.capacity - costs.bytes.kv_capacity,
+            1.0 / costs.output_tokens_per_second_per_gpu,
+        )
+        factor[rows] = np.where(
+            costs.fits, np.where(costs.sustained, worst_miss(costed), wanted[1]), wanted[0]
+        )
+    return np.lexsort((factor, kind))[:NEAREST]
+
+
+def grouped(
+    rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
+) -> tuple[ServingRecommendation, ...]:
+    """Ranked rows with their groups, by the figure that ranks them."""
+    figure = objective if objective in ("ttft", "tpot") else "throughput"
+    bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
+    by_latency = problem.request_rate_per_second is not None or (
+        problem.unknown is not None and problem.unknown.by_rate
+    )
+    name = (
+        f"{figure}_s"
+        if figure != "throughput"
+        else "request_latency_s"
+        if by_latency
+        else "output_tokens_per_second_per_gpu"
+    )
+
+    def alike(row: ServingRecommendation, first: ServingRecommendation) -> bool:
+        one, other = (getattr(each.estimate, name) for each in (row, first))
+        return bool(
+            one == other or (one > 0.0 and other > 0.0 and abs(math.log(one / other)) <= bound)
+        )
+
+    groups = group_numbers(rows, alike=alike)
+    return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
+
+
+def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:
+    """What to minimise; min_gpus and cost compare throughput on the same devices."""
+    if objective == "ttft":
+        return costs.ttft_s
+    if objective == "tpot":
+        return costs.tpot_s
+    if (
+        problem.request_rate_per_second is not None
+    ):  # the same throughput for all: the quickest answer is the better one
+        return costs.request_latency_s
+    return -costs.output_tokens_per_second_per_gpu
+
+
+def recommendations(
+    space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
+) -> tuple[ServingRecommendation, ...]:
+    """The chosen candidates in full, ranked in their order, each under its own load."""
+    ranking = []
+    for place, row in enumerate(rows.tolist()):
+        one = space.candidates.take(slice(row, row + 1))
+        costed = (
+            problem.costed(one)
+            if space.loads is None
+            else problem.costed_under(float(space.loads[row]), one)
+        )
+        ranking.append(row_of(place + 1, one, estimate_row(costed, 0), problem))
+    return tuple(ranking)
+
+
+def row_of(
+    rank: int, candidate: ServingCandidates, estimate: InferenceEstimate, problem: ServingProblem
+) -> ServingRecommendation:
+    return ServingRecommendation(
+        rank=rank, parallel=candidate.config(0), set=dict(problem.chosen), estimate=estimate
+    )

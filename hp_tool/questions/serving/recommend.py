@@ -1,0 +1,155 @@
+"""The best serving configurations: a query's space, ranked or cut down to its Pareto front."""
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from hp_tool.domain.inference import RATE, InferenceWorkload
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Ranking, SpaceSummary
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import InputError
+from hp_tool.questions.serving.fewest import cheapest_devices, fewest_devices
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving
+from hp_tool.questions.serving.ranked import cost_space, grouped, nearest_misses, recommendations
+from hp_tool.questions.serving.traced import fewest_played, played_best, played_space
+from hp_tool.space.pareto import undominated
+
+MAX_TOP = 1_000
+STEPS_PER_DOUBLING = 2
+"""Concurrencies of a front between one and twice itself: coarser than this the front shows
+corners.
+"""
+
+
+def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
+    """Rank every legal configuration that fits and meets the targets, best by the objective first.
+
+    objective: throughput_per_gpu (default), ttft or tpot on all devices of the cluster; min_gpus or
+    cost, which take cluster.num_gpus as the maximum and answer for the number of devices (whole
+    nodes, or equal shares of one) that is the smallest, or on which a token is cheapest. Under
+    min_gpus a list of request rates is answered for each rate, ascending.
+    """
+    if not 1 <= top <= MAX_TOP:
+        raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
+    start = time.perf_counter()
+    problem = resolve_serving(query)
+    workload = query.inference
+    rates = None if workload is None else workload.request_rate_per_second
+    if query.objective == "min_gpus" and workload is not None and isinstance(rates, tuple):
+        return _gpus_by_rate(query, workload, rates, start=start)
+    if problem.trace is not None:
+        return played_best(query, problem, top=top, start=start)
+    if query.objective == "min_gpus":
+        problem = fewest_devices(query=query, problem=problem)
+    elif query.objective == "cost":
+        problem = cheapest_devices(query=query, problem=problem)
+    space = cost_space(query=query, problem=problem)
+    best = space.best(top)
+    return Ranking(
+        recommendations=grouped(
+            recommendations(space, best, problem=problem),
+            problem=problem,
+            objective=query.objective,
+        ),
+        nearest_misses=() if len(best) else nearest_misses(space, problem=problem),
+        space=SpaceSummary(
+            legal=len(space.candidates),
+            feasible=int(np.count_nonzero(space.acceptable)),
+            seconds=time.perf_counter() - start,
+        ),
+        rejections=space.rejections,
+    )
+
+
+def _gpus_by_rate(
+    query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
+) -> Ranking[ServingRecommendation]:
+    """Return for each rate the best configuration on the fewest devices, or what comes nearest;
+    `set` holds rate and devices.
+
+    The space sums those of all rates, each on the devices of its answer.
+    """
+    rows: list[ServingRecommendation] = []
+    misses: list[ServingRecommendation] = []
+    rejections: Counter[str] = Counter()
+    legal = feasible = 0
+    for rate in sorted(set(rates)):
+        ranking = _at_rate(
+            replace(query, inference=replace(workload, request_rate_per_second=float(rate)))
+        )
+        legal, feasible = legal + ranking.space.legal, feasible + ranking.space.feasible
+        rejections.update(ranking.rejections)
+        for kept, first in ((rows, ranking.recommendations), (misses, ranking.nearest_misses)):
+            kept += [
+                replace(row, rank=len(kept) + 1, set={**row.set, RATE: float(rate)})
+                for row in first[:1]
+            ]
+    return Ranking(
+        recommendations=tuple(rows),
+        nearest_misses=tuple(misses),
+        space=SpaceSummary(legal=legal, feasible=feasible, seconds=time.perf_counter() - start),
+        rejections=dict(rejections),
+    )
+
+
+def _at_rate(query: Query) -> Ranking[ServingRecommendation]:
+    problem = resolve_serving(query)
+    if problem.trace is None:
+        return recommend(query=query, top=1)
+    problem, row = fewest_played(query=query, problem=problem)
+    if row is None:
+        return recommend(query=replace(query, objective=None), top=1)
+    space = played_space(query, problem)
+    feasible = row.estimate.feasible
+    return Ranking(
+        recommendations=(row,) if feasible else (),
+        nearest_misses=() if feasible else (row,),
+        space=SpaceSummary(legal=len(space.candidates), feasible=int(feasible), seconds=0.0),
+        rejections=space.rejections,
+    )
+
+
+def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
+    """Every (configuration, concurrency up to the query's) that fits, meets the targets, and that
+    no other beats in both tokens per second per user (1 / TPOT) and tokens per second per GPU;
+    fastest for the user first.
+
+    The estimate's provenance names the concurrency. Needs inference.concurrency, or an unknown one,
+    and an output of at least two tokens.
+    """
+    problem = resolve_serving(query)
+    most = _most_concurrency(query, problem)
+    if problem.output_length < 2:
+        raise InputError(
+            "a front needs an output of two tokens or more", field="inference.output_length"
+        )
+    steps = np.arange(int(np.log2(most) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
+    loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), most}))
+    known = replace(problem, unknown=None, concurrency=most)
+    space = cost_space(query=query, problem=known, concurrency=loads)
+    kept = np.flatnonzero(space.acceptable)
+    chosen = kept[undominated(space.tpot_s[kept], space.output_tokens_per_second_per_gpu[kept])]
+    rows = recommendations(
+        replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=known
+    )
+    loads = space.candidates.concurrency[chosen].tolist()
+    return tuple(
+        replace(row, set={**row.set, "inference.concurrency": load})
+        for row, load in zip(rows, loads, strict=True)
+    )
+
+
+def _most_concurrency(query: Query, problem: ServingProblem) -> int:
+    """The load that a front goes up to."""
+    if problem.concurrency is not None:
+        return problem.concurrency
+    if problem.unknown is None or problem.unknown.by_rate:
+        raise InputError(
+            "a front needs inference.concurrency, the most it may use",
+            field="inference.concurrency",
+        )
+    space = cost_space(query=query, problem=problem)
+    return 1 if space.loads is None else int(space.loads[space.acceptable].max(initial=1.0))

@@ -1,0 +1,187 @@
+"""A trace played event by event on one configuration: what single requests see, where the closed
+form knows means alone.
+
+Requests are dealt to the schedulers in turn, and one scheduler's share of the first of them stands
+for all.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.events import Served, serve
+from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.passes import pass_table
+from hp_tool.domain.measurement import Tail, Tails
+from hp_tool.domain.result import Reason
+from hp_tool.domain.serving import InferenceEstimate, ServingGoodput
+from hp_tool.domain.targets import share_of
+from hp_tool.questions.serving.estimates import (
+    asked_quantiles,
+    estimate_row,
+    missed_target,
+    request_bounds,
+)
+from hp_tool.questions.serving.intervals import intervals
+from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+
+MOST_PLAYED = 5_000
+"""Requests of one scheduler; a second or so of computing."""
+STEPS = 2_000
+"""Of a trace as a fluid."""
+
+
+def played(rows: CostedRows) -> InferenceEstimate:
+    """The estimate of one legal configuration under its problem's trace; without latencies where it
+    does not fit or keep up.
+    """
+    problem, trace = rows.problem, rows.problem.trace
+    assert trace is not None
+    untargeted = replace(rows, problem=replace(problem, targets=type(problem.targets)()))
+    estimate = estimate_row(untargeted, 0, spread=False)
+    if estimate.ttft_s is None:
+        return estimate
+    schedulers = int(rows.candidates.schedulers[0])
+    served = _serve(rows, schedulers=schedulers)
+    n, end_s = len(served.finish_s), float(served.finish_s.max())
+    several = served.output_tokens > 1
+    latency = served.finish_s - served.arrival_s
+    seen = {
+        "ttft_s": served.ttft_s,
+        "tpot_s": served.tpot_s[several] if several.any() else np.zeros(1),
+        "request_latency_s": latency,
+    }
+    means = {name: float(values.mean()) for name, values in seen.items()}
+    tokens_s = float(served.output_tokens.sum()) * schedulers / end_s
+    throughput, rate = tokens_s / problem.cluster.num_gpus, n * schedulers / end_s
+    concurrency = problem.concurrency or rate * means["request_latency_s"]
+    assert estimate.output_tokens_per_second_per_gpu is not None
+    dearer = estimate.output_tokens_per_second_per_gpu / throughput
+    output, prices = estimate.cost_per_million_output_tokens, estimate.cost_per_million_tokens
+    reasons = _missed(problem, seen, means)
+    first_s = means["ttft_s"]
+    return replace(
+        estimate,
+        feasible=not reasons,
+        reasons=reasons,
+        ttft_s=first_s,
+        tpot_s=means["tpot_s"],
+        request_latency_s=means["request_latency_s"],
+        parts_s={"first_token": first_s, "decode": means["request_latency_s"] - first_s},
+        output_tokens_per_second_per_gpu=throughput,
+        output_tokens_per_second_per_user=1.0 / means["tpot_s"] if means["tpot_s"] > 0.0 else None,
+        request_rate_per_second=rate,
+        concurrency=concurrency,
+        users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
+        running_requests=min(estimate.running_requests or concurrency, concurrency),
+        preemptions_per_request=served.preemptions / n,
+        cost_per_million_output_tokens=None if output is None else output * dearer,
+        cost_per_million_tokens=prices
+        and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
+        tails=Tails(**{name: _tail(values, problem) for name, values in seen.items()}),
+        goodput=_goodput(problem, served, latency, rate=rate),
+        intervals=intervals(first_s, means["tpot_s"], throughput, problem),
+        provenance=estimate.provenance | {"load": _words(problem, n * schedulers)},
+    )
+
+
+def _tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
+    others = (
+        (name, float(np.quantile(seconds, share_of(name))))
+        for name in asked_quantiles(problem.targets)
+    )
+    return replace(Tail.of(seconds.tolist()), others=tuple(others))
+
+
+def flow_latencies(
+    problem: ServingProblem, candidates: ServingCandidates
+) -> tuple[FloatArray, FloatArray]:
+    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the
+    mean lengths; shape (n,).
+    """
+    arrival = arrivals_s(problem)
+    assert arrival is not None
+    counts, edges = np.histogram(arrival, bins=STEPS)
+    latencies = flow(
+        case=problem,
+        candidates=candidates,
+        arrivals=counts.astype(np.float64),
+        step_s=float(edges[1] - edges[0]),
+    )
+    return latencies.ttft_s, latencies.tpot_s
+
+
+def arrivals_s(problem: ServingProblem) -> FloatArray | None:
+    """When the trace's requests come, at the problem's rate; None: as many at a time as its
+    concurrency.
+    """
+    trace, rate = problem.trace, problem.request_rate_per_second
+    assert trace is not None
+    if problem.concurrency is not None or rate is None:
+        return None
+    if trace.arrival_s is None:
+        return np.cumsum(np.random.default_rng(0).exponential(1.0 / rate, len(trace.input_tokens)))
+    return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
+
+
+def _serve(rows: CostedRows, *, schedulers: int) -> Served:
+    """The trace on one of so many schedulers."""
+    problem, trace = rows.problem, rows.problem.trace
+    assert trace is not None
+    n, arrival = len(trace.input_tokens), arrivals_s(problem)
+    mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
+    return serve(
+        table=pass_table(case=problem, candidates=rows.candidates),
+        input_tokens=trace.input_tokens[mine],
+        output_tokens=trace.output_tokens[mine],
+        arrival_s=None if arrival is None else arrival[mine],
+        concurrency=None
+        if problem.concurrency is None
+        else max(round(problem.concurrency / schedulers), 1),
+        think_s=problem.think_time_s,
+        cached_tokens=trace.prefix_tokens[mine],
+    )
+
+
+def _missed(
+    problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
+) -> tuple[Reason, ...]:
+    """A reason for each target that the requests miss."""
+    reasons: list[Reason] = []
+    for name, latency, quantile, limit in problem.targets.limits():
+        value = (
+            means[latency]
+            if quantile is None
+            else float(np.quantile(seen[latency], share_of(quantile)))
+        )
+        reasons += missed_target(name, value=value, limit=limit)
+    return tuple(reasons)
+
+
+def _goodput(
+    problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float
+) -> ServingGoodput | None:
+    seen = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "request_latency_s": latency}
+    if not (bounds := request_bounds(problem.targets)):
+        return None
+    kept = np.all([seen[name] <= bound for name, bound in bounds.items()], axis=0)
+    share = float(kept.mean())
+    return ServingGoodput(
+        fraction=share, requests_per_second_per_gpu=share * rate / problem.cluster.num_gpus
+    )
+
+
+def _words(problem: ServingProblem, requests: int) -> str:
+    trace = problem.trace
+    assert trace is not None
+    how = f"{problem.request_rate_per_second or 0.0:.4g} requests a second"
+    if problem.concurrency is not None:
+        how = f"{problem.concurrency} requests in flight"
+    shown = min(requests, len(trace.input_tokens))
+    return (
+        f"trace {trace.name}, {how}, {shown:,} of {len(trace.input_tokens):,} requests played "
+        "event by event"
+    )

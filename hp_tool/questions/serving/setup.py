@@ -1,0 +1,82 @@
+"""A serving configuration as other tools' files need it."""
+
+import dataclasses
+import math
+
+from hp_tool.catalog.efficiency import engine_efficiency
+from hp_tool.catalog.models import stored_checkpoint
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.inference import InferenceWorkload
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import PoolConfig, ServingConfig
+from hp_tool.formats.setup import ServingSetup
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.serving.disaggregated import pool_config, pools_problem
+from hp_tool.questions.serving.problem import ServingProblem, resolve_serving, served_workload
+
+
+def serving_setup(configuration: Configuration) -> ServingSetup:
+    """Return the case of one serving configuration."""
+    query, config = configuration.query, configuration.parallel
+    problem, workload = resolve_serving(query), served_workload(query)
+    assert isinstance(config, ServingConfig)  # checked with the query
+    return _setup(query, problem, problem.cluster, workload, config)
+
+
+def pool_setups(
+    query: Query, *, prefill: PoolConfig, decode: PoolConfig
+) -> tuple[ServingSetup, ServingSetup]:
+    """Return the cases of a query's pools, each on its own devices."""
+    problem, sides = pools_problem(query)
+    workload = dataclasses.replace(served_workload(query), disaggregated=None)
+    first, second = (
+        _setup(
+            query,
+            problem,
+            _devices(side, pool),
+            workload,
+            pool_config(pool, problem, query.parallel),
+        )
+        for side, pool in zip(sides, (prefill, decode), strict=True)
+    )
+    return first, second
+
+
+def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
+    """A cluster's part that a pool takes."""
+    used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
+    return dataclasses.replace(side, num_gpus=used)
+
+
+def _setup(
+    query: Query,
+    problem: ServingProblem,
+    cluster: ClusterSpec,
+    workload: InferenceWorkload,
+    config: ServingConfig,
+) -> ServingSetup:
+    stored = stored_checkpoint(query.model, precision=str(workload.precision))
+    usual = engine_efficiency(
+        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
+    )
+    return ServingSetup(
+        model=problem.model,
+        model_path=None if stored is None else stored.path,
+        stored_precision=None if stored is None else stored.precision,
+        cluster=cluster,
+        workload=workload,
+        longest=_longest(problem),
+        parallel=config,
+        memory_fraction=problem.engine.memory_fraction,
+        leaves_headroom=workload.memory_fraction is None
+        and problem.engine.memory_fraction < usual.memory_fraction,
+    )
+
+
+def _longest(problem: ServingProblem) -> int:
+    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole
+    thousands; at most what the model knows positions for.
+    """
+    whole = problem.longest_request
+    roomy = math.ceil(1.1 * whole / 1024) * 1024
+    return min(roomy, problem.model.max_position_embeddings or roomy)

@@ -1,0 +1,259 @@
+"""The best serving configurations under a trace: screened by means and a fluid, then played request
+by request.
+
+The highest load is sought near what means say. A configuration that does not bear more than the
+best before it is sought no further, and left out.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain import bounds
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Ranking, SpaceSummary
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
+from hp_tool.questions.serving.fewest import cheapest_devices
+from hp_tool.questions.serving.highest import highest_loads, load_grid, most_loads
+from hp_tool.questions.serving.problem import ServingProblem
+from hp_tool.questions.serving.ranked import (
+    NEAREST,
+    CostedSpace,
+    cost_space,
+    grouped,
+    nearest,
+    row_of,
+)
+from hp_tool.questions.serving.replay import flow_latencies, played
+
+SCREENED, PLAYED = 200, 10
+"""Configurations that a trace's arrivals flow through, and those of them that its requests are
+played on.
+"""
+
+
+def played_best(
+    query: Query, problem: ServingProblem, *, top: int, start: float
+) -> Ranking[ServingRecommendation]:
+    """Rank the PLAYED best, by a fluid of the trace's arrivals, of the SCREENED best by means: by
+    what its requests see.
+
+    Where the load is open, the PLAYED best by means, of which those stay that bore more than any
+    before them. Under objective min_gpus on the fewest devices on which one of the PLAYED is
+    acceptable. Under objective cost likewise for a rate, else on the number of devices that is
+    cheapest by means.
+    """
+    arrive = problem.request_rate_per_second is not None
+    if query.objective == "cost" and not arrive:
+        problem = cheapest_devices(query=query, problem=problem)
+    elif query.objective == "min_gpus" or (query.objective == "cost" and arrive):
+        problem, _ = fewest_played(query=query, problem=problem)
+    space = played_space(query, problem)
+    rows = _screened(space, problem)[:PLAYED]
+    if not len(rows):
+        rows = nearest(space.candidates, problem=problem)
+    chosen = [_one(space, row) for row in rows]
+    if space.loads is None:
+        ranking = [row_of(0, one, played(problem.costed(one)), problem) for one in chosen]
+    else:
+        ranking = list(_bearing_more(problem, chosen, near=space.loads[rows]))
+    ranking.sort(
+        key=lambda row: _played_score(
+            row.estimate, query.objective, by_load=problem.unknown is not None
+        )
+    )
+    kept = [row for row in ranking if row.estimate.feasible]
+    missed = [row for row in ranking if not row.estimate.feasible]
+    if late := sum(row.estimate.ttft_s is not None for row in missed):
+        space.rejections["target_missed"] = late
+    ranked, misses = (
+        [replace(row, rank=place + 1) for place, row in enumerate(each)] for each in (kept, missed)
+    )
+    return Ranking(
+        recommendations=grouped(ranked[:top], problem=problem, objective=query.objective),
+        nearest_misses=() if ranked else tuple(misses[:NEAREST]),
+        space=SpaceSummary(
+            legal=len(space.candidates), feasible=len(ranked), seconds=time.perf_counter() - start
+        ),
+        rejections=space.rejections,
+    )
+
+
+def played_estimate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
+    """One configuration's estimate under the trace, at the problem's load or the highest that it
+    bears.
+    """
+    loads = highest_loads(problem, candidate)
+    return (
+        played(problem.costed(candidate))
+        if loads is None
+        else _highest_played(problem, candidate, near=float(loads[0]))[1]
+    )
+
+
+def _bearing_more(
+    problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
+) -> Iterator[ServingRecommendation]:
+    """Rows of those that bear more than any before them, and the first in any case, each at its
+    highest load.
+    """
+    best = -math.inf
+    for one, means in zip(chosen, near.tolist(), strict=True):
+        load, estimate = _highest_played(problem, one, near=means, above=best)
+        if estimate.feasible or best == -math.inf:
+            yield row_of(0, one, estimate, problem)
+        best = max(best, load if estimate.feasible else 0.0)
+
+
+def fewest_played(
+    *, query: Query, problem: ServingProblem
+) -> tuple[ServingProblem, ServingRecommendation | None]:
+    """Return the problem on the fewest of the cluster's legal numbers of devices on which one of
+    the PLAYED is acceptable, with the first that is; as it is, with the quickest that misses, where
+    nothing is. An open load is the lowest.
+    """
+    counts = problem.cluster.legal_counts()
+
+    @functools.cache
+    def rows(place: int) -> list[ServingRecommendation]:
+        """The first acceptable one alone, or all."""
+        tried = []
+        for row in _tried(query, problem.with_num_gpus(int(counts[place]))):
+            if row.estimate.feasible:
+                return [row]
+            tried.append(row)
+        return tried
+
+    def misses(place: int) -> bool:
+        return not any(row.estimate.feasible for row in rows(place))
+
+    last = len(counts) - 1
+    fewest = min(_last(misses, -1, last) + 1, last)
+    quickest = sorted(
+        rows(fewest), key=lambda row: _played_score(row.estimate, None, by_load=False)
+    )
+    return problem.with_num_gpus(int(counts[fewest])), next(iter(quickest), None)
+
+
+def _tried(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
+    """Each of the PLAYED on these devices, the best first."""
+    space = played_space(query, problem)
+    for one in (_one(space, row) for row in _screened(space, problem)[:PLAYED]):
+        rows = (
+            problem.costed(one)
+            if problem.unknown is None
+            else problem.costed_under(_loads(problem, one)[1](0), one)
+        )
+        bounds.check()
+        yield row_of(1, one, played(rows), problem)
+
+
+def played_space(query: Query, problem: ServingProblem) -> CostedSpace:
+    """The query's space by means: requests alone tell whether they meet targets, but means order
+    loads that these bound.
+    """
+    return cost_space(
+        query=query,
+        problem=problem if problem.unknown is not None else replace(problem, targets=Targets()),
+    )
+
+
+def _one(space: CostedSpace, row: int) -> ServingCandidates:
+    return space.candidates.take(slice(row, row + 1))
+
+
+def _screened(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
+    """The SCREENED best by means, in the order of a fluid of the trace's arrivals where the load is
+    given.
+    """
+    rows = space.best(SCREENED)
+    if problem.concurrency is None and problem.unknown is None and len(rows) > PLAYED:
+        ttft, tpot = flow_latencies(problem, space.candidates.take(rows))
+        rows = rows[np.argsort(ttft + (problem.output_length - 1) * tpot, kind="stable")]
+    return rows
+
+
+def _highest_played(
+    problem: ServingProblem, candidate: ServingCandidates, *, near: float, above: float = -math.inf
+) -> tuple[float, InferenceEstimate]:
+    """The highest of the problem's open loads at which one configuration is acceptable, sought
+    `near` one, and its estimate there; where it bears none `above` a load, infeasible at the lowest
+    above it.
+    """
+    count, load = _loads(problem, candidate)
+
+    @functools.cache
+    def estimate(place: int) -> InferenceEstimate:
+        bounds.check()
+        return played(problem.costed_under(load(place), candidate))
+
+    lowest = _last(lambda place: load(place) <= above, -1, count - 1) + 1
+    if lowest >= count or not estimate(lowest).feasible:
+        return load(min(lowest, count - 1)), replace(
+            estimate(min(lowest, count - 1)), feasible=False
+        )
+    guess = _last(lambda place: load(place) <= near, lowest, count - 1)
+    place = _near(lambda place: estimate(place).feasible, guess, low=lowest, high=count - 1)
+    return load(place), estimate(place)
+
+
+def _near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
+    """The last whole number from low to high for which something that stays false holds, sought
+    from a guess; `low` is not asked.
+    """
+    step = 1
+    if guess == low or holds(guess):
+        low = guess
+        while low + step <= high and holds(low + step):
+            low, step = low + step, 2 * step
+        return _last(holds, low, min(low + step - 1, high))
+    high = guess - 1
+    while high > low and not holds(high):
+        high, step = max(high - step, low), 2 * step
+    return (
+        _last(holds, high, min(high + step // 2, guess - 1))
+        if high > low
+        else _last(holds, low, min(low + step, guess - 1))
+    )
+
+
+def _loads(
+    problem: ServingProblem, candidate: ServingCandidates
+) -> tuple[int, Callable[[int], float]]:
+    """How many open loads there are for one configuration, up to what it carries by means, and the
+    k-th of them.
+    """
+    assert problem.unknown is not None
+    most = most_loads(problem, candidate, by_rate=problem.unknown.by_rate)
+    top = most if problem.unknown.highest is None else np.array([problem.unknown.highest])
+    count, load = load_grid(problem.unknown, top=top)
+    return int(count[0]), lambda place: float(load(np.array([place]))[0])
+
+
+def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last whole number from low to high for which something that stays false holds; `low` is
+    not asked.
+    """
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _played_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
+    """What to minimise, as of means: latency, or under a load of its own the throughput."""
+    if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
+        return math.inf
+    if by_load and objective not in ("ttft", "tpot"):
+        return -(estimate.output_tokens_per_second_per_gpu or 0.0)
+    return {"ttft": estimate.ttft_s, "tpot": estimate.tpot_s}.get(
+        objective or "", estimate.request_latency_s
+    )

@@ -1,0 +1,187 @@
+"""The fields of a query that people see, as they say of themselves where they are declared
+(`domain.fields.Shown`): for the form of a new search, the explorer, the table of fields in the
+documentation and `hp-tool fields`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from hp_tool.domain.query import Kind, Query
+from hp_tool.questions import schema
+from hp_tool.questions.schema import branches, declarations
+
+Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes", "trainers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field that is shown."""
+
+    name: str
+    """Its dotted path in a query, which errors name too."""
+    label: str
+    suggested: Suggested | None = None
+    """Kind of names to suggest."""
+    placeholder: str = ""
+    """An example, or what holds while it is left out."""
+    left_out: str = ""
+    """What holds while it is left out; empty where it must be given, or nothing does."""
+    options: tuple[str, ...] = ()
+    """All its values, if the schema lists them."""
+    minimum: float | None = None
+    maximum: float | None = None
+    step: str = "any"
+    """1 for a whole number."""
+    several: bool = False
+    """It takes several allowed values, separated by commas."""
+    text: bool = False
+    """It is text even if it looks like a number."""
+    help: str = ""
+    hint: str = ""
+    """Shown beneath it."""
+    default: str = ""
+
+    @property
+    def unset(self) -> str:
+        """What it says while it is left out."""
+        return self.placeholder or self.default or "any"
+
+    @property
+    def takes(self) -> str:
+        """What it may be, in words."""
+        if self.options:
+            return ", ".join(self.options)
+        if self.maximum is None:
+            return "a name" if self.suggested else "text"
+        return (
+            f"{'a whole number' if self.step == '1' else 'a number'} from {self.minimum:,.10g} "
+            f"to {self.maximum:,.10g}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled group of fields."""
+
+    title: str
+    fields: tuple[Field, ...]
+    folded: bool = False
+    """Collapsed, because most queries do without it."""
+
+
+RECIPE = "training.recipe"
+RECOMPUTE = "parallel.recompute"
+BASELINE = "search.baseline."
+MAX_DEPTH = 3
+"""Levels of a query's mappings below which no field is shown."""
+UNFOLDED = ("Model", "Cluster", "Training", "Serving", "Goal")
+"""Sections that most queries fill; those after them are collapsed."""
+SECTIONS = (
+    *UNFOLDED,
+    *(
+        "Parallelism",
+        "Precision and kernels",
+        "Experts",
+        "Pools for prefill and decoding",
+        "Fine-tuning",
+        "NVLink",
+    ),
+    *("What you run today, to compare with", "Profile runs"),
+)
+"""The sections' order; fields that name another one follow."""
+OTHER_KIND: dict[Kind, tuple[str, ...]] = {
+    "training": ("inference", "targets"),
+    "inference": ("training",),
+}
+SUGGESTED: dict[str, Suggested] = {
+    "model": "models",
+    "cluster.gpu": "gpus",
+    "cluster": "clusters",
+    "training.framework": "frameworks",
+    RECIPE: "recipes",
+    "trainer": "trainers",
+}
+HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
+"""Further words beneath a field."""
+
+
+@cache
+def sections(kind: Kind) -> tuple[Section, ...]:
+    """Sections of the form for a kind of query, from what its fields say of themselves."""
+    titled: dict[str, list[Field]] = {title: [] for title in SECTIONS}
+    for path, declared in _shown(kind):
+        title = SECTIONS[-2] if path.startswith(BASELINE) else declared["x-section"]
+        titled.setdefault(title, []).append(_field(path, declared))
+    return tuple(
+        Section(title=title, fields=tuple(known), folded=title not in UNFOLDED)
+        for title, known in titled.items()
+        if known
+    )
+
+
+def _shown(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Paths of the fields that are shown, with their declarations; the parts of a mapping come
+    before itself.
+    """
+    query = schema.described(Query)
+
+    def below(node: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        for option in branches(query, node) if depth < MAX_DEPTH else ():
+            for name, declared in option.get("properties", {}).items():
+                if depth == 0 and name in OTHER_KIND[kind]:
+                    continue
+                yield from below(declared, f"{path}{name}.", depth + 1)
+                if (
+                    "x-section" in declared
+                    and declared.get("x-kind", kind) == kind
+                    and f"{path}{name}." != BASELINE
+                ):
+                    yield f"{path}{name}", declared
+
+    (root,) = declarations(query, ())
+    return below(root, "", 0)
+
+
+@cache
+def fields(kind: Kind) -> dict[str, Field]:
+    """Fields of the form by path."""
+    return {field.name: field for section in sections(kind) for field in section.fields}
+
+
+def _field(path: str, declared: dict[str, Any]) -> Field:
+    kinds = branches(schema.described(Query), declared)
+    number = next((each for each in kinds if "maximum" in each), {})
+    options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
+    if not options and any(each.get("type") == "boolean" for each in kinds):
+        options = ("true", "false")
+    one = (
+        "oneOf" in declared
+    )  # a list of it is for rankings alone: a search runs one training on one cluster
+
+    def listed(kind: dict[str, Any]) -> bool:
+        return one and kind.get("type") == "array"
+
+    value = declared.get("default")
+    default = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return Field(
+        name=path,
+        label=f"Baseline: {declared['title']}" if path.startswith(BASELINE) else declared["title"],
+        suggested=SUGGESTED.get(path),
+        placeholder=""
+        if path.startswith(BASELINE)
+        else declared.get("x-example") or declared.get("x-unset", ""),
+        left_out=declared.get("x-unset") or default,
+        options=options,
+        minimum=number.get("minimum"),
+        maximum=number.get("maximum"),
+        step="1" if number.get("type") == "integer" else "any",
+        several=not one and any(each.get("type") == "array" for each in kinds),
+        text=all(
+            each.get("type") in ("string", "null", "object") or listed(each) for each in kinds
+        ),
+        help=str(declared.get("description", "")),
+        hint=HINTS.get(path, ""),
+        default=default,
+    )

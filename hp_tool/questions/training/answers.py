@@ -1,0 +1,106 @@
+"""The answers to a training query, as doors ask for them (`hp_tool.questions.problem.Problem`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
+from hp_tool.domain.beside import Beside
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation
+from hp_tool.errors import UnsupportedError
+from hp_tool.questions.configuration import Configuration
+from hp_tool.questions.training.calibrated import Calibrations, with_unused
+from hp_tool.questions.training.evaluate import ResolvedConfiguration, resolve_configuration
+from hp_tool.questions.training.narrowest import with_narrowest
+from hp_tool.questions.training.problem import resolve_training
+from hp_tool.questions.training.ranking.recommend import pareto_front, recommend
+from hp_tool.questions.training.sensitivity import sensitivity as sensitivity_of
+from hp_tool.questions.training.with_recipe import with_recipe_figure
+
+if TYPE_CHECKING:
+    from hp_tool.formats.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training query with its answers."""
+
+    query: Query
+    resolved: ResolvedConfiguration | None = None
+    """Its one configuration, if that was resolved or costed earlier."""
+
+    @cached_property
+    def configuration(self) -> ResolvedConfiguration:
+        return self.resolved or resolve_configuration(self.query)
+
+    def estimate(
+        self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
+    ) -> tuple[Estimate, Estimate | None]:
+        """With fixes also what would narrow the step time's interval, and what today's recipe would
+        give; the provenance says why nothing corrects it.
+        """
+        problem = self.configuration.problem
+        estimate = self.configuration.estimate(with_fixes=with_fixes)
+        if with_fixes:
+            estimate = with_narrowest(estimate, query=self.query, problem=problem)
+            estimate = with_recipe_figure(estimate, query=self.query, problem=problem)
+        calibrated = self.configuration.calibrated_estimate(calibrations)
+        if calibrated is None and calibrations is not None:
+            estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
+        return estimate, calibrated
+
+    def rank(
+        self, *, top: int, calibrations: Calibrations | None = None
+    ) -> Ranking[Recommendation]:
+        return recommend(query=self.query, top=top, calibrations=calibrations)
+
+    def answer(
+        self,
+        *,
+        top: int,
+        pareto: Front | None = None,
+        sensitivity: bool = False,
+        calibrations: Calibrations | None = None,
+    ) -> tuple[Ranking[Recommendation], Beside]:
+        if pareto == "throughput":
+            raise UnsupportedError(
+                "a front of throughput belongs to inference queries; ask for memory or gpus",
+                field="pareto",
+            )
+        ranking = self.rank(top=top, calibrations=calibrations)
+        shown = tuple(map(self._explained, ranking.recommendations))
+        front = (
+            None
+            if pareto is None
+            else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
+        )
+        depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
+        return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
+
+    def _explained(self, row: Recommendation) -> Recommendation:
+        one = Configuration.of(row, query=self.query).query
+        estimate = with_narrowest(row.estimate, query=one)
+        return replace(
+            row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate
+        )
+
+    def ratio_log_sd(self, one: Estimate, other: Estimate, *, alike: bool) -> float:
+        problem = self.configuration.problem
+        if not alike:
+            return math.sqrt(2.0) * step_log_sd(case=problem)
+        unchecked = [
+            set(map(str, cast(list[object], each.provenance.get("unchecked", []))))
+            for each in (one, other)
+        ]
+        return float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
+
+    def setup(self, configuration: Configuration) -> TrainingSetup:
+        from hp_tool.questions.training.setup import training_setup
+
+        assert isinstance(configuration.parallel, ParallelConfig)  # the query trains
+        return training_setup(resolve_training(configuration.query), configuration.parallel)

@@ -1,0 +1,190 @@
+"""Single changes of a configuration that was measured part by part, and the seconds that each would
+win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.domain.fields import ChosenValues
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import HpToolError
+from hp_tool.questions import schema
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.questions.training.fixes import legal_neighbours
+from hp_tool.wording.words import change_in_words
+
+OVERLAPPED = {
+    "tensor_parallel": "tensor_parallel",
+    "context_parallel": "context_parallel",
+    "expert_parallel": "expert_parallel",
+    "pipeline_parallel": "pipeline_p2p",
+    "data_parallel": "data_parallel",
+}
+"""Fields of training.overlap, and the part of a step that each hides."""
+LEAST_WIN = 0.01
+"""Share of the measured step below which a change is not worth a word."""
+WIDEST = 4.0
+"""Times that a measured part may count over its prediction: one further off is another fault, which
+a change may not mend.
+"""
+OWN_SHARE = 0.5
+"""Share of a change's seconds that must come from the part that it is named for."""
+LEAST_PART = 0.01
+"""Share of the predicted step below which a part's ratio of measured to predicted says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change, and what it wins."""
+
+    change: str
+    """In words."""
+    part: str
+    """Where most of the seconds come from, of TIME_PARTS."""
+    parallel: ParallelConfig
+    """All of the changed configuration: valid input."""
+    set: ChosenValues = field(default_factory=dict)
+    """Values that the query must have beside `parallel`, by path."""
+    seconds: float
+    """Less of a step."""
+    seconds_interval: tuple[float, float]
+    """90 % interval: how far the ratio of two predictions scatters about that of two measured
+    steps.
+    """
+
+
+def changes(
+    query: Query, *, estimate: Estimate, measured_s: Mapping[str, float]
+) -> tuple[Change, ...]:
+    """Return changes that win at least LEAST_WIN of the step, by seconds: one of an axis for each
+    part, and overlaps.
+
+    A part that took k times its prediction is taken to take k times its prediction after the change
+    too: win = sum over parts of k (predicted - predicted after the change). `measured_s` by
+    TIME_PARTS.
+    """
+    if estimate.time is None or estimate.parallel is None:
+        return ()
+    every = [*_switches(query, estimate, measured_s), *_axes(query, estimate, measured_s)]
+    least = LEAST_WIN * sum(measured_s.values())
+    return tuple(
+        sorted(
+            (each for each in every if each.seconds >= least), key=lambda change: -change.seconds
+        )
+    )
+
+
+def _ratios(predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> dict[str, float]:
+    """k by part; overheads may be anything's, so that no more of them is won than is predicted."""
+    least = LEAST_PART * sum(predicted_s.values())
+    ratios = {}
+    for part, seconds in predicted_s.items():
+        most = 1.0 if part == "overhead" else WIDEST
+        ratios[part] = min(measured_s.get(part, 0.0) / seconds, most) if seconds > least else 1.0
+    return ratios
+
+
+def _axes(query: Query, estimate: Estimate, measured_s: Mapping[str, float]) -> Iterator[Change]:
+    """The acceptable neighbours, one axis away, that win most by each part."""
+    assert estimate.time is not None and estimate.parallel is not None
+    problem = resolve_configuration(query).problem
+    near = legal_neighbours(query, problem, estimate, changes=1)
+    if near is None:
+        return
+    predicted_s, rows = estimate.time.parts_s, np.flatnonzero(near.acceptable)
+    ratios = _ratios(predicted_s, measured_s)
+    wins = {
+        part: ratios[part] * (seconds - near.costs.parts[part][rows])
+        for part, seconds in predicted_s.items()
+    }
+    won = np.sum(list(wins.values()), axis=0)
+    best = (
+        {part: int(np.argmax(np.minimum(own, won))) for part, own in wins.items()}
+        if len(rows)
+        else {}
+    )
+    for part, place in best.items():
+        if won[place] <= 0.0 or wins[part][place] < OWN_SHARE * won[place]:
+            continue
+        row = int(rows[place])
+        after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
+        assert after.parallel is not None
+        gpus = (problem.cluster.num_gpus, problem.cluster.num_gpus)
+        seconds = float(won[place])
+        yield Change(
+            change=change_in_words(near.base, after.parallel, gpus=gpus),
+            part=part,
+            parallel=problem.named(after.parallel),
+            seconds=seconds,
+            seconds_interval=_interval(
+                seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
+            ),
+        )
+
+
+def _switches(
+    query: Query, estimate: Estimate, measured_s: Mapping[str, float]
+) -> Iterator[Change]:
+    """Overlaps that the measured part looks to be without, though it could have them: what is
+    measured is nearer to the prediction without.
+    """
+    assert estimate.parallel is not None and query.training is not None
+    known = query.training.overlap or OverlapSpec()
+    for name, part in OVERLAPPED.items():
+        with_it, without = (
+            _part_s(query, replace(known, **{name: value}), part) for value in (True, False)
+        )
+        measured = measured_s.get(part, 0.0)
+        if (
+            with_it is None
+            or without is None
+            or not without > max(with_it, 1e-12)
+            or measured <= 0.0
+        ):
+            continue
+        if abs(math.log(measured / without)) > abs(
+            math.log(measured / max(with_it, 1e-3 * without))
+        ):
+            continue
+        seconds = measured * (1.0 - with_it / without)
+        problem = resolve_configuration(query).problem
+        yield Change(
+            change=f"overlap.{name} on",
+            part=part,
+            parallel=estimate.parallel,
+            set={"training.overlap": schema.to_dict(replace(known, **{name: True}))},
+            seconds=seconds,
+            seconds_interval=_interval(
+                seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))
+            ),
+        )
+
+
+def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
+    """A part's seconds with an overlap; None where it cannot be had."""
+    assert query.training is not None
+    try:
+        changed = resolve_configuration(
+            replace(query, training=replace(query.training, overlap=overlap))
+        )
+        estimate = changed.estimate(with_fixes=False)
+    except HpToolError:
+        return None
+    return None if estimate.time is None else estimate.time.parts_s[part]
+
+
+def _interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
+    """The win if the step after it is off by the ratio's scatter either way."""
+    after = max(step_s - seconds, 0.0)
+    wide = math.exp(NORMAL_QUANTILE * log_sd)
+    return step_s - after * wide, step_s - after / wide

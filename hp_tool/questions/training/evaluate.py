@@ -1,0 +1,193 @@
+"""The one configuration that a query describes: resolved, checked, estimated, and corrected by what
+was measured.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hp_tool.cost.breakdown import estimate_alone
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.legality import legality
+from hp_tool.cost.legality_reasons import explain
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, OF_THE_QUERY, ParallelConfig, ParallelQuery
+from hp_tool.domain.pipeline_layout import parse_layout
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Reason
+from hp_tool.errors import InputError
+from hp_tool.questions.training.calibrated import Calibrations
+from hp_tool.questions.training.fixes import fixes
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.recipes import PARALLEL_KNOBS
+from hp_tool.space import scheduled_chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRow:
+    """A configuration's row among candidates of its problem that were costed together."""
+
+    index: int
+    candidates: Candidates
+    costs: TrainingCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfiguration:
+    """A query's one configuration, with all that its estimates are computed from."""
+
+    query: Query
+    problem: TrainingProblem
+    config: ParallelConfig
+    candidate: Candidates
+    """Alone, as plain numbers."""
+    reasons: tuple[Reason, ...]
+    """Why it is illegal and has no costs; empty if it is legal."""
+    row: CostedRow | None = None
+    """Costs computed earlier together with other configurations; None computes them now."""
+
+    def estimate(self, *, with_fixes: bool = True) -> Estimate:
+        """The cost model's estimate; an infeasible one with its fixes, which cost a few hundred
+        estimates of neighbours.
+        """
+        if self.reasons:
+            estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
+        else:
+            costs = (
+                self.problem.costs(self.candidate)
+                if self.row is None
+                else self.row.costs.row(self.row.index)
+            )
+            if self.problem.lengths is not None:
+                costs = self.problem.scheduled(costs, self.candidate)
+            estimate = estimate_alone(
+                case=self.problem, costs=costs, candidate=self.candidate, config=self.config
+            )
+            estimate = self.problem.with_missed_targets(estimate)
+        if estimate.feasible or not with_fixes:
+            return estimate
+        return replace(
+            estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate)
+        )
+
+    def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:
+        """The estimate corrected by measurements of its cluster; None without any, and for an
+        illegal configuration.
+        """
+        predictor = None if self.reasons or calibrations is None else calibrations(self.problem)
+        if predictor is None:
+            return None
+        row = self.row
+        if row is None:
+            one = Candidates.from_configs([self.config])
+            row = CostedRow(index=0, candidates=one, costs=self.problem.costs(one))
+        estimate = predictor.estimate(
+            row.index, costs=row.costs, candidates=row.candidates, problem=self.problem
+        )
+        return replace(estimate, parallel=self.config)
+
+    def problem_key(self) -> Hashable:
+        """Equal for queries whose configurations are candidates of one problem. Raises TypeError if
+        the query describes a model or a device by a mapping, which has no hash.
+        """
+        query = self.query
+        strategy = tuple(getattr(query.parallel, name) for name in OF_THE_FRAMEWORK)
+        key = (query.model, query.cluster, query.training, query.constraints, strategy)
+        hash(key)
+        return key
+
+
+def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
+    """Predict the one configuration that `query.parallel` describes; axes left out are 1, recompute
+    none, zero_stage 1.
+
+    A configuration that is illegal, too large or too slow is no error but an Estimate with
+    feasible=False, its reasons and its fixes.
+    """
+    return resolve_configuration(query).estimate(with_fixes=with_fixes)
+
+
+def resolve_configuration(query: Query) -> ResolvedConfiguration:
+    """The one configuration that `query.parallel` describes. Raises HpToolError if it describes
+    none, or several.
+    """
+    query.check_num_gpus()
+    problem = resolve_training(query)
+    parallel = query.parallel
+    if query.training is not None and query.training.recipe is not None:
+        parallel = replace(
+            parallel, **{name: getattr(problem.parallel, name) for name in PARALLEL_KNOBS}
+        )
+    config = resolve_config(
+        parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework
+    )
+    candidate = Candidates.alone(config)
+    code = int(legality(case=problem, candidates=candidate))
+    reasons = explain(code, case=problem, config=config) if code else ()
+    return ResolvedConfiguration(
+        query=query,
+        problem=problem,
+        config=problem.named(config),
+        candidate=candidate,
+        reasons=reasons,
+    )
+
+
+def resolve_config(
+    parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core"
+) -> ParallelConfig:
+    """The one configuration of a query's `parallel`, with data_parallel_size derived and the
+    framework's own zero_stage.
+
+    Raises InputError if an axis is a list, or the schedule does not run that number of model
+    chunks.
+    """
+    values = single_values(parallel, ParallelConfig.__slots__)
+    values.setdefault("zero_stage", facts(framework).default_zero_stage)
+    if parallel.pipeline_layout is not None:
+        laid_out = len(
+            parse_layout(parallel.pipeline_layout).chunks
+        )  # p v; if the query gives neither, each is a stage
+        p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
+        if p is None:
+            values["pipeline_parallel_size"] = max(laid_out // (v or 1), 1)
+        elif v is None:
+            values["virtual_pipeline_parallel_size"] = max(laid_out // p, 1)
+    schedule = values.get("pipeline_schedule")
+    chunks = values.setdefault(
+        "virtual_pipeline_parallel_size", 2 if schedule in ("zbv", "dualpipe-v") else 1
+    )
+    if schedule is not None:
+        scheduled_chunks((chunks,), schedule=schedule)
+    if schedule in ("1f1b", "interleaved"):  # the number of chunks already says which
+        del values["pipeline_schedule"]
+    t = values.get("tensor_parallel_size", 1)
+    if parallel.data_parallel_size is None:
+        ranks = t * values.get("pipeline_parallel_size", 1) * values.get("context_parallel_size", 1)
+        values["data_parallel_size"] = max(num_gpus // ranks, 1)
+    values["sequence_parallel"] = t > 1 and values.get("sequence_parallel", True)
+    if values.get("data_parallel_shard_size") == values.get(
+        "data_parallel_size", parallel.data_parallel_size
+    ):
+        values["data_parallel_shard_size"] = 0  # the whole group
+    return ParallelConfig(**values)
+
+
+def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
+    """The one value of each of these axes that the query gives. Raises InputError if an axis is a
+    list.
+    """
+    values: dict[str, Any] = {}
+    for name in axes:
+        value = getattr(parallel, name)
+        if isinstance(value, tuple) and name not in OF_THE_QUERY:
+            if len(value) != 1:
+                raise InputError(
+                    f"parallel.{name} is a list; an estimate wants one value",
+                    field=f"parallel.{name}",
+                )
+            value = value[0]
+        if value is not None:
+            values[name] = value
+    return values

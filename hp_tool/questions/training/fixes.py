@@ -1,0 +1,385 @@
+"""Fixes of an infeasible estimate: its legal neighbours, costed as one batch and ranked."""
+
+import itertools
+import math
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
+from hp_tool.cost.legality import legality
+from hp_tool.cost.optimizer import stored_precision
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.space import Axes, default_axes, is_usual, scheduled_chunks
+from hp_tool.wording.words import change_in_words, changed_fields
+
+MAX_FIXES = 5
+MAX_CHANGES = 3
+"""Axes changed at once; more are tried only if fewer fix nothing, three only if with fewer nothing
+fits.
+"""
+WORTHWHILE = 0.9
+"""If one change is a fix, two are listed beside it only if the step takes no more than this share
+of its time.
+"""
+GROWTH = (2, 4, 8)
+"""Multiples of the devices that are tried; the smallest that is a fix is listed."""
+MAX_VALUES = 12
+"""Other values of one axis that are tried; the nearest ones where there are more."""
+SECTIONS = 8
+"""Parts into which the search for the fewest recomputed layers divides what is left, each time."""
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+)
+
+Move = dict[str, IntArray]
+"""Values of one axis as columns of Candidates; recomputation fills three of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """Legal configurations that differ from `base` on a given number of axes, with their costs;
+    arrays of shape (n,).
+    """
+
+    problem: TrainingProblem
+    base: ParallelConfig
+    candidates: Candidates
+    costs: TrainingCosts
+
+    @property
+    def acceptable(self) -> BoolArray:
+        """Fits, and keeps to max_days and max_cost."""
+        return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
+
+    def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
+        """Acceptable rows with a step below limit_s, fastest first; equal times prefer less memory.
+        Of the rows that move the same axes in the same directions only the fastest is kept, or the
+        nearest.
+        """
+        rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
+        directions, distance = _moves(self.candidates, self.base)
+        fastest = (self.costs.memory_total_bytes, self.costs.step_s)
+        order = rows[np.lexsort([key[rows] for key in (*fastest, distance)[: 3 if nearest else 2]])]
+        first = order[np.unique(directions[order], return_index=True)[1]]
+        ranked: NDArray[np.intp] = first[np.lexsort([key[first] for key in fastest])]
+        return ranked
+
+
+def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Mend, ...]:
+    """Return up to MAX_FIXES smallest changes after which the infeasible estimate of `query` would
+    be feasible.
+
+    Fastest first; of changes to the same axes in the same directions only the fastest is listed, or
+    the nearest if the configuration is illegal. What keeps the layout but narrows gradients or
+    frozen weights comes next, more devices last. If no change is fast enough for max_days or
+    max_cost, the fastest that fits is listed with what it still misses.
+    """
+    more = _on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
+    narrower = _with_narrower_states(query, problem, infeasible)
+    same = _on_the_same_devices(
+        query, problem, infeasible, room=MAX_FIXES - len(more) - len(narrower)
+    )
+    return (*same, *narrower, *more)
+
+
+def _with_narrower_states(
+    query: Query, problem: TrainingProblem, infeasible: Estimate
+) -> list[Mend]:
+    """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's base in
+    16, 8 or 4 bits.
+    """
+    workload, config = problem.workload, infeasible.parallel
+    assert query.training is not None and config is not None
+    if infeasible.memory is None or facts(workload.framework).is_plain:
+        return []
+    candidates = Candidates.from_configs([config])
+    for key, before, value in _narrower_states(workload):
+        narrow = replace(query, training=replace(query.training, **{key: value}))  # type: ignore[arg-type]
+        changed = resolve_training(narrow).choosing({f"training.{key}": value})
+        near = Neighbours(
+            problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates)
+        )
+        if near.acceptable[0]:
+            fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
+            return [replace(fix, change=f"{key} {before} -> {value}")]
+    return []
+
+
+def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
+    """Return changes to try, least first: a key of training, the value that is counted, and a
+    narrower one.
+    """
+    if workload.lora is not None:
+        base = workload.frozen_precision or stored_precision(workload)
+        loaded = (
+            [("parameter_precision", base, "bf16")]
+            if base == "fp32" and workload.precision != "fp32"
+            else []
+        )
+        widths = ("fp8", "nf4") if base not in ("fp8", "nf4") else ("nf4",) if base == "fp8" else ()
+        return loaded + [("frozen_precision", base, width) for width in widths]
+    gradients = workload.gradient_precision or facts(workload.framework).gradient_precision
+    return [("gradient_precision", gradients, "bf16")] if gradients == "fp32" else []
+
+
+def _on_the_same_devices(
+    query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int
+) -> list[Mend]:
+    illegal, num_gpus = infeasible.memory is None, problem.cluster.num_gpus
+    mends: list[Mend] = []
+    fitting: list[Mend] = []
+    for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
+        enough = len(mends) == room or (mends and illegal)
+        if enough or (changes == MAX_CHANGES and fitting):
+            break
+        near = legal_neighbours(query, problem, infeasible, changes=changes)
+        if near is None:
+            continue
+        limit_s = min((WORTHWHILE * fix.step_s for fix in mends), default=math.inf)
+        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(mends)]
+        mends += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
+        if len(fits := np.flatnonzero(near.costs.feasible)):  # whatever max_days and max_cost say
+            fitting.append(
+                _fix(
+                    near,
+                    int(fits[np.argmin(near.costs.step_s[fits])]),
+                    infeasible,
+                    num_gpus=num_gpus,
+                )
+            )
+    return sorted(mends, key=lambda fix: fix.step_s) if mends else _too_slow(fitting, infeasible)
+
+
+def _too_slow(fitting: list[Mend], infeasible: Estimate) -> list[Mend]:
+    """The fastest of the changes that fit but miss a target, if it is better than the infeasible
+    configuration.
+    """
+    best = min(fitting, key=lambda fix: fix.step_s, default=None)
+    if best is None:
+        return []
+    memory, time = infeasible.memory, infeasible.time
+    fits = memory is not None and time is not None and memory.total_bytes <= memory.capacity_bytes
+    return [] if fits and time is not None and best.step_s >= time.step_s else [best]
+
+
+def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Mend]:
+    """The fastest fix on the smallest multiple of the devices; an illegal configuration must need
+    more than there are.
+    """
+    config = infeasible.parallel
+    assert config is not None
+    ranks = (
+        config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
+    )
+    if infeasible.memory is None and ranks * config.data_parallel_size <= num_gpus:
+        return []
+    for factor in GROWTH:
+        try:
+            more = factor * num_gpus
+            problem = resolve_training(query.with_num_gpus(more)).choosing(
+                {"cluster.num_gpus": more}
+            )
+        except (
+            InputError
+        ):  # past the largest cluster, or nodes that no longer divide into NVLink domains
+            break
+        for changes in (0, 1) if infeasible.memory is not None else (0,):
+            near = legal_neighbours(query, problem, infeasible, changes=changes)
+            if near is not None and len(rows := near.best()):
+                return [_fix(near, int(rows[0]), infeasible, num_gpus=num_gpus)]
+    return []
+
+
+def legal_neighbours(
+    query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int
+) -> Neighbours | None:
+    """The legal neighbours on exactly so many axes that run under the query's schedule; None
+    without any.
+    """
+    base, named = infeasible.parallel, query.parallel.pipeline_schedule
+    assert base is not None
+    schedule: PipelineSchedule | None = named[0] if isinstance(named, tuple) else named
+    axes = default_axes(
+        query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), case=problem
+    )
+    chunks = (base.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
+    every = neighbours(
+        base=Candidates.alone(base),
+        axes=replace(
+            axes, virtual_pipeline_parallel_size=scheduled_chunks(chunks, schedule=schedule)
+        ),
+        num_gpus=problem.cluster.num_gpus,
+        changes=changes,
+    )
+    usual = is_usual(every, layers=problem.model.num_hidden_layers) | (
+        every.virtual_pipeline_parallel_size == base.virtual_pipeline_parallel_size
+    )
+    legal = every.take((legality(case=problem, candidates=every) == 0) & usual)
+    candidates = _with_fewest_layers(problem, legal)
+    if len(candidates) == 0:
+        return None
+    return Neighbours(
+        problem=problem, base=base, candidates=candidates, costs=problem.costs(candidates)
+    )
+
+
+def neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
+    """Every way to give exactly `changes` axes of `base` (one alone) another of the values in
+    `axes`, or another ZeRO stage.
+
+    What follows from the axes follows here: data_parallel_size from the devices, sequence
+    parallelism off where t = 1 and on where t rises from 1. Legality is not looked at. Block
+    recomputation comes with 0 layers: all of them.
+    """
+    moves = _axis_values(base, axes)
+    combined = [
+        _combined(base, [moves[name] for name in names])
+        for names in itertools.combinations(moves, changes)
+    ]
+    columns = {
+        f.name: np.concatenate([rows[f.name] for rows in combined]) for f in fields(Candidates)
+    }
+    t, c = columns["tensor_parallel_size"], columns["context_parallel_size"]
+    columns["data_parallel_size"] = np.maximum(
+        num_gpus // (t * columns["pipeline_parallel_size"] * c), 1
+    )
+    shards = columns["sequence_parallel"]
+    columns["sequence_parallel"] = (t > 1) * (shards if base.tensor_parallel_size > 1 else 1)
+    # With one member to shard over, ZeRO means nothing, and sequence parallelism nothing without
+    # tensor parallelism.
+    idle = (columns["zero_stage"] != base.zero_stage) & (columns["data_parallel_size"] * c == 1)
+    idle |= (shards != base.sequence_parallel) & (t == 1)
+    idle |= (columns["zero_stage"] == 0) & (columns["data_parallel_shard_size"] > 0)
+    return Candidates.from_columns(columns).take(~idle)
+
+
+def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
+    moves: dict[str, Move] = {}
+    for name in SIZES:
+        here = getattr(base, name)
+        others = sorted(
+            (k for k in getattr(axes, name) if k != here), key=lambda k: (abs(np.log(k / here)), k)
+        )
+        moves[name] = {name: np.array(others[:MAX_VALUES], dtype=np.int64)}
+    if base.tensor_parallel_size > 1:
+        moves["sequence_parallel"] = {"sequence_parallel": np.array([1 - base.sequence_parallel])}
+    moves["zero_stage"] = {
+        "zero_stage": np.array(
+            [stage for stage in axes.known_zero_stages if stage != base.zero_stage]
+        )
+    }
+    if base.data_parallel_shard_size:
+        moves["data_parallel_shard_size"] = {
+            "data_parallel_shard_size": np.zeros(1, dtype=np.int64)
+        }
+    codes = np.array([*axes.recompute, (FULL_BLOCK, 0, 0)])
+    here = [getattr(base, name) for name in RECOMPUTE_COLUMNS]
+    moves["recompute"] = dict(
+        zip(RECOMPUTE_COLUMNS, codes[np.any(codes != here, axis=1)].T, strict=True)
+    )
+    return moves
+
+
+def _combined(base: Candidates, moves: list[Move]) -> Move:
+    """All combinations of the values of several axes as full columns."""
+    lengths = [len(next(iter(move.values()))) for move in moves]
+    picks = (
+        np.indices(lengths).reshape(len(moves), -1) if moves else np.zeros((0, 1), dtype=np.intp)
+    )
+    columns = {
+        f.name: np.full(picks.shape[1], getattr(base, f.name), dtype=np.int64)
+        for f in fields(Candidates)
+    }
+    for move, pick in zip(moves, picks, strict=True):
+        columns |= {name: values[pick] for name, values in move.items()}
+    return columns
+
+
+def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
+    """The candidates with block recomputation of the fewest layers that fit: each layer more takes
+    less memory and more time. All rows are searched at once, a grid of SECTIONS of each row's
+    layers at a time. Rows that need all layers are dropped; plain `full` is a value of its own.
+    """
+    block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
+    if not np.any(block):
+        return candidates
+    rows = candidates.take(block)
+    chunk = problem.model.num_hidden_layers // (
+        rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size
+    )
+    columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
+    low, high = np.zeros_like(chunk), chunk
+    while np.any(high - low > 1):
+        middle = low[:, None] + -(-(high - low)[:, None] * np.arange(1, SECTIONS) // SECTIONS)
+        costs = problem.costs(Candidates(**columns | {"recompute_num_layers": middle})).rows(
+            middle.shape
+        )
+        fits = costs.feasible.reshape(middle.shape)
+        low = np.where(fits, low[:, None], middle).max(axis=1)
+        high = np.where(fits, middle, high[:, None]).min(axis=1)
+    num_layers, keep = candidates.recompute_num_layers.copy(), np.ones(len(candidates), dtype=bool)
+    num_layers[block], keep[block] = high, high < chunk
+    return replace(candidates, recompute_num_layers=num_layers).take(keep)
+
+
+def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
+    """(a number that says which axes rise and which fall, how far sizes moved as a sum of
+    logarithms), shape (n,).
+    """
+    base = Candidates.alone(config)
+    directions, distance = np.zeros(len(candidates), dtype=np.int64), np.zeros(len(candidates))
+    for name in (f.name for f in fields(Candidates) if f.name != "data_parallel_size"):
+        values, here = getattr(candidates, name), getattr(base, name)
+        directions = 3 * directions + np.sign(values - here) + 1
+        if name in SIZES:
+            distance += np.abs(np.log(values / here))
+    return directions, distance
+
+
+def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Mend:
+    """Row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
+    devices.
+    """
+    problem = near.problem
+    after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
+    assert after.parallel is not None and after.memory is not None and after.time is not None
+    before_bytes = infeasible.memory.total_bytes if infeasible.memory is not None else None
+    return Mend(
+        change=change_in_words(
+            near.base, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)
+        ),
+        changed=changed_fields(near.base, after.parallel),
+        parallel=problem.named(after.parallel),
+        set=dict(problem.chosen),
+        num_gpus=problem.cluster.num_gpus,
+        memory_total_bytes=after.memory.total_bytes,
+        out_of_memory_probability=after.out_of_memory_probability,
+        fit=after.fit,
+        memory_saved_bytes=before_bytes - after.memory.total_bytes
+        if before_bytes is not None
+        else None,
+        step_s=after.time.step_s,
+        step_change_fraction=after.time.step_s / infeasible.time.step_s - 1.0
+        if infeasible.time is not None
+        else None,
+        days=after.calendar_days,
+        cost=after.cost,
+        remaining=problem.missed_targets(after),
+    )

@@ -1,0 +1,75 @@
+"""Pipeline layouts that a query names: its framework's own are left out, others are checked."""
+
+import dataclasses
+
+from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
+from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, chunk_layers, parse_layout
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import UnsupportedError
+from hp_tool.questions.training.recompute_rules import first_case
+
+
+def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
+    """Return the axes without a pipeline_layout that is what its framework does with so many stages
+    and chunks unasked: an answer's `parallel`, asked again.
+    """
+    stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
+    if text is None or not isinstance(stages, int):
+        return parallel
+    layout = parse_layout(text)
+    chunks = parallel.virtual_pipeline_parallel_size or max(len(layout.chunks) // stages, 1)
+    layers = model.num_hidden_layers
+    if (
+        not isinstance(chunks, int)
+        or stages * chunks != len(layout.chunks)
+        or layers % len(layout.chunks) == 0
+    ):
+        return parallel
+    usual = chunk_layers(
+        num_layers=layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense
+    )
+    if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[
+        -1
+    ].mtp_layers != model.num_nextn_predict_layers:
+        return parallel
+    return dataclasses.replace(
+        parallel, pipeline_layout=None, virtual_pipeline_parallel_size=chunks
+    )
+
+
+def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
+    """Whether the ends of a pipeline alone may hold other numbers of layers than the stages between
+    them: of models whose mixers and feed-forwards are layers of their own, before Megatron's
+    pattern of them says stages.
+    """
+    hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
+    return hybrid and not has_come(workload.framework_version or "", since=STAGES_IN_PATTERNS)
+
+
+def pipeline_layout(
+    text: str | None, *, model: ModelSpec, workload: TrainingWorkload
+) -> PipelineLayout | None:
+    """Return the layout, if it is this model's. Raises UnsupportedError for what is not modelled
+    along with it.
+    """
+    if text is None:
+        return None
+    if what := first_case(
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (model.architecture != "decoder", f"architecture {model.architecture}"),
+        (workload.task == "lora" or workload.lora is not None, "LoRA"),
+        (workload.packed, "packed rows"),
+        (workload.offload not in (None, "none"), f"offload {workload.offload}"),
+    ):
+        raise UnsupportedError(
+            f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_FIELD
+        )
+    layout = parse_layout(text)
+    check_layout(
+        layout, num_layers=model.num_hidden_layers, mtp_layers=model.num_nextn_predict_layers
+    )
+    return layout

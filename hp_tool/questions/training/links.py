@@ -1,0 +1,53 @@
+"""A question on links of another speed than stated: as traces found them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hp_tool.domain.efficiency import EfficiencyProfile, Link
+from hp_tool.questions.training.problem import TrainingProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Bandwidths over what is stated."""
+
+    network: float = 1.0
+    """Between nodes."""
+    nvlink: float = 1.0
+    """Between devices of a node."""
+
+    @staticmethod
+    def read(payload: Mapping[str, float] | None) -> Links:
+        """What a stored calibration says; as stated where it says nothing."""
+        return Links(**payload) if payload else Links()
+
+    @property
+    def as_stated(self) -> bool:
+        """Whether nothing was learnt of them."""
+        return self.network == self.nvlink == 1.0
+
+
+def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
+    """Return the question on such links. Two kinds of GPU, whose links are theirs, are left as
+    stated.
+    """
+    if links.as_stated or problem.kinds:
+        return problem
+    network = links.network * problem.cluster.inter_node_bandwidth_bytes_per_second
+    return replace(
+        problem,
+        cluster=replace(problem.cluster, inter_node_bandwidth_bytes_per_second=network),
+        profile=_with_nvlink(problem.profile, links.nvlink),
+    )
+
+
+def _with_nvlink(profile: EfficiencyProfile, factor: float) -> EfficiencyProfile:
+    gpu = profile.gpu
+    nvlink, exchange = (_faster(link, factor) for link in (gpu.nvlink, gpu.all_to_all))
+    return replace(profile, gpu=replace(gpu, nvlink=nvlink, all_to_all=exchange))
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth_fraction=factor * link.bandwidth_fraction)

@@ -1,0 +1,57 @@
+"""The one layout of a query that leaves no other open: its ranking need not be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.questions.training.evaluate import resolve_configuration
+from hp_tool.space import default_axes
+
+LAYOUT = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "moe_token_dispatcher_type",
+)
+"""Axes that a ranking varies where a query leaves them out, besides recomputation and how states
+are sharded.
+"""
+
+
+def only_layout(query: Query) -> Estimate | None:
+    """Return the estimate of a training query that allows one layout and says what it recomputes,
+    if that is acceptable.
+
+    States are sharded as the query or its framework says. None: there is something to rank. Raises
+    HpToolError.
+    """
+    parallel = query.parallel
+    lists = any(
+        isinstance(getattr(parallel, f.name), tuple)
+        for f in fields(ParallelQuery)
+        if f.name not in OF_THE_QUERY
+    )
+    training = query.training
+    if (
+        lists
+        or parallel.recompute is None
+        or training is None
+        or training.choices
+        or query.objective == "min_gpus"
+    ):
+        return None
+    if parallel.tensor_parallel_size is None or parallel.pipeline_parallel_size is None:
+        return None
+    one = resolve_configuration(query)
+    axes = default_axes(query=one.problem.parallel, case=one.problem)
+    if any(getattr(axes, name) != (getattr(one.candidate, name),) for name in LAYOUT):
+        return None
+    estimate = one.estimate(with_fixes=False)
+    return estimate if estimate.feasible else None

@@ -1,0 +1,565 @@
+"""A training query with its names looked up: the case that the cost model takes, and the limits
+that the query sets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
+from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
+from hp_tool.catalog.releases import check_release
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.cost.goodput import goodput
+from hp_tool.cost.lora import with_named_targets
+from hp_tool.cost.network import checked_order
+from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
+from hp_tool.cost.precision import QUANTIZED_BYTES
+from hp_tool.cost.roofline import attention_kernel, peak_flops
+from hp_tool.cost.shared import Shared
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.cost.uncertainty import with_pairs
+from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.graphs import recorded_modules
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.knobs import CHOICES
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import (
+    ParallelConfig,
+    ParallelQuery,
+    Strategy,
+    TokenDispatcher,
+    axis_values,
+    said_of_all,
+)
+from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
+from hp_tool.domain.query import Constraints, OwnFile, Query
+from hp_tool.domain.result import Estimate, Reason
+from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, times
+from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.questions.training.graphs import recorded
+from hp_tool.questions.training.layouts import pipeline_layout, without_usual_layout
+from hp_tool.questions.training.recipes import assumed, with_recipe
+from hp_tool.questions.training.releases import (
+    release_factor,
+    release_variance,
+    unsaid_release_variance,
+    usual_dispatcher,
+)
+from hp_tool.questions.training.rules import check_training
+
+if TYPE_CHECKING:
+    from hp_tool.cost.lengths.sequences import LengthDistribution, Rows
+
+T = TypeVar("T")
+BEYOND_PEAK = 2.0
+"""Kernels skip the causal half of attention at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProblem(TrainingCase):
+    """A query's case, and what the query wants of it."""
+
+    constraints: Constraints
+    parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
+    """The query's."""
+    kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
+    """The case on each kind of GPU, if there are two; `profile` is then that of the kind whose
+    predictions scatter more.
+    """
+    rows: Rows | None = None
+    """What packed rows hold; None if all rows cost the same."""
+    lengths: LengthDistribution | None = None
+    """Of the sequences in packed rows."""
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values put into the query beside `parallel`, by path; its answers carry them."""
+
+    def costs(self, candidates: Candidates) -> TrainingCosts:
+        """Memory and step time of legal candidates."""
+        headroom = self.constraints.memory_headroom_fraction
+        if self.kinds:
+            return mixed_costs(self.kinds, candidates, memory_headroom_fraction=headroom)
+        layout = self.strategy.pipeline_layout
+        if layout is not None:
+            return laid_out_costs(
+                self, candidates, layout=layout, memory_headroom_fraction=headroom
+            )
+        costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+        if self.rows is None:
+            return costs
+        from hp_tool.cost.lengths.imbalance import with_imbalance
+
+        return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
+
+    def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
+        """The costs with context parallelism as the strategy schedules it: seconds per candidate,
+        so not for a whole space.
+        """
+        if not self.strategy.dynamic_context_parallel or self.lengths is None:
+            return costs
+        from hp_tool.cost.lengths.dynamic import with_dynamic_context
+
+        return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
+
+    def named(self, config: ParallelConfig) -> ParallelConfig:
+        """The configuration with what the query says for all candidates, and with the layout that
+        its framework gives stages which cannot hold equally many layers.
+        """
+        values = said_of_all(self.parallel, context_parallel_size=config.context_parallel_size)
+        if any(getattr(config, name) != value for name, value in values.items()):
+            config = dataclasses.replace(config, **values)
+        if (
+            self.strategy.pipeline_layout is not None
+            or facts(self.workload.framework).is_plain
+            or self.kinds
+        ):
+            return config
+        layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
+        p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+        if layers % (p * v) == 0 or not splits_unevenly(num_layers=layers, stages=p, chunks=v):
+            return config
+        layout = layout_text(
+            num_layers=layers,
+            mtp_layers=mtp,
+            stages=p,
+            chunks=v,
+            begins_dense=self.model.begins_dense,
+        )
+        return dataclasses.replace(config, pipeline_layout=layout)
+
+    def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
+        """Return the problem on fewer devices of the same kind."""
+        if num_gpus == self.cluster.num_gpus:
+            return self
+        return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus)).choosing(
+            {"cluster.num_gpus": num_gpus}
+        )
+
+    def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
+        """Return the problem whose answers name these values of the query, by path."""
+        return dataclasses.replace(self, chosen={**self.chosen, **values})
+
+    def with_parallel(self, **values: Any) -> TrainingProblem:
+        """Return the problem with these values of `parallel`, which its answers name and
+        `provenance.assumed` does not.
+        """
+        parallel = dataclasses.replace(self.parallel, **values)
+        return dataclasses.replace(
+            self,
+            parallel=parallel,
+            strategy=_strategy(
+                parallel, model=self.model, workload=self.workload, cluster=self.cluster
+            ),
+            assumed={
+                name: value
+                for name, value in self.assumed.items()
+                if name.removeprefix("parallel.") not in values
+            },
+        )
+
+    def as_release(self, release: str | None) -> TrainingProblem:
+        """Return the problem under a release of the framework, its constants as they were."""
+        return dataclasses.replace(
+            self, workload=dataclasses.replace(self.workload, framework_version=release)
+        )
+
+    @property
+    def longest_step_s(self) -> float:
+        """The step time at which max_days or max_cost is just met; infinity without either. With
+        training.reliability both include the time that failures cost.
+        """
+        limits, price, tokens = (
+            self.constraints,
+            self.cluster.price_per_gpu_hour,
+            self.workload.total_tokens,
+        )
+        longest_s = math.inf
+        if tokens is None:
+            return longest_s
+        kept = goodput(case=self)
+        steps = tokens / step_tokens(self.workload) / (1.0 if kept is None else kept.fraction)
+        if limits.max_days is not None:
+            longest_s = limits.max_days * SECONDS_PER_DAY / steps
+        if limits.max_cost is not None and price:
+            longest_s = min(
+                longest_s,
+                limits.max_cost / (price * self.cluster.num_gpus) * SECONDS_PER_HOUR / steps,
+            )
+        return longest_s
+
+    @property
+    def least_step_s(self) -> float:
+        """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices'
+        datasheet peak.
+        """
+        return self._at_peak_s(token_flops(self.model, self.workload).model) / BEYOND_PEAK
+
+    @property
+    def peak_step_s(self) -> float:
+        """Seconds of a step's FLOPs, causal masks counted by half, at the devices' datasheet
+        peak.
+        """
+        return self._at_peak_s(token_flops(self.model, self.workload).causal.model)
+
+    def _at_peak_s(self, flops_per_token: float) -> float:
+        cluster, workload = self.cluster, self.workload
+        precisions = {workload.precision, workload.of_experts.precision}
+        peak = max(
+            peak_flops(kind.gpu, precision=each)
+            for kind in cluster.kinds or (cluster,)
+            for each in precisions
+        )
+        return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
+
+    def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
+        """A reason for each limit that the estimate exceeds: its value, the limit, and the parts of
+        a step it goes into.
+        """
+        limits, reasons = self.constraints, []
+        for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
+            value = (
+                None
+                if limit is None
+                else estimate.calendar_days
+                if name == "days"
+                else estimate.cost
+            )
+            if value is not None and limit is not None and value > limit:
+                of, most = (
+                    (f"{value:,.1f} days", f"{limit:,.12g}")
+                    if name == "days"
+                    else (f"${value:,.0f}", f"${limit:,.0f}")
+                )
+                parts = _in_parts(estimate, value, currency="" if name == "days" else "$")
+                message = f"{of} is {times(value / limit)} the maximum of {most}{parts}"
+                reasons.append(
+                    Reason(code="target_missed", message=message, needed=value, available=limit)
+                )
+        return tuple(reasons)
+
+    def with_missed_targets(self, estimate: Estimate) -> Estimate:
+        """The estimate with a reason for each limit that it misses; it is infeasible if there is
+        one.
+        """
+        missed = self.missed_targets(estimate)
+        return (
+            dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed)
+            if missed
+            else estimate
+        )
+
+
+def resolve_training(query: Query) -> TrainingProblem:
+    """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for
+    what is not modelled.
+    """
+    if query.kind != "training" or query.training is None:
+        raise UnsupportedError(
+            "this is asked about trainings alone; queries of kind inference are answered by "
+            "`hp-tool recommend` and `tune`",
+            field="kind",
+        )
+    for name in CHOICES:
+        if isinstance(values := getattr(query.training, name), tuple):
+            message = (
+                f"training.{name} has {len(values)} values, between which only `recommend` "
+                "chooses; give one"
+            )
+            raise InputError(message, field=f"training.{name}")
+    unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
+    model = named_model(query.model)
+    if (parallel := without_usual_layout(query.parallel, model)) is not query.parallel:
+        query = dataclasses.replace(query, parallel=parallel)
+    cluster = _with_rank_order(
+        catalogue_cluster(query.cluster), model=model, parallel=query.parallel
+    )
+    original, query = (
+        query,
+        with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus),
+    )
+    assert query.training is not None
+    if (release := query.training.framework_version) is not None:
+        check_release(
+            wrapped(query.training.framework), release, field="training.framework_version"
+        )
+    check_training(query, model=model, cluster=cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu)
+    peak_flops(cluster.gpu, precision=query.training.precision)
+    if query.training.expert_precision is not None:
+        peak_flops(
+            cluster.gpu,
+            precision=query.training.expert_precision,
+            field="training.expert_precision",
+        )
+    training = _first_equal(query.training)
+    workload, rows, lengths = _with_lengths(with_named_targets(training, model=model))
+    if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
+        workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
+    workload = training if workload is training else _first_equal(workload)
+    strategy = _first_equal(
+        _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
+    )
+    open_knobs = assumed(
+        original,
+        workload=training,
+        parallel=query.parallel,
+        model=model,
+        gpu=cluster.gpu,
+        strategy=strategy,
+    )
+    cases = [
+        TrainingCase(
+            model=model,
+            cluster=kind,
+            workload=workload,
+            profile=_profile(kind, model=model, workload=workload, name=cluster.name),
+            strategy=strategy,
+            assumed=open_knobs,
+        )
+        for kind in cluster.kinds or (cluster,)
+    ]
+    profile = max(
+        (case.profile for case in cases),
+        key=lambda one: (not one.gpu.measured, one.framework.time_log_sd),
+    )
+    return TrainingProblem(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        profile=profile,
+        recorded=recorded(
+            original, cluster=cluster, model=model, workload=workload, profile=profile
+        ),
+        strategy=strategy,
+        assumed=open_knobs,
+        constraints=query.constraints,
+        parallel=query.parallel,
+        kinds=(cases[0], cases[1]) if cluster.kinds else (),
+        rows=rows,
+        lengths=lengths,
+        chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
+    )
+
+
+def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
+    """`: compute 18.1, pipeline bubble 2.3`: the value divided like the step's time, largest part
+    first; dollars as `$18.1`.
+    """
+    if estimate.time is None:
+        return ""
+    shares = {
+        name.replace("_", " "): seconds / estimate.time.step_s
+        for name, seconds in estimate.time.parts_s.items()
+    }
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return ": " + ", ".join(
+        f"{name} {currency}{share * value:,.1f}" for name, share in largest if share >= 0.01
+    )
+
+
+def self_contained(query: Query) -> Query:
+    """The query with a model and a trace that are files written out, so that another process
+    understands it, and it stays the same.
+    """
+    if query.inference is not None and isinstance(query.inference.trace, OwnFile):
+        from hp_tool.catalog.traces import request_trace
+
+        trace = request_trace(query.inference.trace).spec()
+        query = dataclasses.replace(
+            query, inference=dataclasses.replace(query.inference, trace=trace)
+        )
+    return (
+        dataclasses.replace(query, model=named_model(query.model))
+        if is_own_file(query.model)
+        else query
+    )
+
+
+def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
+    """A catalogue name, an own file, a mapping or a shape as a shape. Raises InputError,
+    NotFoundError.
+    """
+    if isinstance(model, ModelSpec):
+        return checked_model(model)
+    return catalogue_model(model) if isinstance(model, str) else model_from_mapping(model)
+
+
+def _with_rank_order(
+    cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery
+) -> ClusterSpec:
+    """The cluster with its ranks in the query's order."""
+    if parallel.rank_order is None:
+        return cluster
+    order = checked_order(parallel.rank_order)
+    if model.num_experts and not order.endswith("pp"):
+        raise UnsupportedError(
+            f"rank_order {order}: with experts pp must come last, or attention and experts would "
+            "not share their stages",
+            field="parallel.rank_order",
+        )
+    return dataclasses.replace(cluster, rank_order=order)
+
+
+def _strategy(
+    parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec
+) -> Strategy:
+    """The query's strategy; what it leaves out is what its framework does. Raises InputError for
+    what would change nothing.
+    """
+    dispatcher: TokenDispatcher = "alltoall"
+    if model.num_experts:
+        dispatcher = _dispatcher(
+            parallel, release=workload.framework_version if cluster.runs_flex_dispatcher else None
+        )
+    elif parallel.moe_token_dispatcher_type is not None:
+        raise InputError(
+            f"{model.name} has no experts to dispatch tokens to; leave it out",
+            field="parallel.moe_token_dispatcher_type",
+        )
+    return Strategy(
+        context_parallel_communication=parallel.context_parallel_communication or "p2p",
+        hierarchical_context_parallel_sizes=_context_levels(parallel, model),
+        dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
+        moe_token_dispatcher_type=dispatcher,
+        pipeline_layout=pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
+    )
+
+
+def _dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
+    """The release's usual dispatcher, if the query allows it; else the first that it names."""
+    named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
+    usual = usual_dispatcher(release)
+    return usual if usual in named or not named else named[0]
+
+
+def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
+    """The query's levels of a2a+p2p. Raises InputError if Megatron Core would not run them."""
+    sizes, field = (
+        parallel.hierarchical_context_parallel_sizes,
+        "parallel.hierarchical_context_parallel_sizes",
+    )
+    if sizes is None:
+        return None
+    if parallel.context_parallel_communication != "a2a+p2p":
+        raise InputError(
+            f"{list(sizes)} belongs to context_parallel_communication a2a+p2p; leave one of them "
+            "out",
+            field=field,
+        )
+    product = sizes[0] * sizes[1]
+    if min(sizes) < 1 or axis_values(parallel.context_parallel_size) != (product,):
+        raise InputError(
+            f"{list(sizes)} wants a context_parallel_size of {product}, and both of them at least "
+            "1",
+            field=field,
+        )
+    if model.num_attention_heads % sizes[0]:
+        raise InputError(
+            f"{sizes[0]} ranks cannot share {model.num_attention_heads} attention heads; make the "
+            "first a divisor",
+            field=field,
+        )
+    return sizes
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_equal_of(value: Any) -> Any:
+    return value
+
+
+def _first_equal(value: T) -> T:
+    """The first of the values that are equal to this one: what follows from it is then known by it
+    (`cost.shared`).
+    """
+    try:
+        first: T = _first_equal_of(value)
+    except TypeError:  # it holds a mapping, which has no hash
+        return value
+    return first
+
+
+_profiles: Shared[EfficiencyProfile] = Shared()
+
+
+def _profile(
+    cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
+) -> EfficiencyProfile:
+    """The profile of a GPU under the workload's framework. `name`: the whole cluster's."""
+    objects = (cluster.gpu, model, workload, machine_profile(name))
+    return _profiles.get(
+        objects, (name,), lambda: _new_profile(cluster, model=model, workload=workload, name=name)
+    )
+
+
+def _new_profile(
+    cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
+) -> EfficiencyProfile:
+    profile = efficiency(
+        gpu=cluster.gpu,
+        framework=workload.framework,
+        overlap=workload.overlap,
+        cuda_graphs=bool(workload.cuda_graphs),
+        cuda_graph_modules=recorded_modules(workload, model),
+        narrow=workload.precision in QUANTIZED_BYTES,
+        attention_kernel=attention_kernel(workload, model),
+        cluster=name,
+    )
+    factor = release_factor(profile.framework, workload.framework_version)
+    if factor != 1.0:
+        profile = dataclasses.replace(profile, release_factor=factor)
+    return with_scatter(profile, model=model, workload=workload, gpu=cluster.gpu)
+
+
+def with_scatter(
+    profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
+) -> EfficiencyProfile:
+    """The profile with the scatter of step times that holds for this kind of model and this
+    release.
+    """
+    if model.num_experts or workload.lora is not None:
+        profile = with_pairs(
+            profile, experts=bool(model.num_experts), adapters=workload.lora is not None
+        )
+    constants = profile.framework
+    experts, release = bool(model.num_experts), workload.framework_version
+    more = release_variance(profile, experts=experts, gpu=gpu, release=release)
+    if more == 0.0:
+        return profile
+    framework = dataclasses.replace(
+        constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more)
+    )
+    unsaid = math.sqrt(unsaid_release_variance(profile, experts=experts, release=release))
+    return dataclasses.replace(profile, framework=framework, release_log_sd=unsaid)
+
+
+def _with_lengths(
+    workload: TrainingWorkload,
+) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
+    """The workload with its sequence_lengths looked up, and what its rows hold if they are
+    packed.
+    """
+    if workload.sequence_lengths is None:
+        return workload, None, None
+    from hp_tool.catalog.lengths import sequence_lengths
+    from hp_tool.cost.lengths.sequences import packed_rows, padded_rows
+
+    distribution = sequence_lengths(workload.sequence_lengths)
+    rows = (packed_rows if workload.packed else padded_rows)(
+        distribution, row_tokens=workload.sequence_length
+    )
+    values = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}
+    resolved = VariableLengthWorkload(
+        **values, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares
+    )
+    return (resolved, rows, distribution) if workload.packed else (resolved, None, None)

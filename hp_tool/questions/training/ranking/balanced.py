@@ -1,0 +1,65 @@
+"""Stages of unlike layers that take equally long, for the pipelines of a ranking in which that may
+win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hp_tool.cost.balanced_stages import balanced_chunks, layer_seconds, pipeline_seconds
+from hp_tool.cost.step_time import micro_batches
+from hp_tool.domain.pipeline_layout import chunk_layers, text_of_chunks
+from hp_tool.errors import InputError
+from hp_tool.questions.training.layouts import ends_alone_differ
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.exact import BestSearch, Open
+
+WORTH = 0.99
+"""Of a pipeline with the usual stages: what it must take with others."""
+
+
+def balanced(search: BestSearch) -> Iterator[tuple[TrainingProblem, Open]]:
+    """The search's problem with stages that take equally long and the layouts to try them with, for
+    each number of stages and chunks: those of its fastest layout, by which the bounds of the others
+    fall too.
+    """
+    problem, model = search.problem, search.problem.model
+    if not search.pipelined or problem.parallel.pipeline_layout is not None:
+        return
+    every = Open.joined(search.pipelined)
+    order = np.argsort(every.bound_s, kind="stable")
+    pairs = np.stack(
+        [every.candidates.pipeline_parallel_size, every.candidates.virtual_pipeline_parallel_size],
+        axis=1,
+    )
+    _, firsts, pair = np.unique(pairs[order], axis=0, return_index=True, return_inverse=True)
+    fastest = every.candidates.take(order[firsts])
+    alone = ends_alone_differ(model, problem.workload)
+    m = np.asarray(micro_batches(fastest, workload=problem.workload))
+    for place, seconds in enumerate(layer_seconds(problem, fastest) if len(firsts) else ()):
+        p, v = pairs[order[firsts[place]]].tolist()
+        sizes = balanced_chunks(seconds, stages=p, chunks=v, ends_alone=alone)
+        usual = chunk_layers(
+            num_layers=model.num_hidden_layers, stages=p, chunks=v, begins_dense=model.begins_dense
+        )
+        if sizes is None:
+            continue
+        after, before = (
+            pipeline_seconds(seconds, each, stages=p, micro_batches=m[place])
+            for each in (sizes, usual)
+        )
+        if after > WORTH * before:
+            continue
+        try:
+            other = problem.with_parallel(
+                pipeline_parallel_size=p,
+                virtual_pipeline_parallel_size=v,
+                pipeline_layout=text_of_chunks(sizes, mtp_layers=model.num_nextn_predict_layers),
+            )
+        except InputError:  # the framework has no layouts
+            return
+        alike = every.take(order[pair == place])
+        yield other, replace(alike, bound_s=alike.bound_s * after / before)

@@ -1,0 +1,140 @@
+"""The best of all that a query leaves free, with every strategy that it leaves open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.flops import step_tokens
+from hp_tool.domain.query import RankBy
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.balanced import balanced
+from hp_tool.questions.training.ranking.exact import BestSearch, Open
+from hp_tool.questions.training.ranking.free import variants
+from hp_tool.questions.training.ranking.rank import RERANKED, CostedRows, with_residuals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """What may be among a query's best, best first; arrays of shape (n,)."""
+
+    problems: tuple[TrainingProblem, ...]
+    """The query's, and the same with strategies that it leaves open; of each value of `training`
+    that it lists.
+    """
+    predictors: tuple[CalibratedPredictor | None, ...]
+    """What corrects each problem's costs."""
+    rows: CostedRows
+    variant: IntArray
+    """Which of `problems` each row belongs to."""
+    layout: IntArray
+    """Equal for rows that differ in recomputation and sharding alone."""
+    value_s: FloatArray
+    """What ranks them."""
+    computed: int
+    pruned: int
+    feasible: int
+    rejections: dict[str, int]
+
+    def take(self, indices: NDArray[np.intp]) -> Best:
+        """The chosen rows, in the given order."""
+        chosen = {name: getattr(self, name)[indices] for name in ("variant", "layout", "value_s")}
+        return replace(self, rows=self.rows.take(indices), **chosen)
+
+    def ordered(self) -> Best:
+        """The acceptable rows, best first."""
+        order = np.lexsort((self.rows.memory_total_bytes, self.value_s))
+        return self.take(order[np.isfinite(self.value_s[order])])
+
+    @staticmethod
+    def joined(parts: Sequence[Best]) -> Best:
+        """The rows of several trainings, of at least one, in seconds for as many tokens as a step
+        of the first has.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [step_tokens(part.problems[0].workload) for part in parts]
+        scales = np.repeat(tokens[0] / np.array(tokens), [len(part.layout) for part in parts])
+        rows = CostedRows.concatenate([part.rows for part in parts])
+        variants = np.cumsum([0, *(len(part.problems) for part in parts)])
+        layouts = np.cumsum([0, *(part.layout.max(initial=-1) + 1 for part in parts)])
+        return Best(
+            problems=tuple(problem for part in parts for problem in part.problems),
+            predictors=tuple(predictor for part in parts for predictor in part.predictors),
+            rows=replace(rows, step_s=rows.step_s * scales, expected_s=rows.expected_s * scales),
+            variant=np.concatenate(
+                [part.variant + first for part, first in zip(parts, variants, strict=False)]
+            ),
+            layout=np.concatenate(
+                [part.layout + first for part, first in zip(parts, layouts, strict=False)]
+            ),
+            value_s=np.concatenate([part.value_s for part in parts]) * scales,
+            computed=sum(part.computed for part in parts),
+            pruned=sum(part.pruned for part in parts),
+            feasible=sum(part.feasible for part in parts),
+            rejections=dict(sum((Counter(part.rejections) for part in parts), Counter())),
+        ).ordered()
+
+
+def best_of(
+    problem: TrainingProblem,
+    *,
+    keep: int,
+    rank_by: RankBy = "expected",
+    predictor: CalibratedPredictor | None = None,
+) -> Best:
+    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with
+    others met; best first.
+    """
+    problems = [problem]
+    searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
+
+    def search_on(other: TrainingProblem, layouts: Open) -> None:
+        problems.append(other)
+        search = BestSearch(
+            other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s
+        )
+        searches.append(search.run_on(layouts))
+
+    for other in variants(problem) if searches[0].exchanged else ():
+        search_on(other, Open.joined(searches[0].exchanged))
+    for other, layouts in balanced(searches[0]):
+        if layouts.bound_s[0] <= searches[-1].reach_s:
+            search_on(other, layouts)
+    rows = [search.rows for search in searches]
+    if predictor is not None:
+        rows = [_reranked(search, predictor) for search in searches]
+    return Best(
+        problems=tuple(problems),
+        predictors=(predictor,) * len(problems),
+        rows=CostedRows.concatenate(rows),
+        variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
+        layout=np.concatenate([search.layout for search in searches]),
+        value_s=np.concatenate(
+            [search.value(each) for search, each in zip(searches, rows, strict=True)]
+        ),
+        computed=sum(search.computed for search in searches),
+        pruned=sum(search.pruned for search in searches),
+        feasible=sum(search.feasible for search in searches),
+        rejections=dict(sum((search.rejections for search in searches), Counter())),
+    ).ordered()
+
+
+def _reranked(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
+    """The search's rows with residuals, which are too slow for more than RERANKED of them."""
+    kept = np.argsort(search.value(search.rows), kind="stable")[:RERANKED]
+    search.rows, search.layout = search.rows.take(kept), search.layout[kept]
+    if not len(kept):
+        return search.rows
+    rows, limited = with_residuals(
+        search.rows.candidates, problem=search.problem, predictor=predictor
+    )
+    search.rejections.update(limited)
+    search.feasible -= int(np.count_nonzero(~rows.acceptable))
+    return rows

@@ -1,0 +1,213 @@
+"""From what is among the best to the rows shown: groups that cannot be told apart, and the one to
+try first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
+from hp_tool.domain.fit import SAFE
+from hp_tool.domain.result import Recommendation
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.best import Best
+from hp_tool.questions.training.ranking.exact import NEAR
+from hp_tool.questions.training.ranking.rank import recommendations
+
+COARSE = 0.05
+"""Share of the device's memory up to which two candidates leave equally much free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The rows to show, in rank order."""
+
+    best: Best
+    group: IntArray
+    """(n,) of each row, from 1."""
+    sizes: tuple[int, ...]
+    """Layouts in each group, up to the last row's."""
+
+
+def choose(best: Best, *, count: int) -> Choice:
+    """The `count` best layouts, each with its best recomputation and sharding, in groups.
+
+    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times its
+    fastest.
+    """
+    if not len(best.layout):
+        return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
+    _, first = np.unique(best.layout, return_index=True)
+    listed = np.sort(first)
+    group = _groups(best.take(listed))
+    near = np.flatnonzero(best.value_s <= NEAR * best.value_s[0])
+    near = near[_alike(best.take(near), 0)]
+    rows = best.rows.take(near)
+    place = simplest(
+        rows.candidates,
+        problem=best.problems[0],
+        total_bytes=rows.memory_total_bytes,
+        fails=1.0 - rows.step_s / rows.expected_s,
+        value_s=best.value_s[near],
+        more_axes=(best.variant[near] > 0).astype(np.int64),
+    )
+    pick = int(near[place])
+    others = np.flatnonzero(best.layout[listed] != best.layout[pick])
+    shown = np.concatenate([[pick], listed[others]])[:count]
+    groups = np.concatenate([[1], group[others]])[:count]
+    sizes = np.bincount(group)[1 : int(groups[-1]) + 1]
+    return Choice(best=best.take(shown), group=groups, sizes=tuple(map(int, sizes)))
+
+
+def _groups(best: Best) -> IntArray:
+    """(n,) the group of each row: a new one begins with the first that can be told apart from the
+    first of the last.
+    """
+    group, start = np.ones(len(best.layout), dtype=np.int64), 0
+    while len(apart := np.flatnonzero(~_alike(best, start)[start:])):
+        start += int(apart[0])
+        group[start:] += 1
+    return group
+
+
+def _alike(best: Best, first: int) -> BoolArray:
+    """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first`
+    holds 1.
+    """
+    unchecked = np.zeros((len(best.layout), 0), dtype=np.bool_)
+    for number, problem in enumerate(best.problems):
+        rows = np.flatnonzero(best.variant == number)
+        table = unchecked_table(case=problem, candidates=best.rows.candidates.take(rows))
+        unchecked = (
+            unchecked
+            if unchecked.shape[1]
+            else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
+        )
+        unchecked[rows] = table
+    differing = (unchecked ^ unchecked[first]).sum(axis=1)
+    first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
+    same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
+    apart = math.sqrt(2.0) * step_log_sd(
+        case=first_of_all
+    )  # of two trainings nothing is taken to cancel
+    bound = NORMAL_QUANTILE * np.where(
+        same, ratio_log_sd(first_of_all.profile, differing=differing), apart
+    )
+    alike: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
+    return alike
+
+
+def simplest(
+    candidates: Candidates,
+    *,
+    problem: TrainingProblem,
+    total_bytes: FloatArray,
+    fails: FloatArray,
+    value_s: FloatArray,
+    more_axes: IntArray | int = 0,
+) -> int:
+    """The row to try: safe, then on the fewest axes, then with the most devices left when a node is
+    lost, then with most free memory, then fastest. `fails`: chance of running out of memory;
+    `more_axes` are used besides those of the candidate.
+    """
+    free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
+    axes = _axes(candidates, layers=problem.model.total_layers) + more_axes
+    keys = (value_s, free, -_left(candidates, problem), axes, fails > SAFE)
+    return int(np.lexsort(keys)[0])
+
+
+def _axes(c: Candidates, *, layers: int) -> IntArray:
+    """(n,) how many ways to divide the work or to save memory are used beyond the plain ones."""
+    sizes = (
+        c.tensor_parallel_size,
+        c.pipeline_parallel_size,
+        c.virtual_pipeline_parallel_size,
+        c.context_parallel_size,
+        c.expert_parallel_size,
+        c.expert_tensor_parallel_size,
+    )
+    partial = (c.recompute_method == FULL_BLOCK) | (
+        (c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > 1)
+    )
+    uneven = layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size) != 0
+    more = (
+        c.recompute_modules > CORE_ATTN,
+        partial,
+        uneven,
+        c.zero_stage > 1,
+        c.data_parallel_shard_size > 0,
+    )
+    used: IntArray = np.stack([*(size > 1 for size in sizes), *more]).sum(axis=0)
+    return used
+
+
+def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
+    """(n,) share of the replicas that go on when a node is lost: the most that the others hold and
+    that divide the batch.
+    """
+    cluster, batch = problem.cluster, problem.workload.global_batch_size
+    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
+    most = (cluster.num_gpus - cluster.gpus_per_node) // ranks
+    left = np.zeros(len(c))
+    for row, (count, size) in enumerate(
+        zip(most.tolist(), c.micro_batch_size.tolist(), strict=True)
+    ):
+        left[row] = next((d for d in range(count, 0, -1) if batch % (d * size) == 0), 0)
+    return left / c.data_parallel_size
+
+
+def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
+    """The rows in full, ranked in their order."""
+    described: dict[int, Recommendation] = {}
+    for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
+        places = np.flatnonzero(best.variant == number)
+        rows = recommendations(
+            best.rows.candidates.take(places), problem=problem, predictor=predictor
+        )
+        described |= dict(zip(places.tolist(), rows, strict=True))
+    return tuple(
+        _with_risk(replace(described[place], rank=place + 1)) for place in sorted(described)
+    )
+
+
+def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
+    """The choice in full."""
+    rows = recommendations_of(choice.best)
+    problem = choice.best.problems[0]
+    if problem.strategy.dynamic_context_parallel:
+        return _by_schedule(
+            rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile)))
+        )
+    return tuple(
+        replace(row, group=int(group)) for row, group in zip(rows, choice.group, strict=True)
+    )
+
+
+def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
+    """Rows ranked without what their schedules save, in the order of what they take with it."""
+    ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
+    ranking: list[Recommendation] = []
+    group, first_s = 0, 0.0
+    for rank, row in enumerate(ordered, start=1):
+        assert row.estimate.time is not None  # legal rows
+        if not ranking or row.estimate.time.step_s > bound * first_s:
+            group, first_s = group + 1, row.estimate.time.step_s
+        ranking.append(replace(row, rank=rank, group=group))
+    return tuple(ranking)
+
+
+def _with_risk(row: Recommendation) -> Recommendation:
+    """The row with its estimate's chance of running out of memory, and the step time with that."""
+    known = row.known
+    fails = known.out_of_memory_probability
+    assert known.time is not None and fails is not None  # legal rows
+    return replace(
+        row,
+        out_of_memory_probability=fails,
+        expected_step_s=known.time.step_s / (1.0 - fails) if fails < 1.0 else None,
+    )

@@ -1,0 +1,409 @@
+"""The best candidates of one problem, found exactly without costing all of it.
+
+A layout fixes every axis but three: what is recomputed, how states are sharded (ZeRO stage, shard
+size), and how ranks exchange a split sequence. Every layout is costed with the usual values of
+these (`space.axes`); the others are costed only where
+bounds let them matter:
+
+- Recomputation only adds time: no step is shorter than the same one without it.
+- Sharding changes the parts SHARDED alone: a step without these bounds all ways to shard.
+- Exchanging a sequence differently changes the part EXCHANGED alone, and as much of the bubble as
+  its share of a stage.
+- Every recomputation keeps at least its layers' inputs, as full recomputation does, whose memory
+  without buffers is a bound.
+- Block recomputation keeps at least what full does; shard groups hold at least what all replicas
+  together do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
+from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
+from hp_tool.cost.legality import legality, shards_broken
+from hp_tool.cost.pipeline_parts import STAGE_PARTS
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.domain import bounds
+from hp_tool.domain.query import RankBy
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.free import (
+    every_chunk_count,
+    group_stages,
+    more_module_sets,
+    more_shards,
+    more_zero_stages,
+)
+from hp_tool.questions.training.ranking.rank import (
+    NO_ROWS,
+    CostedRows,
+    corrected_costs,
+    judged,
+    keep_heap,
+)
+from hp_tool.space import default_axes, legal_chunks, spanned
+
+SHARDED = ("data_parallel", "optimizer", "offload")
+"""Parts of a step that depend on how states are sharded."""
+EXCHANGED = "context_parallel"
+NEAR = 1.01
+"""Rank 1 may take so many times the fastest expected step."""
+FIRST, BLOCK = 256, 1 << 17
+"""Rows whose other values are costed first, which lower the limit for the others, and candidates
+costed together then.
+"""
+ROUNDING = 1.0 - 1e-9
+"""Bounds are sums of floating-point numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Rows of which other values of an axis may matter; every field has shape (n,)."""
+
+    candidates: Candidates
+    layout: IntArray
+    """A number for each layout."""
+    bound_s: FloatArray
+    """No value of the axis gives a shorter step."""
+    full_s: FloatArray
+    """The step with full recomputation, infinity if that is not run."""
+    full_fits: BoolArray
+
+    def take(self, indices: NDArray[np.intp]) -> Open:
+        """The chosen rows, in the given order."""
+        columns: dict[str, Any] = {
+            f.name: getattr(self, f.name).take(indices) for f in fields(Open)
+        }
+        return Open(**columns)
+
+    @staticmethod
+    def joined(parts: list[Open]) -> Open:
+        """The rows of all parts; at least one."""
+        columns: dict[str, Any] = {
+            f.name: np.concatenate([getattr(part, f.name) for part in parts])
+            for f in fields(Open)[1:]
+        }
+        return Open(
+            candidates=Candidates.concatenate([part.candidates for part in parts]), **columns
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCosts:
+    """Bounds from a grid that was costed, in its shape."""
+
+    step_s: FloatArray
+    unsharded_s: FloatArray
+    """Without the parts SHARDED."""
+    exchanged_s: FloatArray
+    """What another exchange of the sequence can save at most."""
+    may_fit: BoolArray
+    """Whether any recomputation of the same states may."""
+
+
+class BestSearch:
+    """Finds every candidate of one problem up to `reach_s`: what fewer than `keep` layouts beat, or
+    is nearly the fastest.
+    """
+
+    def __init__(
+        self,
+        problem: TrainingProblem,
+        *,
+        keep: int,
+        rank_by: RankBy = "expected",
+        predictor: CalibratedPredictor | None = None,
+        reach_s: float = np.inf,
+    ) -> None:
+        self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
+        self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
+        # What takes longer than the longest step in time is not acceptable, whatever else is.
+        self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
+        self.axes = default_axes(query=problem.parallel, case=problem)
+        self.modules = more_module_sets(problem, self.axes)
+        self.counts = every_chunk_count(problem)
+        self.stages, self.shards = (
+            more_zero_stages(problem, self.axes),
+            more_shards(problem, self.axes),
+        )
+        self.group_stages = group_stages(problem, (*self.axes.zero_stage, *self.stages))
+        methods = [method for method, _, _ in self.axes.recompute]
+        self.plain = methods.index(NONE) if NONE in methods else None
+        self.full = methods.index(FULL_UNIFORM) if FULL_UNIFORM in methods else None
+        self.rows = NO_ROWS
+        self.layout: IntArray = np.zeros(0, dtype=np.int64)
+        """Of each of `rows`."""
+        self.layouts = 0
+        self.computed = self.feasible = self.combinations = 0
+        self.rejections: Counter[str] = Counter()
+        self.exchanged: list[Open] = []
+        """Layouts of which another exchange of the sequence may matter."""
+        self.pipelined: list[Open] = []
+        """Layouts of unlike layers, which another split into stages may make shorter than their
+        bounds say.
+        """
+        self._unsharded: list[Open] = []
+        self._unrecomputed: list[Open] = []
+
+    def run_on(self, layouts: Open) -> BestSearch:
+        """Search these layouts alone, which were costed with another exchange before."""
+        c = layouts.candidates
+        legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
+            c.context_parallel_size, self.axes.context_parallel_size
+        )
+        self.combinations += int(self._number(c.take(legal), usual=len(self.axes.zero_stage)).sum())
+        for block in self._blocks(
+            layouts.take(np.flatnonzero(legal)),
+            each=len(self.axes.recompute) * len(self.axes.zero_stage),
+        ):
+            grid = spanned(
+                block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage
+            )
+            self._usual(grid, block.layout, counted=True)
+        self._shard()
+        self._recompute()
+        return self
+
+    def run(self) -> BestSearch:
+        """Gather in `rows` every candidate up to `reach_s`, and those met on the way that are in a
+        group with one of these.
+        """
+        keep_heap()
+        for chunk in legal_chunks(case=self.problem, axes=self.axes):
+            self.rejections.update(chunk.rejections)
+            count = chunk.candidates.shape[0]
+            self._usual(chunk.candidates, np.arange(self.layouts, self.layouts + count))
+            self.layouts += count
+        self._shard()
+        self._recompute()
+        return self
+
+    @property
+    def pruned(self) -> int:
+        """Legal combinations that bounds ruled out."""
+        return self.combinations - self.computed
+
+    def value(self, rows: CostedRows) -> FloatArray:
+        """What ranks the rows, in seconds; infinity where they are not acceptable."""
+        return (
+            rows.expected_s
+            if self.rank_by == "expected"
+            else np.where(rows.acceptable, rows.step_s, np.inf)
+        )
+
+    def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
+        """Cost layouts with their usual recomputations and states, and note for which of them
+        others may matter; `counted`: their combinations are.
+        """
+        if not len(grid):
+            return
+        costs = self._cost(grid, layout)
+        base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
+        number = self._number(base, usual=grid.shape[2])
+        self.combinations += 0 if counted else int(number.sum())
+        bound_s = costs.unsharded_s.min(axis=(1, 2))
+        every = Open(
+            candidates=base,
+            layout=layout,
+            bound_s=bound_s,
+            full_s=costs.step_s[:, 0, 0],
+            full_fits=np.any(costs.may_fit, axis=(1, 2)),
+        )
+        more = number > grid.shape[2] * (len(self.axes.recompute) + self._further(base))
+        self._unsharded.append(
+            every.take(np.flatnonzero(more & (bound_s * ROUNDING <= self.reach_s)))
+        )
+        split = np.flatnonzero(base.context_parallel_size > 1)
+        unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
+        self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
+        if len(self.problem.model.kinds) > 1:
+            self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
+
+    def _number(self, rows: Candidates, *, usual: int) -> IntArray:
+        """(n,) combinations of the other axes with each of n layouts, which have `usual` states by
+        default.
+        """
+        replicated = np.asarray(
+            rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64
+        )
+        groups = self._shard_groups(rows).sum(axis=1) * replicated
+        states: IntArray = usual + replicated * len(self.stages) + groups * len(self.group_stages)
+        return states * (len(self.axes.recompute) + self._further(rows))
+
+    def _shard_groups(self, rows: Candidates) -> BoolArray:
+        """(n, sizes) where the replicas can shard over groups of this size."""
+        columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
+        sizes = np.array(self.shards, dtype=np.int64)[None, :]
+        grid = Candidates(**columns | {"data_parallel_shard_size": sizes})
+        broken = shards_broken(self.problem.model, grid) if self.shards else False
+        legal: BoolArray = (sizes < columns["data_parallel_size"]) & ~np.asarray(broken)
+        return legal
+
+    def _further(self, rows: Candidates) -> IntArray:
+        """How many recomputations there are of each row besides the usual ones."""
+        return len(self.modules) + 2 * np.maximum(self._chunk_layers(rows) - 1, 0) * self.counts
+
+    def _chunk_layers(self, rows: Candidates) -> IntArray:
+        """Layers of the fullest model chunk."""
+        layers: IntArray = -(
+            -self.problem.model.total_layers
+            // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
+        )
+        return layers
+
+    def _shard(self) -> None:
+        """Cost the other ZeRO stages of layouts that may matter, then those of their shard groups
+        that may fit.
+        """
+        if not self._unsharded:
+            return
+        every = Open.joined(self._unsharded)
+        for block in self._blocks(every, each=len(self.axes.recompute) * max(len(self.stages), 1)):
+            fits = block.full_fits
+            if self.stages:
+                grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.stages)
+                fits = fits | self._cost(grid, block.layout).may_fit.any(axis=(1, 2))
+            row, size = np.nonzero(self._shard_groups(block.candidates) & fits[:, None])
+            if len(row) and self.group_stages:
+                groups = block.candidates.take(row)
+                columns = {f.name: getattr(groups, f.name) for f in fields(Candidates)}
+                columns["data_parallel_shard_size"] = np.array(self.shards)[size]
+                grid = spanned(
+                    Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages
+                )
+                self._cost(grid, block.layout[row])
+
+    def _recompute(self) -> None:
+        """Cost the other recomputations of rows that may matter."""
+        if not self._unrecomputed:
+            return
+        for block in self._blocks(Open.joined(self._unrecomputed), each=max(len(self.modules), 1)):
+            if self.modules:
+                self._cost(
+                    spanned(block.candidates, recompute=self.modules), block.layout, reopen=False
+                )
+            if self.counts:
+                self._layered(block)
+
+    def _layered(self, block: Open) -> None:
+        """Cost full recomputation with every number of layers, where that may fit or matter."""
+        most = self._chunk_layers(block.candidates) - 1
+        again = block.full_s * ROUNDING <= self.reach_s
+        by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
+        number = np.concatenate([by_block, by_checkpoint])
+        places = np.repeat(np.arange(len(number)), number)
+        if not len(places):
+            return
+        row, uniform = places % len(most), places >= len(most)
+        counts = (
+            1 + uniform + np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+        )
+        chosen = block.candidates.take(row)
+        columns = {f.name: getattr(chosen, f.name) for f in fields(Candidates)}
+        columns |= {
+            "recompute_method": np.where(uniform, FULL_UNIFORM, FULL_BLOCK),
+            "recompute_num_layers": counts,
+        }
+        grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
+        self._cost(grid, block.layout[row], reopen=False)
+
+    def _blocks(self, rows: Open, *, each: int) -> Iterator[Open]:
+        """The rows in blocks, by rising bound, until none can matter: each block may lower the
+        limit. `each` row stands for so many candidates.
+        """
+        order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
+        for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
+            block = rows.take(part)
+            near = np.flatnonzero(block.bound_s * ROUNDING <= self.reach_s)
+            if not len(near):
+                return
+            bounds.check()
+            yield block.take(near)
+
+    def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
+        """Cost a grid of layouts, recomputations and states, and keep what may matter; `reopen`:
+        also note the rows of which other recomputations may matter.
+        """
+        shape = grid.shape
+        costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
+        rows, limited = judged(grid, costs, problem=self.problem, predictor=self.predictor)
+        self.rejections.update(limited)
+        self.computed += len(grid)
+        self.feasible += int(np.count_nonzero(rows.acceptable))
+        self._keep(rows, np.repeat(layout, len(grid) // len(layout)))
+
+        def shaped(column: Any) -> NDArray[Any]:
+            return (
+                np.broadcast_to(column, shape)
+                if np.ndim(column) != 1
+                else np.reshape(column, shape)
+            )
+
+        step_s, fits = shaped(costs.step_s), shaped(costs.feasible)
+        may_fit = np.ones(shape, dtype=np.bool_)
+        if self.full is not None and reopen:
+            least = (
+                shaped(costs.memory_total_bytes)[:, self.full]
+                - shaped(costs.memory_parts["buffers"])[:, self.full]
+            )
+            may_fit &= (least * ROUNDING <= shaped(costs.capacity_bytes)[:, self.full])[:, None]
+        if reopen and self.plain is not None and (self.modules or self.counts):
+            plain_s = step_s[:, self.plain]
+            row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.reach_s))
+            full_s = (
+                step_s[row, self.full, stage]
+                if self.full is not None
+                else np.full(len(row), np.inf)
+            )
+            full_fits = (
+                fits[row, self.full, stage]
+                if self.full is not None
+                else np.zeros(len(row), dtype=np.bool_)
+            )
+            chosen = grid.at((row, np.full(len(row), self.plain), stage))
+            self._unrecomputed.append(
+                Open(
+                    candidates=chosen,
+                    layout=layout[row],
+                    bound_s=plain_s[row, stage],
+                    full_s=full_s,
+                    full_fits=full_fits,
+                )
+            )
+        stage_s = sum(shaped(costs.parts[name]) for name in STAGE_PARTS)
+        bubble_s, exchanged_s = (
+            shaped(costs.parts["pipeline_bubble"]),
+            shaped(costs.parts[EXCHANGED]),
+        )
+        return GridCosts(
+            step_s=step_s,
+            unsharded_s=step_s - sum(shaped(costs.parts[name]) for name in SHARDED),
+            exchanged_s=exchanged_s * (1.0 + bubble_s / stage_s),
+            may_fit=may_fit,
+        )
+
+    def _keep(self, rows: CostedRows, layout: IntArray) -> None:
+        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that
+        and `reach_s`.
+        """
+        value = self.value(rows)
+        near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))
+        if not len(near):
+            return
+        rows = CostedRows.concatenate([self.rows, rows.take(near)])
+        layout = np.concatenate([self.layout, layout[near]])
+        order = np.argsort(self.value(rows), kind="stable")
+        _, first = np.unique(layout[order], return_index=True)
+        if len(first) >= self.keep:
+            best_s, nth_s = self.value(rows)[order[[0, np.sort(first)[self.keep - 1]]]].tolist()
+            self.reach_s = min(self.reach_s, max(nth_s, NEAR * best_s))
+            self.limit_s = self.slack * nth_s
+            order = order[: np.searchsorted(self.value(rows)[order], self.limit_s, side="right")]
+        self.rows, self.layout = rows.take(order), layout[order]

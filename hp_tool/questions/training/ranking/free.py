@@ -1,0 +1,135 @@
+"""Values of free axes that a default space has besides the usual ones of `space.axes`: an expert's
+whole choice.
+
+What changes the numbers that are trained (precision, batch, dropped tokens) is no free axis, and
+offload is tried where nothing else fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from hp_tool.cost.candidates import MODULES, recompute_codes
+from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.parallel import Recompute, divisors
+from hp_tool.errors import InputError
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.recompute_rules import check_recompute
+from hp_tool.space import Axes, default_axes
+
+
+def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:
+    """Codes of the sets of modules, or of recomputation per operation, that the framework knows and
+    the axes do not list.
+
+    Megatron Core does not recompute norms and activations under delayed scaling.
+    """
+    if not _free(problem):
+        return []
+    sets = itertools.chain.from_iterable(
+        itertools.combinations(MODULES, size) for size in range(1, len(MODULES) + 1)
+    )
+    # Recomputed whole, an MoE block includes its activations and shared experts.
+    named = [
+        names
+        for names in sets
+        if "moe" not in names or not {"moe_act", "shared_experts"} & set(names)
+    ]
+    workload = problem.workload
+    delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
+    kept = [names for names in named if not (delayed and {"layernorm", "moe_act"} & set(names))]
+    specs = [Recompute(granularity="selective", modules=names) for names in kept]
+    known = (spec for spec in (Recompute(granularity="per_op"), *specs) if _runs(spec, problem))
+    return [codes for codes in map(recompute_codes, known) if codes not in axes.recompute]
+
+
+def every_chunk_count(problem: TrainingProblem) -> bool:
+    """Whether whole layers may be recomputed in any number: of each model chunk (block), or per
+    checkpoint (uniform).
+    """
+    workload = problem.workload
+    return (
+        _free(problem)
+        and wrapped(workload.framework) == "megatron-core"
+        and not workload.merges_passes
+    )
+
+
+def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
+    """The framework's ZeRO stages that the axes leave out."""
+    if (
+        problem.parallel.zero_stage is not None
+        or problem.cluster.kinds
+        or facts(problem.workload.framework).is_plain
+    ):
+        return ()
+    return tuple(stage for stage in axes.known_zero_stages if stage not in axes.zero_stage)
+
+
+def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
+    """Sizes of groups that ZeRO may shard over instead of all replicas."""
+    framework = facts(problem.workload.framework)
+    plain = framework.is_plain and not framework.broadcasts_weights
+    if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or plain:
+        return ()
+    return tuple(
+        size
+        for size in divisors(problem.cluster.num_gpus, limit=problem.cluster.num_gpus)
+        if size > 1
+    )
+
+
+def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
+    """Those of the ZeRO stages that can shard over groups: under Megatron Core the distributed
+    optimizer alone.
+    """
+    most = 1 if wrapped(problem.workload.framework) == "megatron-core" else 3
+    return tuple(stage for stage in stages if 0 < stage <= most)
+
+
+def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
+    """The problem with each strategy that the query leaves open, narrowed to the sizes for which it
+    makes a difference: ways to exchange a split sequence, and for a2a+p2p every pair of levels.
+    """
+    sizes = [
+        size
+        for size in default_axes(query=problem.parallel, case=problem).context_parallel_size
+        if size > 1
+    ]
+    fixed = (
+        problem.parallel.context_parallel_communication is not None
+        or problem.parallel.dynamic_context_parallel
+    )
+    if fixed or wrapped(problem.workload.framework) != "megatron-core" or not sizes:
+        return
+    for kind in ("all_gather", "a2a"):
+        yield problem.with_parallel(
+            context_parallel_size=tuple(sizes), context_parallel_communication=kind
+        )
+    for size in sizes:
+        for inner in divisors(size, limit=size - 1)[1:]:
+            if problem.model.num_attention_heads % inner == 0:
+                yield problem.with_parallel(
+                    context_parallel_size=size,
+                    context_parallel_communication="a2a+p2p",
+                    hierarchical_context_parallel_sizes=(inner, size // inner),
+                )
+
+
+def _free(problem: TrainingProblem) -> bool:
+    """Whether the query leaves recomputation free, in a model whose layers are alike on devices
+    that are alike.
+    """
+    decoder = (
+        problem.model.architecture == "decoder" and not facts(problem.workload.framework).is_plain
+    )
+    return problem.parallel.recompute is None and decoder and not problem.cluster.kinds
+
+
+def _runs(spec: Recompute, problem: TrainingProblem) -> bool:
+    try:
+        check_recompute(spec, problem.model, problem.workload)
+    except InputError:
+        return False
+    return True

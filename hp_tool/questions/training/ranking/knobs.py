@@ -1,0 +1,124 @@
+"""Knobs that change no number that is trained: a ranking takes them where they are worth it and the
+query leaves them open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.legality import legality
+from hp_tool.domain.query import Query
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import InputError
+from hp_tool.questions.training.graphs import has_graphs
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.best import Best
+
+HIDDEN = {"expert_parallel": True}
+"""Experts' all-to-alls behind another micro-batch, as `training.overlap` is written."""
+WORTH = 0.99
+"""Of the fastest step without a knob: what it must take with it."""
+LAYOUTS = 10
+"""Rows that fewer layouts beat decide: as many whatever a ranking shows, or each would choose its
+own knobs.
+"""
+
+
+def free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
+    """Return the query's problem with the free knobs that shorten the steps of its best rows most;
+    nothing if none does.
+
+    If nothing is acceptable without them, return what to try, in this order: all knobs, and for
+    experts fewer of them, because graphs and hidden all-to-alls exclude some recomputation and
+    layouts. A fused loss frees memory, and a deadline may be met with the others.
+
+    The knobs are CUDA graphs, a fused loss and, for experts, all-to-alls behind another
+    micro-batch, if framework and GPU have them.
+    """
+    if not may_choose(query, best.problems[0]):
+        return ()
+    if not best.feasible:
+        every = [
+            _with(query, values, before=best.problems[0])
+            for values in _sets(query, best.problems[0])
+        ]
+        resolved = [problem for problem in reversed(every) if problem is not None]
+        fewer = [
+            problem
+            for problem in resolved[1:]
+            if not problem.workload.cuda_graphs and problem.model.num_experts
+        ]
+        return (*resolved[:1], *fewer)
+    fastest_s = _fastest_s(
+        best.problems[0], best
+    )  # by the cost model, as with each knob: rows may be corrected
+    chosen: TrainingProblem | None = None
+    for values in _sets(query, best.problems[0]):
+        problem = _with(query, values, before=best.problems[0])
+        if problem is not None and (step_s := _fastest_s(problem, best)) < WORTH * fastest_s:
+            chosen, fastest_s = problem, step_s
+    return () if chosen is None else (chosen,)
+
+
+def may_choose(query: Query, problem: TrainingProblem) -> bool:
+    """Whether no recipe settles the knobs, and framework and device are those that have them."""
+    assert query.training is not None
+    workload = problem.workload
+    there = workload.cuda_graphs or has_graphs(
+        cluster=problem.cluster, workload=workload, profile=problem.profile
+    )
+    return bool(there) and query.training.recipe is None
+
+
+def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
+    """Values of `training` that the query leaves open, by name: few knobs first."""
+    assert query.training is not None
+    workload = problem.workload
+    values: dict[str, Any] = {}
+    if query.training.cross_entropy is None and workload.cross_entropy is None:
+        values["cross_entropy"] = "fused"
+        yield dict(values)
+    hides = bool(problem.model.num_experts) and workload.overlap is None
+    if hides:
+        yield values | {"overlap": OverlapSpec(**HIDDEN)}
+    if problem.recorded is not None:  # the query leaves graphs open
+        values["cuda_graphs"] = True
+        yield dict(values)
+        if hides:
+            yield values | {"overlap": OverlapSpec(**HIDDEN)}
+
+
+def _with(
+    query: Query, values: Mapping[str, Any], *, before: TrainingProblem
+) -> TrainingProblem | None:
+    assert query.training is not None
+    try:
+        problem = resolve_training(replace(query, training=replace(query.training, **values)))
+    except InputError:  # the framework, the model or the device has no such thing
+        return None
+    paths = {
+        f"training.{name}": HIDDEN if name == "overlap" else value for name, value in values.items()
+    }
+    return replace(
+        problem.with_num_gpus(before.cluster.num_gpus),
+        assumed={**before.assumed, **problem.assumed, **paths},
+        chosen={**before.chosen, **paths},
+    )
+
+
+def _fastest_s(problem: TrainingProblem, best: Best) -> float:
+    """The fastest of the best rows under the problem; infinity where none of them is legal and
+    fits.
+    """
+    firsts = np.sort(np.unique(best.layout, return_index=True)[1])
+    beaten = best.variant[: firsts[LAYOUTS]] if len(firsts) > LAYOUTS else best.variant
+    rows = best.rows.candidates.take(np.flatnonzero(beaten == 0))
+    rows = rows.take(np.flatnonzero(legality(case=problem, candidates=rows) == 0))
+    if not len(rows):
+        return np.inf
+    costs = problem.costs(rows)
+    return float(np.min(np.where(costs.feasible, costs.step_s, np.inf)))

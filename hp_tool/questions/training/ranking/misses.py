@@ -1,0 +1,76 @@
+"""What comes nearest where no configuration is acceptable."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.result import Recommendation
+from hp_tool.questions.training.calibrated import CalibratedPredictor
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.questions.training.ranking.best import best_of
+from hp_tool.questions.training.ranking.rank import CostedRows, costed_chunks, recommendations
+
+NEAREST = 3
+"""Misses in an answer."""
+
+
+def nearest_misses(
+    problem: TrainingProblem, predictor: CalibratedPredictor | None
+) -> tuple[Recommendation, ...]:
+    """The NEAREST of the usual values of the axes and of the fastest that fit, whatever max_days
+    and max_cost say, which may have other values and exchange a sequence in any way.
+    """
+    unlimited = replace(
+        problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
+    )
+    best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
+    rows, variant = best.rows, best.variant
+    for chunk, _ in costed_chunks(problem=problem, predictor=predictor):
+        rows = CostedRows.concatenate([rows, chunk])
+        variant = np.concatenate([variant, np.zeros(len(chunk.step_s), dtype=np.int64)])
+        kept = nearest(rows, problem=problem, variant=variant)
+        rows, variant = rows.take(kept), variant[kept]
+    misses = []
+    for place, number in enumerate(variant.tolist()):
+        limited = replace(best.problems[number], constraints=problem.constraints)
+        (row,) = nearest_recommendations(
+            rows.candidates.take(np.array([place])), problem=limited, predictor=predictor
+        )
+        misses.append(replace(row, rank=place + 1))
+    return tuple(misses)
+
+
+def nearest(
+    rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
+) -> NDArray[np.intp]:
+    """Indices of the NEAREST of candidates none of which is acceptable: first those that miss one
+    limit alone, memory or time, then by how far they are off: bytes over the capacity, or seconds
+    over the longest step that max_days and max_cost allow, whichever is the larger multiple. Equal
+    ones, of which there may be two, count once; `variant` also tells them apart.
+    """
+    capacity = problem.cluster.gpu.memory_bytes * (
+        1.0 - problem.constraints.memory_headroom_fraction
+    )
+    size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
+    missed = (size > 1.0).astype(np.int64) + (time > 1.0)
+    order = np.lexsort((rows.step_s, np.maximum(size, time), missed))[: 2 * NEAREST]
+    columns = [getattr(rows.candidates, f.name)[order] for f in fields(Candidates)]
+    _, first = np.unique(
+        np.stack(columns if variant is None else [*columns, variant[order]]),
+        axis=1,
+        return_index=True,
+    )
+    return order[np.sort(first)[:NEAREST]]
+
+
+def nearest_recommendations(
+    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> tuple[Recommendation, ...]:
+    """Candidates that are not acceptable in full, with every limit they miss among their estimate's
+    reasons.
+    """
+    rows = recommendations(chosen, problem=problem, predictor=predictor)
+    return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)

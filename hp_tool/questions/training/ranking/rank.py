@@ -1,0 +1,285 @@
+"""The space of a training query, costed chunk by chunk and ranked, and its best candidates as
+recommendations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import BoolArray, FloatArray
+from hp_tool.cost.breakdown import estimate_row
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.legality import MEMORY
+from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import out_of_memory_probability
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.units import MIB
+from hp_tool.questions.training.calibrated import CRASHED, CalibratedPredictor
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.space import default_axes, legal_chunks
+
+Row = TypeVar("Row")
+_HEAP_BYTES = 16 * MIB
+RERANKED = 4096
+"""The best candidates by a calibration's few factors, whose order its residuals decide: those are
+too slow for millions.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """Legal candidates with what ranks them; arrays of shape (n,)."""
+
+    candidates: Candidates
+    step_s: FloatArray
+    memory_total_bytes: FloatArray
+    acceptable: BoolArray
+    """True where the candidate fits and keeps to the constraints."""
+    expected_s: FloatArray
+    """step_s over the probability that the candidate runs at all: a run that ends out of memory
+    yields no tokens. Where it is not acceptable, infinity.
+    """
+
+    def take(self, rows: NDArray[np.intp]) -> CostedRows:
+        """The chosen rows, in the given order."""
+        return CostedRows(**{name: column.take(rows) for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, Any]:
+        """What stands for each row, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
+
+    def best(self, count: int) -> NDArray[np.intp]:
+        """Indices of the `count` fastest acceptable candidates; equal times prefer less memory,
+        then the earlier row.
+        """
+        rows = np.flatnonzero(self.acceptable)
+        if len(rows) > count:
+            rows = rows[self.step_s[rows] <= np.partition(self.step_s[rows], count - 1)[count - 1]]
+        return rows[np.lexsort((self.memory_total_bytes[rows], self.step_s[rows]))][:count]
+
+    @staticmethod
+    def concatenate(parts: Sequence[CostedRows]) -> CostedRows:
+        """The rows of all parts, in order; of at least one part."""
+        return CostedRows(
+            candidates=Candidates.concatenate([part.candidates for part in parts]),
+            **{
+                f.name: np.concatenate([getattr(part, f.name) for part in parts])
+                for f in fields(CostedRows)[1:]
+            },
+        )
+
+
+_NOTHING = np.zeros(0)
+NO_ROWS = CostedRows(
+    candidates=Candidates.from_columns({f.name: () for f in fields(Candidates)}),
+    step_s=_NOTHING,
+    memory_total_bytes=_NOTHING,
+    acceptable=_NOTHING > 0.0,
+    expected_s=_NOTHING,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedSpace(CostedRows):
+    """Every legal candidate, or only the best acceptable ones, best first; and what became of all
+    combinations of the axes.
+    """
+
+    legal: int
+    """Candidates of which all memory and time parts were computed."""
+    feasible: int
+    """How many of them are acceptable."""
+    rejections: dict[str, int]
+    """How many combinations each rule turned away, and how many legal ones each limit."""
+
+
+def cost_space(
+    *,
+    problem: TrainingProblem,
+    keep: int | None = None,
+    predictor: CalibratedPredictor | None = None,
+) -> CostedSpace:
+    """Enumerate the legal candidates and cost them chunk by chunk.
+
+    `keep`: keep only so many of the best on the way; memory then stays bounded however large the
+    space is. `predictor`: corrects the costs; its factors decide which RERANKED are the best, its
+    residuals their order.
+    """
+    rejections: Counter[str] = Counter()
+    kept: list[CostedRows] = []
+    legal = feasible = 0
+    reach = None if keep is None else keep if predictor is None else max(keep, RERANKED)
+    for rows, turned_away in costed_chunks(problem=problem, predictor=predictor):
+        rejections.update(turned_away)
+        legal += len(rows.candidates)
+        feasible += int(np.count_nonzero(rows.acceptable))
+        kept.append(rows)
+        if reach is not None:
+            kept = [_best_of(kept, reach)]
+    rows = CostedRows.concatenate(kept)
+    if keep is not None and predictor is not None and len(rows.candidates):
+        rows, limited = with_residuals(rows.candidates, problem=problem, predictor=predictor)
+        rejections.update(limited)
+        feasible -= int(np.count_nonzero(~rows.acceptable))
+        rows = rows.take(rows.best(keep))
+    return CostedSpace(
+        **rows.columns(), legal=legal, feasible=feasible, rejections=dict(rejections)
+    )
+
+
+def costed_chunks(
+    *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> Iterator[tuple[CostedRows, Counter[str]]]:
+    """The space chunk by chunk: legal candidates with their costs, and what was turned away on the
+    way to them. Only the factors of a `predictor` are applied.
+    """
+    keep_heap()
+    axes = default_axes(query=problem.parallel, case=problem)
+    for chunk in legal_chunks(case=problem, axes=axes):
+        costs = corrected_costs(chunk.candidates, problem=problem, predictor=predictor)
+        rows, limited = judged(chunk.candidates, costs, problem=problem, predictor=predictor)
+        yield rows, chunk.rejections + Counter(limited)
+
+
+def corrected_costs(
+    candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None
+) -> TrainingCosts:
+    """Costs of rows or a grid by the cost model, or by the factors of a `predictor`."""
+    costs = problem.costs(candidates)
+    if predictor is None:
+        return costs
+    rows = costs.rows(candidates.shape)
+    return predictor.costs(rows, candidates=candidates.take(slice(None)), problem=problem)
+
+
+def with_residuals(
+    candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
+) -> tuple[CostedRows, dict[str, int]]:
+    """Candidates costed by a calibration with its residuals, and how many of them each limit turns
+    away.
+    """
+    costs, fails = predictor.judged(
+        problem.costs(candidates), candidates=candidates, problem=problem
+    )
+    return judged(candidates, costs, problem=problem, predictor=predictor, fails=fails)
+
+
+def judged(
+    candidates: Candidates,
+    costs: TrainingCosts,
+    *,
+    problem: TrainingProblem,
+    predictor: CalibratedPredictor | None = None,
+    fails: FloatArray | None = None,
+) -> tuple[CostedRows, dict[str, int]]:
+    """Legal candidates with what ranks them, and how many of them each limit turns away, and
+    crashes that `predictor` knows. `fails`: (n,) chance of running out of memory; None: by the cost
+    model.
+    """
+    shape = candidates.shape
+    step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
+    fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
+    crashed = np.zeros(len(candidates), dtype=np.bool_)
+    if predictor is not None:
+        crashed = predictor.crashes(candidates, problem=problem) > 0
+    acceptable, expected_s = fits & in_time & ~crashed, np.full(len(candidates), np.inf)
+    if len(good := np.flatnonzero(acceptable)):
+        if fails is None:
+            device_bytes = _each(np.asarray(costs.device_bytes, dtype=np.float64), shape)[good]
+            risk = out_of_memory_probability(
+                case=problem,
+                candidates=candidates.take(good),
+                total_bytes=total_bytes[good],
+                device_bytes=device_bytes,
+            )
+        else:
+            risk = fails[good]
+        with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
+            expected_s[good] = step_s[good] / (1.0 - risk)
+    counts = {
+        MEMORY: int(np.count_nonzero(~fits)),
+        "target_missed": int(np.count_nonzero(~in_time)),
+    }
+    counts[CRASHED] = int(np.count_nonzero(crashed))
+    rows = CostedRows(
+        candidates=candidates,
+        step_s=step_s,
+        memory_total_bytes=total_bytes,
+        acceptable=acceptable,
+        expected_s=expected_s,
+    )
+    return rows, {name: count for name, count in counts.items() if count}
+
+
+def _each(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A column of a grid of this shape as one value per row; rows stay as they are."""
+    return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
+
+
+def _best_of(parts: list[CostedRows], count: int) -> CostedRows:
+    """The best of the rows ranked so far and of a new chunk; most chunks hold none that is fast
+    enough.
+    """
+    *before, new = parts
+    if before and len(ranked := before[0].step_s) == count:
+        rows = np.flatnonzero(new.acceptable & (new.step_s <= ranked[-1]))
+        if len(rows) == 0:
+            return before[0]
+        new = new.take(rows)
+    both = CostedRows.concatenate([*before, new.take(new.best(count))])
+    return both.take(both.best(count))
+
+
+def recommendations(
+    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> tuple[Recommendation, ...]:
+    """The chosen candidates in full, ranked in their order."""
+    if len(chosen) == 0:
+        return ()
+    costs = problem.scheduled(problem.costs(chosen), chosen)
+    rows = []
+    for index in range(len(chosen)):
+        config = problem.named(chosen.config(index))
+        calibrated = None
+        if predictor is not None:
+            calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
+            calibrated = replace(calibrated, parallel=config)
+        estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
+        rows.append(
+            Recommendation(
+                rank=index + 1,
+                parallel=config,
+                set=dict(problem.chosen),
+                estimate=estimate,
+                calibrated_estimate=calibrated,
+            )
+        )
+    return tuple(rows)
+
+
+def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
+    """The group of each ranked row, from 1: those that are `alike` the group's first row."""
+    groups: list[int] = []
+    first: Row | None = None
+    for row in rows:
+        groups.append(
+            groups[-1] if first is not None and alike(row, first) else len(set(groups)) + 1
+        )
+        first = row if first is None or len(groups) == 1 or groups[-1] != groups[-2] else first
+    return groups
+
+
+@functools.cache
+def keep_heap() -> None:
+    """Make the C library reuse the memory of one chunk for the next. Until a block of this size has
+    been freed, glibc returns large blocks to the system (mallopt(3)), and fetching them again costs
+    more than the arithmetic.
+    """
+    np.empty(_HEAP_BYTES, dtype=np.uint8)

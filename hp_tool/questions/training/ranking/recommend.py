@@ -1,0 +1,342 @@
+"""The best training configurations of a query's space: those ranked first, what comes nearest, and
+Pareto fronts.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.domain import bounds
+from hp_tool.domain.parallel import divisors
+from hp_tool.domain.query import Query, RankBy
+from hp_tool.domain.result import Against, Ranking, Recommendation, SpaceSummary
+from hp_tool.errors import InputError
+from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations, with_unused
+from hp_tool.questions.training.problem import TrainingProblem, resolve_training
+from hp_tool.questions.training.ranking.best import Best, best_of
+from hp_tool.questions.training.ranking.choice import (
+    choose,
+    chosen_recommendations,
+    recommendations_of,
+)
+from hp_tool.questions.training.ranking.knobs import LAYOUTS, free_knobs, may_choose
+from hp_tool.questions.training.ranking.misses import nearest_misses
+from hp_tool.questions.training.ranking.rank import (
+    CostedRows,
+    costed_chunks,
+    with_residuals,
+)
+from hp_tool.space import default_axes
+from hp_tool.space.pareto import undominated
+
+MAX_TOP = 1_000
+DYNAMIC = "dynamic_context_parallel"
+"""Key of an estimate's provenance."""
+MOST_TRAININGS = 16
+"""Combinations of the values that `training` lists: each is a ranking of its own."""
+
+
+def recommend(
+    *, query: Query, top: int = 10, calibrations: Calibrations | None = None
+) -> Ranking[Recommendation]:
+    """Rank the configurations of the space by expected or predicted step time and return the best
+    `top`: of each layout the best, and first the one to try (`training.ranking.choice`).
+
+    If nothing is acceptable, offload is tried where the query leaves it open; if that does not
+    help, the answer holds what comes nearest. What `calibrations` know about the cluster decides
+    the ranking and what fits; estimates are given without and with it.
+
+    Objective min_gpus takes cluster.num_gpus as the maximum and answers for the fewest devices on
+    which something is acceptable: whole nodes, or equal shares of one, that the model and the batch
+    can be divided over.
+    """
+    if not 1 <= top <= MAX_TOP:
+        raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
+    start = time.perf_counter()
+    best = _best_of_lists(query, keep=top, calibrations=calibrations)
+    problem, predictor = best.problems[0], best.predictors[0]
+    misses: tuple[Recommendation, ...] = ()
+    if best.computed and not best.feasible:
+        with bounds.over_again():
+            misses = nearest_misses(problem, predictor)
+    chosen = choose(best, count=top)
+    ranked = chosen_recommendations(chosen)
+    if query.parallel.dynamic_context_parallel and ranked:
+        ranked = (_beside_static(ranked[0], query=query, calibrations=calibrations), *ranked[1:])
+    if predictor is None and calibrations is not None:
+        ranked, misses = (
+            tuple(
+                replace(
+                    row,
+                    estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations),
+                )
+                for row in rows
+            )
+            for rows in (ranked, misses)
+        )
+    return Ranking(
+        recommendations=ranked,
+        space=SpaceSummary(
+            legal=best.computed,
+            feasible=best.feasible,
+            pruned=best.pruned,
+            seconds=time.perf_counter() - start,
+        ),
+        rejections=best.rejections,
+        groups=chosen.sizes,
+        nearest_misses=misses,
+    )
+
+
+def _beside_static(
+    row: Recommendation, *, query: Query, calibrations: Calibrations | None
+) -> Recommendation:
+    """Return the row with a sentence on the best layout without dynamic context parallelism.
+
+    Dynamic groups exchange by p2p alone. Static ones may exchange in any way, so the gain over them
+    can be smaller than the gain over the same layout.
+    """
+    static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
+    with bounds.over_again():
+        rows = chosen_recommendations(
+            choose(_best_of_lists(static, keep=1, calibrations=calibrations), count=1)
+        )
+    if not rows or rows[0].expected_token_s is None or row.expected_token_s is None:
+        return row
+    best, gain = rows[0], rows[0].expected_token_s / row.expected_token_s
+    faster = f"{gain:.2f}x faster" if gain >= 1.0 else f"{1.0 / gain:.2f}x slower"
+    exchange = best.parallel.context_parallel_communication or "p2p"
+    how = (
+        f"exchanges by {exchange}"
+        if best.parallel.context_parallel_size > 1
+        else "has no context parallelism"
+    )
+    words = (
+        f"dynamic context parallelism (exchange by p2p only) is {faster} than the best static "
+        f"layout, which {how}"
+    )
+    known = {
+        name: estimate
+        for name in ("estimate", "calibrated_estimate")
+        if (estimate := getattr(row, name)) is not None
+    }
+    return replace(
+        row,
+        **{
+            name: replace(each, provenance={**each.provenance, DYNAMIC: words})
+            for name, each in known.items()
+        },
+    )
+
+
+def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
+    """The best with any of the values that `training` lists, which the answers name in
+    `provenance.assumed`; offloaded where nothing else fits.
+    """
+    choices = query.training.choices if query.training is not None else {}
+    count = math.prod(map(len, choices.values()))
+    if count > MOST_TRAININGS:
+        field = f"training.{next(iter(choices))}"
+        raise InputError(
+            f"the lists under training span {count} trainings; at most {MOST_TRAININGS} are ranked",
+            field=field,
+        )
+    queries, parts = [], []
+    for values in itertools.product(*choices.values()):
+        chosen: dict[str, Any] = dict(zip(choices, values, strict=True))
+        one = (
+            replace(query, training=replace(query.training, **chosen))
+            if query.training is not None and chosen
+            else query
+        )
+        queries.append(one)
+        parts.append(_best(one, chosen, keep, calibrations))
+    if not any(part.feasible for part in parts):
+        parts = [
+            offloaded(one, part, keep=keep, calibrations=calibrations)
+            for one, part in zip(queries, parts, strict=True)
+        ]
+    fewest = min(
+        (part.problems[0].cluster.num_gpus for part in parts if part.feasible), default=None
+    )
+    return Best.joined(
+        [part for part in parts if fewest in (None, part.problems[0].cluster.num_gpus)]
+    )
+
+
+def _best(
+    query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
+) -> Best:
+    """The best of one training; `chosen`: values of `training` that its answers name."""
+    problem = resolve_training(query)
+    values = {f"training.{name}": value for name, value in chosen.items()}
+    problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
+    predictor = None if calibrations is None else calibrations(problem)
+    keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
+
+    def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
+        if query.objective == "min_gpus":
+            return fewest_devices(
+                problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor
+            )[1]
+        return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+
+    best = ranked(problem, predictor)
+    rankings = [best]
+    for faster in free_knobs(query, best):
+        faster = faster.with_num_gpus(problem.cluster.num_gpus)
+        with bounds.over_again():
+            rankings.append(ranked(faster, None if calibrations is None else calibrations(faster)))
+        if rankings[-1].feasible:
+            break
+    return min((one for one in rankings if one.feasible), key=_first_of, default=best)
+
+
+def _first_of(best: Best) -> tuple[int, float]:
+    """What decides between rankings with something acceptable: fewest devices, then the shortest
+    step.
+    """
+    return best.problems[0].cluster.num_gpus, float(best.value_s[0])
+
+
+def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
+    """Return the best with optimizer states or activations on the host, the faster of the two,
+    where the query leaves that open and then something is acceptable; else `best` as it was.
+    """
+    if query.training is None or query.training.offload is not None or not best.computed:
+        return best
+    offloads: list[Best] = []
+    for offload in ("optimizer", "activations"):
+        try:
+            problem = resolve_training(
+                replace(query, training=replace(query.training, offload=offload))
+            )
+        except InputError:  # the framework, or the device, has no such thing
+            continue
+        before = best.problems[0]
+        problem = replace(
+            problem.with_num_gpus(before.cluster.num_gpus),
+            assumed={**before.assumed, **problem.assumed, "training.offload": offload},
+            chosen={**before.chosen, "training.offload": offload},
+        )
+        predictor = None if calibrations is None else calibrations(problem)
+        with bounds.over_again():
+            offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+    return min(
+        (one for one in offloads if one.feasible),
+        key=lambda one: float(one.value_s[0]),
+        default=best,
+    )
+
+
+def pareto_front(
+    *, query: Query, against: Against, calibrations: Calibrations | None = None
+) -> tuple[Recommendation, ...]:
+    """Configurations that no other beats in two objectives at once.
+
+    memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and
+    number of devices up to cluster.num_gpus, fewest first; `provenance` of each estimate says on
+    how many it runs.
+    """
+    best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
+    if against == "memory":
+        return recommendations_of(_memory_front(best))
+    problem, predictor = (
+        best.problems[0],
+        best.predictors[0],
+    )  # with the knobs that the ranking takes
+    rows: list[Recommendation] = []
+    best_s = float("inf")
+    for smaller in _possible(problem):
+        best = best_of(smaller, keep=1, rank_by="mean", predictor=predictor)
+        if best.feasible and best.value_s[0] < best_s:
+            best_s = float(best.value_s[0])
+            rows += recommendations_of(best.take(np.arange(1)))
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+
+
+def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
+    """Rising numbers of devices up to the cluster's: whole nodes, or equal shares of one, that t p
+    c d can fill.
+
+    d divides the global batch, t, p and c are the values that a search on the whole cluster would
+    try.
+    """
+    cluster, batch = problem.cluster, problem.workload.global_batch_size
+    axes = default_axes(query=problem.parallel, case=problem)
+    ranks = {
+        t * p * c
+        for t in axes.tensor_parallel_size
+        for p in axes.pipeline_parallel_size
+        for c in axes.context_parallel_size
+    }
+    most = cluster.num_gpus
+    fitting: set[int] = set()
+    for d in divisors(batch, limit=most):
+        bounds.check()
+        counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
+        fitting |= {n for n in counts if cluster.divides_into(n)}
+    return tuple(sorted(fitting | {cluster.num_gpus}))
+
+
+def fewest_devices(
+    *,
+    problem: TrainingProblem,
+    keep: int,
+    rank_by: RankBy = "expected",
+    predictor: CalibratedPredictor | None = None,
+) -> tuple[TrainingProblem, Best]:
+    """The fewest of `device_counts` with something acceptable, and the best there; the whole
+    cluster if none has.
+    """
+    problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
+    for smaller in _possible(problem):
+        best = best_of(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
+        if best.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
+            return smaller, best
+    return problem, best_of(problem, keep=keep, rank_by=rank_by, predictor=predictor)
+
+
+def _memory_front(best: Best) -> Best:
+    """Acceptable candidates that no other beats in both step time and memory, fastest first: of the
+    usual values of the axes, and of all that are nearly as fast as the fastest, with every strategy
+    that the query leaves open.
+    """
+    problem, predictor = best.problems[0], best.predictors[0]
+    front = [best.rows.take(np.flatnonzero(best.variant == 0))]
+    for rows, _ in costed_chunks(problem=problem, predictor=predictor):
+        front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
+    (rows,) = front  # there is at least one chunk, if an empty one
+    if predictor is not None and len(rows.candidates):
+        rows = _acceptable_front(
+            with_residuals(rows.candidates, problem=problem, predictor=predictor)[0]
+        )
+    others = best.take(np.flatnonzero(best.variant != 0))
+    variant = np.concatenate(
+        [np.zeros(len(rows.candidates), dtype=others.variant.dtype), others.variant]
+    )
+    joined = CostedRows.concatenate([rows, others.rows])
+    best = replace(
+        best, rows=joined, variant=variant, layout=np.zeros_like(variant), value_s=joined.step_s
+    )
+    return best.take(undominated(joined.step_s, -joined.memory_total_bytes))
+
+
+def _acceptable_front(rows: CostedRows) -> CostedRows:
+    acceptable = rows.take(np.flatnonzero(rows.acceptable))
+    return acceptable.take(undominated(acceptable.step_s, -acceptable.memory_total_bytes))
+
+
+def _possible(problem: TrainingProblem) -> Iterator[TrainingProblem]:
+    """The problem on each of `device_counts` that could meet the deadline at twice the devices'
+    peak.
+    """
+    for count in device_counts(problem):
+        smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
+        if smaller.least_step_s <= smaller.longest_step_s:
+            yield smaller

@@ -1,0 +1,291 @@
+"""Knobs that a query leaves open: what its recipe sets, and what is assumed of the rest."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from hp_tool.catalog import library
+from hp_tool.cost.optimizer import stored_precision
+from hp_tool.cost.shared import Shared
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Strategy, recompute_name
+from hp_tool.domain.query import Query
+from hp_tool.domain.recipe import Recipe, RecipeRule
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.questions import schema
+from hp_tool.questions.training.nearest import like_gpu, like_model, stands_in
+
+TRAINING_KNOBS = (
+    "framework_version",
+    "fp8_recipe",
+    "parameter_precision",
+    "gradient_precision",
+    "optimizer_precision",
+    "exp_avg_sq_precision",
+    "master_precision",
+    "cross_entropy",
+    "cuda_graphs",
+    "cuda_graph_modules",
+    "overlap",
+    "frozen_precision",
+    "lora",
+    "activation_func_fp8_input_store",
+    "gated_product",
+    "expert_capacity_factor",
+    "expert_precision",
+    "dispatch_precision",
+    "offload",
+    "offload_fraction",
+    "attention_kernel",
+    "gradient_reduction",
+)
+"""Keys of `training` that a recipe may set beside the framework."""
+PARALLEL_KNOBS = (
+    "moe_token_dispatcher_type",
+    "expert_tensor_parallel_size",
+    "recompute",
+    "zero_stage",
+    "context_parallel_communication",
+)
+LISTED = ("models", "gpus")
+"""Fields of a recipe that one which extends it has where it says nothing."""
+OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
+S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
+
+
+def recipe(name: str, *, field: str = "training.recipe") -> Recipe:
+    """The recipe called so, in the built-in catalogue or one's own. Raises NotFoundError;
+    InputError for a malformed one.
+    """
+    return _recipe(library.entry("recipes", name, field=field))
+
+
+def recipes() -> list[Recipe]:
+    """All of them, by name."""
+    return [_recipe(entry) for entry in library.entries("recipes")]
+
+
+def settings(
+    recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
+) -> dict[str, dict[str, Any]]:
+    """Return what the recipe sets for a training: values of keys of `training` and of
+    `parallel`.
+    """
+    values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
+    model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
+    for rule in recipe.rules:
+        if rule.holds(model=model, gpu=gpu, num_gpus=num_gpus, workload=workload):
+            values["training"] |= rule.training
+            values["parallel"] |= rule.parallel
+    return values
+
+
+def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) -> Query:
+    """The query with what its recipe sets where the query says nothing; what it writes stays. A
+    recipe of another framework brings it.
+    """
+    workload, parallel = query.training, query.parallel
+    assert workload is not None
+    if workload.recipe is not None:
+        named = recipe(workload.recipe)
+        training, knobs = _typed(
+            settings(named, model=model, gpu=gpu, num_gpus=num_gpus, workload=workload)
+        )
+        framework = (
+            training.framework
+            if workload.framework == TrainingWorkload.framework
+            else workload.framework
+        )
+        if workload.offload is not None:  # the fraction belongs to what is offloaded
+            training = replace(training, offload_fraction=None)
+        if workload.cuda_graphs is not None:  # as what is recorded to the graphs
+            training = replace(training, cuda_graph_modules=None)
+        if parallel.zero_stage is not None:  # and when gradients are reduced to the stage
+            training = replace(training, gradient_reduction=None)
+        workload = replace(
+            _filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None
+        )
+        if training.overlap is not None:  # each kind on its own
+            kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
+            workload = replace(workload, overlap=kinds)
+        parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
+    workload = workload.with_open_knobs()
+    same = workload is query.training
+    return query if same else replace(query, training=workload, parallel=parallel)
+
+
+def assumed(
+    query: Query,
+    *,
+    workload: TrainingWorkload,
+    parallel: ParallelQuery,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    strategy: Strategy,
+) -> dict[str, object]:
+    """The value of each knob by its key, where the query as asked left it open and it matters to
+    this training: `workload` and `parallel` are the query's with its recipe.
+    """
+    before = query.training
+    assert before is not None
+    knobs = _knobs.get((workload, model), (), lambda: _training_knobs(workload, model))
+    values: dict[str, object] = {
+        f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None
+    }
+    if before.recipe is not None and (
+        words := stands_in(recipe(before.recipe), model=model, gpu=gpu)
+    ):
+        values["training.recipe"] = words
+    if workload.framework != before.framework:
+        values["training.framework"] = workload.framework
+    for name in PARALLEL_KNOBS:
+        if getattr(query.parallel, name) is not None:
+            continue
+        if (value := _parallel_value(name, parallel, model, strategy)) is not None:
+            values[f"parallel.{name}"] = value
+    return values
+
+
+_knobs: Shared[dict[str, object]] = Shared()
+
+
+def _training_knobs(workload: TrainingWorkload, model: ModelSpec) -> dict[str, object]:
+    written = {
+        name: schema.to_dict(value)
+        for name in TRAINING_KNOBS
+        if (value := getattr(workload, name)) is not None
+    }
+    return written | dict(_training_values(workload, model))
+
+
+def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[tuple[str, object]]:
+    stored = stored_precision(workload)
+    if workload.precision == "fp8":
+        yield "fp8_recipe", workload.fp8_recipe or "delayed"
+    yield "parameter_precision", stored
+    if workload.lora is not None:
+        yield "frozen_precision", workload.frozen_precision or stored
+    yield (
+        "gradient_precision",
+        workload.gradient_precision or facts(workload.framework).gradient_precision,
+    )
+    yield "optimizer_precision", workload.optimizer_precision or "fp32"
+    yield "cross_entropy", workload.cross_entropy or "unfused"
+    yield "cuda_graphs", bool(workload.cuda_graphs)
+    overlap = workload.overlap or OverlapSpec()
+    settings = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
+    yield "overlap", settings or "as in the framework's measured runs"
+    if model.num_experts:
+        yield (
+            "expert_capacity_factor",
+            workload.expert_capacity_factor or "none: no token is dropped",
+        )
+
+
+def _parallel_value(
+    name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy
+) -> object:
+    """None where it does not matter, or a ranking varies it: each answer has its `parallel`."""
+    if name == "context_parallel_communication":
+        return strategy.context_parallel_communication
+    if name == "moe_token_dispatcher_type":
+        return strategy.moe_token_dispatcher_type if model.num_experts else None
+    value = getattr(parallel, name)
+    if name == "recompute" and value is not None and not isinstance(value, tuple):
+        return recompute_name(value)
+    return value if isinstance(value, int) else None
+
+
+def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
+    """What is written, and the usual values where nothing is."""
+    open_names = (name for name in names if getattr(written, name) is None)
+    return replace(
+        written,
+        **{name: value for name in open_names if (value := getattr(usual, name)) is not None},
+    )
+
+
+def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, ParallelQuery]:
+    """Values of both sections, checked as a query's are; what no recipe sets stands at its
+    default.
+    """
+    sizes = {"sequence_length": 1, "global_batch_size": 1}
+    return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
+        ParallelQuery, values["parallel"]
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _recipe(entry: library.Entry) -> Recipe:
+    content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
+    content = _listed(entry) | content
+    content.pop("extends", None)
+    try:
+        named: Recipe = schema.parse(Recipe, content)
+        for rule in named.rules:
+            for section, known in (
+                ("training", ("framework", *TRAINING_KNOBS)),
+                ("parallel", PARALLEL_KNOBS),
+            ):
+                if foreign := sorted(getattr(rule, section).keys() - set(known)):
+                    raise InputError(
+                        f"{section}.{foreign[0]} is no knob of a recipe; knobs: {', '.join(known)}"
+                    )
+            _typed({"training": rule.training, "parallel": rule.parallel})
+    except InputError as error:
+        raise InputError(
+            f"{entry.path}: recipe {entry.name}: {error.message}", field="training.recipe"
+        ) from None
+    return replace(named, rules=_without_overruled(named.rules))
+
+
+def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
+    """The rules without what later ones set anew for all of an earlier one's trainings."""
+    kept: list[RecipeRule] = []
+    later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
+    """Rules behind the one at hand, by each key that they set."""
+    for rule in reversed(rules):
+        sections = {"training": rule.training, "parallel": rule.parallel}
+        left = {
+            section: {
+                k: v
+                for k, v in keys.items()
+                if not any(each.covers(rule) for each in later[f"{section}.{k}"])
+            }
+            for section, keys in sections.items()
+        }
+        if any(left.values()):
+            kept.append(replace(rule, training=left["training"], parallel=left["parallel"]))
+        for section, keys in sections.items():
+            for key in keys:
+                later[f"{section}.{key}"].append(rule)
+    return tuple(reversed(kept))
+
+
+def _listed(entry: library.Entry) -> dict[str, Any]:
+    """The fields LISTED that the entry, or else the recipe that it extends, has."""
+    base = entry.fields.get("extends")
+    inherited = (
+        {} if base is None else _listed(library.entry("recipes", base, field="training.recipe"))
+    )
+    return inherited | {name: entry.fields[name] for name in LISTED if name in entry.fields}
+
+
+def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
+    """The rules of the recipe that this one extends, then its own."""
+    base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
+    if base is None:
+        return own
+    if entry.name in seen:
+        raise InputError(
+            f"{entry.path}: recipe {entry.name} extends itself", field="training.recipe"
+        )
+    return (
+        _rules(library.entry("recipes", base, field="training.recipe"), seen=(*seen, entry.name))
+        + own
+    )

@@ -1,0 +1,515 @@
+"""What a training query may not say, refused by name: fields that do not go together, and what this
+version does not model.
+"""
+
+from typing import Any
+
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.lora import target_names
+from hp_tool.cost.optimizer import stored_precision
+from hp_tool.domain.frameworks import facts, wrapped
+from hp_tool.domain.graphs import refused_recording
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import (
+    ParallelConfig,
+    ParallelQuery,
+    Recompute,
+    RecomputeName,
+    axis_values,
+)
+from hp_tool.domain.query import Query
+from hp_tool.domain.releases import LOOP_REFUSES_IN_PLACE_LOSS, has_come, is_core_release
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.questions.training.degrees import check_degrees
+from hp_tool.questions.training.recompute_rules import check_recompute, first_case, refuse
+from hp_tool.questions.training.unlike_rules import check_unlike
+
+_PLAIN_SCHEDULES = {"1f1b", "interleaved"}
+
+
+def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> None:
+    """Raises InputError or UnsupportedError, which name the field to change."""
+    workload, parallel = query.training, query.parallel
+    assert workload is not None  # checked with the kind
+    _check_of_training(query)
+    check_degrees(parallel, framework=workload.framework)
+    check_unlike(model=model, workload=workload, parallel=parallel, cluster=cluster)
+    if cluster.kinds:
+        _check_two_kinds(query, model, workload)
+    if model.architecture == "encoder_decoder":
+        _check_two_sided(model, workload)
+    else:
+        alone = (
+            f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is "
+            "not; leave it out"
+        )
+        refuse(
+            "training.decoder_sequence_length",
+            (workload.decoder_sequence_length is not None, alone),
+        )
+    if facts(workload.framework).is_plain:
+        _check_plain(model, workload, parallel)
+    _check_lengths(model, workload, parallel)
+    _check_dynamic_context(model, workload, parallel)
+    _check_sharding(parallel, workload)
+    _check_states(workload)
+    for name in ("expert_precision", "dispatch_precision"):
+        foreign = getattr(workload, name) is not None and not model.num_experts
+        refuse(
+            f"training.{name}",
+            (foreign, f"{model.name} has no experts, so no {name}; leave it out"),
+        )
+    formed_again = workload.gated_product == "recomputed" and not (
+        model.gated_mlp and not model.num_experts
+    )
+    gated = (
+        f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is "
+        "not; leave it out"
+    )
+    refuse("training.gated_product", (formed_again, gated))
+    _check_adapters(model, workload)
+    _check_frozen(model, workload, parallel)
+    _check_offload(cluster.gpu, workload)
+    if workload.merges_passes:
+        _check_merged_passes(model, workload, parallel)
+    if wrapped(workload.framework) == "megatron-core":
+        _check_release(model, workload)
+    recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
+    for value in recompute:
+        check_recompute(
+            value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload
+        )
+    _check_constraints(query, cluster)
+
+
+def _check_of_training(query: Query) -> None:
+    serves = query.objective in ("throughput_per_gpu", "ttft", "tpot")
+    refuse(
+        "objective",
+        (
+            serves,
+            f"objective {query.objective} is for inference; choose throughput, days, cost or "
+            "min_gpus",
+        ),
+    )
+    for name in ("inference", "targets"):
+        refuse(
+            name,
+            (
+                getattr(query, name) is not None,
+                f"{name} belongs to queries of kind inference; leave it out",
+            ),
+        )
+    for name in (
+        "attention_data_parallel_size",
+        "redundant_experts",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    ):
+        if getattr(query.parallel, name) is not None:
+            raise UnsupportedError(
+                f"parallel.{name} is not modelled by this version; leave it out",
+                field=f"parallel.{name}",
+            )
+
+
+def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
+    limits, tokens = query.constraints, query.training and query.training.total_tokens
+    priced = cluster.price_per_gpu_hour is not None
+    refuse(
+        "cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
+        (
+            limits.max_days is not None and tokens is None,
+            "constraints.max_days needs training.total_tokens",
+        ),
+        (
+            limits.max_cost is not None and (tokens is None or not priced),
+            "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
+        ),
+        code="missing_field",
+    )
+
+
+def _check_two_kinds(query: Query, model: ModelSpec, workload: TrainingWorkload) -> None:
+    parallel = query.parallel
+    if field := first_case(
+        (model.architecture == "encoder_decoder", "model"),
+        (query.objective == "min_gpus", "objective"),
+        (workload.packed, "training.packed"),
+        (facts(workload.framework).balances_blocks, "training.framework"),
+        (workload.task == "lora", "training.task"),
+        (workload.frozen, "training.frozen"),
+        (workload.offload not in (None, "none"), "training.offload"),
+        (
+            set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES,
+            "parallel.pipeline_schedule",
+        ),
+        (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
+        (
+            parallel.rank_order is not None and not parallel.rank_order.endswith("pp"),
+            "parallel.rank_order",
+        ),
+    ):
+        raise UnsupportedError(
+            f"{field} is not modelled with two kinds of GPU (cluster.stages); change one",
+            field=field,
+        )
+
+
+def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
+    if field := first_case(
+        (model.num_experts is not None, "model.num_experts"),
+        (model.kv_lora_rank is not None, "model.kv_lora_rank"),
+        (model.sliding_window is not None, "model.sliding_window"),
+        (model.num_nextn_predict_layers > 0, "model.num_nextn_predict_layers"),
+        (workload.sequence_lengths is not None, "training.sequence_lengths"),
+        (workload.optimizer == "muon", "training.optimizer"),
+        (workload.lora is not None or workload.task == "lora", "training.task"),
+        (workload.offload == "activations", "training.offload"),
+    ):
+        raise UnsupportedError(
+            f"{field} is not modelled for encoder-decoder models; change one of them", field=field
+        )
+
+
+def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    if workload.sequence_lengths is None:
+        needed = (
+            "training.packed needs training.sequence_lengths: what packing wins depends on them"
+        )
+        refuse("training.sequence_lengths", (workload.packed, needed), code="missing_field")
+        return
+    if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
+        raise UnsupportedError(
+            "sequences of unequal length are not modelled with a sliding_window "
+            f"({model.sliding_window}) shorter than "
+            "sequence_length; leave sliding_window out to count full attention",
+            field="model.sliding_window",
+        )
+    if workload.packed:
+        splits = set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES
+        imbalance = (
+            "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and "
+            "interleaved alone"
+        )
+        refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
+        unfused = (
+            "packed rows need attention: flash; unfused attention computes the scores "
+            "between sequences too"
+        )
+        refuse(
+            "training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError
+        )
+    from hp_tool.cost.lengths.imbalance import MAX_BATCH
+
+    batch = workload.global_batch_size
+    too_large = (
+        f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
+    )
+    refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
+
+
+def _check_dynamic_context(
+    model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
+) -> None:
+    field = "parallel.dynamic_context_parallel"
+    if not parallel.dynamic_context_parallel:
+        return
+    if workload.sequence_lengths is None or not workload.packed:
+        message = (
+            "dynamic_context_parallel schedules packed sequences; set training.packed and "
+            "training.sequence_lengths"
+        )
+        raise InputError(message, field=field)
+    if what := first_case(
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (model.num_experts is not None, "a mixture of experts"),
+        (model.architecture != "decoder", f"architecture {model.architecture}"),
+        (
+            parallel.context_parallel_communication not in (None, "p2p"),
+            "a context_parallel_communication other than p2p",
+        ),
+        (parallel.pipeline_layout is not None, "a pipeline_layout"),
+    ):
+        raise UnsupportedError(
+            f"dynamic_context_parallel with {what} is not modelled; leave it out", field=field
+        )
+    more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
+    refuse(
+        "parallel.micro_batch_size",
+        (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"),
+    )
+
+
+def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None:
+    stages, framework = axis_values(parallel.zero_stage), workload.framework
+    known, by_run = facts(framework).zero_stages, workload.gradient_reduction == "run"
+    replicated = (
+        "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; "
+        "choose zero_stage 1 to 3"
+    )
+    refuse(
+        "parallel.data_parallel_shard_size",
+        (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated),
+    )
+    unrun = by_run and 2 not in (stages or known)
+    refuse(
+        "training.gradient_reduction",
+        (unrun, "run is a way of zero_stage 2; choose that, or leave it out"),
+    )
+    unknown, choices = (
+        next((stage for stage in stages if stage not in known), None),
+        " or ".join(map(str, known)),
+    )
+    refuse(
+        "parallel.zero_stage",
+        (unknown is not None, f"{framework} has no zero_stage {unknown}; choose {choices}"),
+    )
+
+
+def _check_states(workload: TrainingWorkload) -> None:
+    precision = workload.precision
+    foreign = workload.fp8_recipe is not None and precision != "fp8"
+    refuse(
+        "training.fp8_recipe",
+        (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"),
+    )
+    refuse(
+        "training.cuda_graph_modules",
+        (
+            workload.cuda_graph_modules is not None
+            and not (workload.cuda_graphs and workload.cuda_graph_modules),
+            "cuda_graph_modules names what cuda_graphs: true records; set that and name some, or "
+            "leave it out",
+        ),
+    )
+    trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
+    kept = (
+        "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want "
+        "them, and all are trained"
+    )
+    refuse(
+        "training.parameter_precision",
+        (workload.parameter_precision == "fp8" and not trained_narrow, kept),
+    )
+    second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
+    refuse(
+        "training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out")
+    )
+    if workload.master_precision is None:
+        return
+    stored = stored_precision(workload)
+    refuse(
+        "training.master_precision",
+        (
+            stored == "fp32",
+            "parameters of 32 bits have no master copy; leave it out, or set parameter_precision",
+        ),
+        (
+            workload.master_precision == "remainder" and stored != "bf16",
+            f"only bf16 parameters are half of an fp32 number; parameters are {stored}, so choose "
+            "fp32, fp16 or none",
+        ),
+    )
+
+
+def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
+    lora = workload.lora
+    if (lora is None) != (workload.task != "lora"):
+        raise InputError(
+            "task lora needs lora: {rank: ...}"
+            if lora is None
+            else f"lora belongs to task lora, not {workload.task}",
+            field="training.lora",
+            code="missing_field" if lora is None else "invalid_value",
+        )
+    if lora is None:
+        if workload.frozen_precision is not None:
+            raise InputError(
+                "frozen_precision belongs to task lora, whose base weights are frozen; leave it "
+                "out",
+                field="training.frozen_precision",
+            )
+        return
+    if workload.reliability is not None:
+        raise UnsupportedError(
+            "checkpoints of adapters are not modelled, so neither is goodput; leave "
+            "training.reliability out",
+            field="training.reliability",
+        )
+    field = "training.lora.target_modules"
+    refuse(
+        field,
+        (lora.target_modules == (), "lora.target_modules is empty; name some, or leave it out"),
+    )
+    known = target_names(model, Candidates.alone(ParallelConfig()))
+    for name in lora.target_modules or ():
+        refuse(
+            field,
+            (
+                name not in known,
+                f"{model.name} has no matrix {name!r}; known: {', '.join(sorted(known))}",
+            ),
+        )
+
+
+def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Parts frozen by name, in plain pipelines of decoders; LoRA freezes everything already."""
+    if not workload.frozen:
+        return
+    if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
+        raise InputError(
+            f"{model.name} ties its output layer to the embedding: freeze both, [embedding, "
+            "output_layer], or neither",
+            field="training.frozen",
+        )
+    if what := first_case(
+        (workload.lora is not None, "LoRA, which freezes all weights already"),
+        (model.architecture != "decoder", f"{model.architecture} models"),
+        (model.num_nextn_predict_layers > 0, "multi-token prediction"),
+        (model.has_output_bias, "an output bias"),
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
+        (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
+        (
+            set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES,
+            "a schedule that splits backward passes",
+        ),
+    ):
+        raise UnsupportedError(
+            f"training.frozen is not modelled with {what}", field="training.frozen"
+        )
+
+
+def _check_merged_passes(
+    model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
+) -> None:
+    """What Megatron Core's overlap_moe_expert_parallel_comm needs of model and workload; sizes are
+    a matter of the space.
+    """
+    field = "training.overlap.expert_parallel"
+    if wrapped(workload.framework) != "megatron-core":
+        raise UnsupportedError(
+            f"{workload.framework} does not merge passes to hide all-to-alls; leave it out",
+            field=field,
+        )
+    if not model.num_experts:
+        raise InputError(
+            f"{model.name} has no experts whose all-to-alls could be hidden; leave it out",
+            field=field,
+        )
+    if model.num_nextn_predict_layers > 1:
+        raise InputError(
+            "merged passes take at most one multi-token-prediction layer; leave it out", field=field
+        )
+    if workload.lora is not None or workload.packed:
+        raise UnsupportedError(
+            "merged passes are not modelled under lora or with packed rows; leave it out",
+            field=field,
+        )
+    whole = any(
+        (spec.granularity if isinstance(spec, Recompute) else spec) == "full"
+        for spec in axis_values(parallel.recompute)
+    )
+    both = (
+        "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave "
+        "one of them out"
+    )
+    refuse("parallel.recompute", (whole, both))
+
+
+def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
+    """Refuse what the release of Megatron Core does not start."""
+    if workload.cuda_graphs and (refused := refused_recording(workload, model)):
+        raise InputError(refused, field="training.cuda_graphs")
+    release = workload.framework_version or ""
+    if (
+        workload.loss == "in_place"
+        and is_core_release(release)
+        and has_come(release, since=LOOP_REFUSES_IN_PLACE_LOSS)
+    ):
+        raise InputError(
+            f"Megatron Core {release} does not start with cross_entropy in_place "
+            "(--cross-entropy-fusion-impl te), which its "
+            "training loop refuses since 0.18.2; choose fused",
+            field="training.cross_entropy",
+        )
+
+
+def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
+    if workload.offload in (None, "none"):
+        alone = (
+            "offload_fraction says how much of offload: optimizer or activations; choose one, "
+            "or leave it out"
+        )
+        refuse("training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone))
+        return
+    if workload.offload != "optimizer":
+        return
+    if workload.optimizer == "muon":
+        raise UnsupportedError(
+            "optimizer muon runs on the device; offload adam or sgd", field="training.offload"
+        )
+    if gpu.host_memory_bandwidth_bytes_per_second is None:
+        raise InputError(
+            f"offload: optimizer needs the host's memory bandwidth, and {gpu.name} has no "
+            "host_memory_bandwidth_bytes_per_second; describe the GPU with it",
+            field="cluster.gpu.host_memory_bandwidth_bytes_per_second",
+            code="missing_field",
+        )
+
+
+_PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "training": {
+        "precision": ("bf16",),
+        "parameter_precision": ("bf16",),
+        "optimizer_precision": ("fp32",),
+        "exp_avg_sq_precision": (),
+        "master_precision": ("fp32",),
+        "optimizer": ("adam",),
+        "attention": ("flash",),
+        "cross_entropy": ("unfused",),
+        "dropout": (0.0,),
+        "task": ("pretrain", "sft"),
+        "offload": ("none",),
+    },
+    "parallel": {
+        "virtual_pipeline_parallel_size": (1,),
+        "pipeline_schedule": ("1f1b",),
+        "context_parallel_size": (1,),
+        "expert_parallel_size": (1,),
+        "expert_tensor_parallel_size": (1,),
+        "recompute": ("none", "full"),
+    },
+}
+"""What the measured runs of plain frameworks used."""
+
+
+def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Refuse what the framework does not have, or none of its measured runs used: another's figures
+    are no answer.
+    """
+    framework = workload.framework
+    if (
+        model.architecture != "decoder"
+        or model.num_experts
+        or model.kv_lora_rank
+        or model.num_nextn_predict_layers
+    ):
+        raise UnsupportedError(
+            f"{model.name}: with framework {framework} dense decoders are modelled; experts, "
+            "latent attention and multi-token "
+            "prediction are not",
+            field="model",
+        )
+    gradients = {"gradient_precision": (facts(framework).gradient_precision,)}
+    shards = {} if facts(framework).broadcasts_weights else {"data_parallel_shard_size": (0,)}
+    for section, spec, more in (("training", workload, gradients), ("parallel", parallel, shards)):
+        for name, values in {**_PLAIN[section], **more}.items():
+            field, choices = f"{section}.{name}", " or ".join(map(str, values)) or "nothing"
+            for value in axis_values(getattr(spec, name)):
+                message = (
+                    f"{field} {value} is not modelled for framework {framework}; choose {choices}"
+                )
+                refuse(field, (value not in values, message), error=UnsupportedError)

@@ -1,0 +1,84 @@
+"""A training configuration as other tools' files need it."""
+
+import math
+from dataclasses import replace
+
+from hp_tool import catalog
+from hp_tool.catalog.models import checkpoint
+from hp_tool.domain.parallel import ParallelConfig, Strategy, TokenDispatcher
+from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
+from hp_tool.domain.pipeline_layout import (
+    PipelineLayout,
+    check_layout,
+    ends_are_shorter,
+    parse_layout,
+)
+from hp_tool.errors import InputError
+from hp_tool.formats.setup import TrainingSetup
+from hp_tool.questions.training.problem import TrainingProblem
+
+
+def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
+    """Return the case of one training configuration; a reduced run of it takes fewer devices than
+    the problem has.
+    """
+    model_parallel = (
+        config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
+    )
+    used = model_parallel * config.data_parallel_size
+    at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
+    layout = _layout(at, config)
+    return TrainingSetup(
+        model=at.model,
+        model_path=checkpoint(at.model.name) if catalog.knows("models", at.model.name) else None,
+        cluster=at.cluster,
+        workload=at.workload,
+        parallel=replace(config, pipeline_layout=None if layout is None else layout.text),
+        strategy=replace(
+            at.strategy,
+            pipeline_layout=layout,
+            moe_token_dispatcher_type=_dispatcher(at.strategy, config),
+        ),
+    )
+
+
+def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
+    """alltoall where each rank has all experts, which Megatron Core's flex refuses."""
+    if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
+        return "alltoall"
+    return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
+
+
+def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
+    """The layout that has to be written; None where the framework makes it of the sizes, or with a
+    layer less at the ends.
+    """
+    layers, dense, own = (
+        problem.model.num_hidden_layers,
+        problem.model.begins_dense,
+        replace(config, pipeline_layout=None),
+    )
+    sizes = {
+        "stages": config.pipeline_parallel_size,
+        "chunks": config.virtual_pipeline_parallel_size,
+    }
+    usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
+    wanted = (
+        problem.strategy.pipeline_layout
+        if config.pipeline_layout is None
+        else parse_layout(config.pipeline_layout)
+    )
+    if wanted is not None:
+        check_layout(wanted, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
+        if len(wanted.chunks) != math.prod(sizes.values()):
+            chunks = math.prod(sizes.values())
+            raise InputError(
+                f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD
+            )
+        if usual is None or parse_layout(usual).chunks != wanted.chunks:
+            return wanted
+    return (
+        None
+        if usual is None or ends_are_shorter(num_layers=layers, begins_dense=dense, **sizes)
+        else parse_layout(usual)
+    )

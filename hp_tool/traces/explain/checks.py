@@ -1,0 +1,184 @@
+"""Whether a trace is of the query's training, before its step may correct predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.device_names import known_name
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.questions.training.problem import TrainingProblem
+from hp_tool.traces.timeline import Timeline
+from hp_tool.traces.timeline.workload import has_backward, has_optimizer, workload_of
+
+FLOPS_TOLERANCE = 1.25
+"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Shapes are exact;
+padding of the vocabulary or of sequences, and matmuls that the model's formula leaves out, stay
+within it.
+"""
+UNEVEN_TOLERANCE = 2.0
+"""A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
+FULL_RECOMPUTE = 4.0 / 3.0
+"""FLOPs with every layer's forward pass run again, over those without: at most this (arXiv
+2205.05198, section 5).
+"""
+CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
+CheckState = Literal["matches", "unknown", "differs"]
+Teaching = Literal["applied", "held", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison of a trace with the query that is said to describe it."""
+
+    name: CheckName
+    state: CheckState
+    text: str
+    """What was compared, with both values."""
+
+
+def checks(
+    line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
+) -> tuple[Check, ...]:
+    """Compare a trace with the query's device, ranks and matmul FLOPs, and look for a backward pass
+    and an optimizer step.
+
+    Args:
+        line: The recorded steps.
+        problem: The query, resolved.
+        config: Its one configuration.
+        sizes: Sizes of groups that the trace recorded, by path of the query.
+    """
+    backward, optimizer = has_backward(line.ranks), has_optimizer(line.ranks)
+    work = workload_of(line.ranks)
+    return (
+        _device(line, problem),
+        _ranks(line, problem, config, sizes),
+        _flops(line, problem, config),
+        Check(
+            name="backward",
+            state="matches" if backward else "differs",
+            text="a backward pass was recorded"
+            if backward
+            else f"no backward pass was recorded ({work})",
+        ),
+        Check(
+            name="optimizer",
+            state="matches" if optimizer else "differs",
+            text="an optimizer step was recorded"
+            if optimizer
+            else (
+                "no optimizer step was recorded; record whole steps: forward, backward and "
+                "optimizer"
+            ),
+        ),
+    )
+
+
+def teaching(made: Sequence[Check]) -> Teaching:
+    """Return what becomes of the step as a measurement: refused if a check differs, held if one
+    cannot be made.
+    """
+    states = {each.state for each in made}
+    return "refused" if "differs" in states else "held" if "unknown" in states else "applied"
+
+
+def reasons(made: Sequence[Check]) -> str:
+    """Return why the step is refused, or else why it is held; empty if all checks match."""
+    worst = "differs" if any(each.state == "differs" for each in made) else "unknown"
+    return "; ".join(each.text for each in made if each.state == worst)
+
+
+def _device(line: Timeline, problem: TrainingProblem) -> Check:
+    gpu, rank = problem.cluster.gpu, line.ranks[line.critical]
+    if rank.on_device == (gpu.kind == "cpu"):
+        what = "a GPU" if rank.on_device else "a CPU process"
+        return Check(
+            name="device", state="differs", text=f"the trace is of {what}, the query of {gpu.name}"
+        )
+    if gpu.kind == "cpu":
+        return Check(name="device", state="matches", text="the trace and the query are of a CPU")
+    if not rank.device:
+        return Check(name="device", state="unknown", text="the trace does not name its device")
+    known = known_name(rank.device)
+    compared = f"the trace is of {rank.device}, the query of {gpu.name}"
+    if known == gpu.name:
+        return Check(name="device", state="matches", text=compared)
+    family = gpu.name.partition("-")[0].lower()
+    if known is not None or family not in rank.device.lower():
+        return Check(name="device", state="differs", text=compared)
+    return Check(name="device", state="unknown", text=compared)
+
+
+def _ranks(
+    line: Timeline, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
+) -> Check:
+    devices, recorded = problem.cluster.num_gpus, len(line.ranks)
+    world = max(rank.world_size for rank in line.ranks)
+    for path, size in sizes.items():
+        stated = getattr(config, path.removeprefix("parallel."), None)
+        if stated is not None and stated != size:
+            return Check(
+                name="ranks",
+                state="differs",
+                text=f"the trace has {path} {size}, the query {stated}",
+            )
+    if (world and world != devices) or recorded > devices:
+        return Check(
+            name="ranks",
+            state="differs",
+            text=f"the trace is of {max(world, recorded)} ranks, the query of {devices}",
+        )
+    if world or recorded == devices:
+        return Check(
+            name="ranks", state="matches", text=f"the trace and the query are of {devices} ranks"
+        )
+    text = f"the trace does not record its number of ranks, and {recorded} of {devices} were given"
+    return Check(name="ranks", state="unknown", text=text)
+
+
+def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> Check:
+    recorded = [flops for flops in _recorded_flops(line) if flops > 0.0]
+    if not recorded:
+        text = (
+            "the trace has no shapes of matmuls: record with record_shapes=True to check its model"
+        )
+        return Check(name="matmul_flops", state="unknown", text=text)
+    token = token_flops(problem.model, problem.workload)
+    tokens = step_tokens(problem.workload) / problem.cluster.num_gpus
+    # Scores and values are matmuls of recorded shape if attention is unfused.
+    recomputed = FULL_RECOMPUTE if _recomputes_layers(config) else 1.0
+    least = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
+    most = tokens * recomputed * (3.0 * token.forward - token.frozen)
+    uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
+    tolerance = FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)
+    mean = float(np.mean(recorded))
+    text = f"a rank's recorded matmuls are {mean:.3g} FLOPs a step, the query's {least:.3g}"
+    if mean > tolerance * most:
+        return Check(name="matmul_flops", state="differs", text=text)
+    if mean < least / tolerance:
+        text += ": another model or batch, or matmuls in kernels of unrecorded shape"
+        return Check(name="matmul_flops", state="unknown", text=text)
+    return Check(name="matmul_flops", state="matches", text=text)
+
+
+def _recomputes_layers(config: ParallelConfig) -> bool:
+    """Return whether matmuls of layers run forward again, whole layers or chosen operators of
+    them.
+    """
+    recompute = config.recompute
+    name = recompute if isinstance(recompute, str) else recompute.granularity
+    return name in ("full", "per_layer", "per_op") or (
+        not isinstance(recompute, str) and bool(recompute.modules)
+    )
+
+
+def _recorded_flops(line: Timeline) -> Iterator[float]:
+    """Yield the matmul FLOPs of recorded shape a step, of each rank."""
+    for events, spans in zip(line.ranks, line.windows_s, strict=True):
+        called = (events.flops[:, 0] >= spans[0, 0]) & (events.flops[:, 0] < spans[-1, 1])
+        yield float(events.flops[called, 1].sum()) / len(spans)

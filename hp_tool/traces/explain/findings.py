@@ -1,0 +1,189 @@
+"""What a recorded training lost, in sentences, the most seconds first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hp_tool.domain.units import duration
+from hp_tool.traces.timeline import Fault
+from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
+
+LEAST_SHARE = 0.02
+"""Share of a step below which a part's difference to its prediction is not worth a sentence."""
+PARTS = {
+    "compute": "matmuls and their neighbours",
+    "attention": "attention",
+    "recompute": "recomputation",
+    "tensor_parallel": "tensor-parallel communication",
+    "context_parallel": "context-parallel communication",
+    "expert_parallel": "expert all-to-all",
+    "pipeline_bubble": "the pipeline's bubble",
+    "pipeline_p2p": "transfers between stages",
+    "data_parallel": "data-parallel communication",
+    "optimizer": "the optimizer",
+    "offload": "copies between device and host",
+    "overhead": "time in which nothing runs",
+    "unknown": "unknown kernels",
+}
+_WORKLOADS = {
+    "serving": "This is a trace of serving: it has kernels or steps of a serving engine and no "
+    "backward pass.",
+    "inference": "This is a trace of inference: no backward pass and no optimizer step was "
+    "recorded.",
+}
+_LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One sentence."""
+
+    seconds: float
+    """Of the step."""
+    words: str
+
+
+class Suggested(Protocol):
+    """What a suggestion must say."""
+
+    @property
+    def change(self) -> str: ...
+    @property
+    def part(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def seconds_interval(self) -> tuple[float, float]: ...
+
+
+def findings(
+    *,
+    faults: Sequence[Fault],
+    differences: Sequence[tuple[str, float, float]],
+    suggestions: Sequence[Suggested],
+    step_s: float,
+    exposed_s: Mapping[str, float] | None = None,
+    workload: str = "training",
+    compared: bool = False,
+    recorded_ranks: int = 1,
+    unknown: Sequence[str] = (),
+    unknown_s: float = 0.0,
+) -> tuple[Finding, ...]:
+    """Return the sentences, the most seconds first.
+
+    Args: faults: What cost a tenth of the step or more. differences: (part, measured seconds,
+        predicted seconds). suggestions: Changes, and what they win. step_s: Seconds of the step.
+        exposed_s: Exposed communication by part, as `timeline.exposed_s` returns it. workload: What
+        was recorded, as `workload_of` returns it. compared: The trace is compared with a training
+        query. recorded_ranks: Number of ranks; of one alone, waits for others are not told from
+        communication. unknown: Names of the longest kernels that no rule recognizes. unknown_s:
+        Seconds of the step in such kernels.
+    """
+    sentences = [Finding(seconds=fault.seconds, words=_of_fault(fault)) for fault in faults]
+    if (words := _WORKLOADS.get(workload)) is not None:
+        warning = " The query trains, so the comparison says nothing about it." if compared else ""
+        sentences.append(Finding(seconds=step_s, words=words + warning))
+    if unknown_s >= LEAST_SHARE * step_s:
+        sentences.append(Finding(seconds=unknown_s, words=_of_unknown(unknown, unknown_s, step_s)))
+    longer = {
+        part
+        for part, measured_s, predicted_s in differences
+        if measured_s - predicted_s >= LEAST_SHARE * step_s
+    }
+    exposed = {part: seconds for part, seconds in (exposed_s or {}).items() if part not in longer}
+    sentences += _of_exposed(exposed, faults, step_s=step_s, recorded_ranks=recorded_ranks)
+    by_part = {each.part: each for each in reversed(suggestions)}
+    for part, measured_s, predicted_s in differences:
+        more = measured_s - predicted_s
+        if part not in longer or part == "unknown":
+            continue
+        words = _of_difference(part, measured_s, predicted_s) + _of_change(by_part.get(part))
+        sentences.append(Finding(seconds=more, words=words))
+    return tuple(sorted(sentences, key=lambda sentence: -sentence.seconds))
+
+
+def _of_unknown(names: Sequence[str], seconds: float, step_s: float) -> str:
+    longest = f" (longest: {', '.join(each[:60] for each in names[:2])})" if names else ""
+    return (
+        f"unknown kernels take {seconds / step_s:.0%} of the step, {duration(seconds)}: no rule "
+        "tells whether they compute or "
+        f"communicate{longest}"
+    )
+
+
+def _of_exposed(
+    exposed_s: Mapping[str, float], faults: Sequence[Fault], *, step_s: float, recorded_ranks: int
+) -> Iterator[Finding]:
+    """Yield what is exposed for a tenth of the step, even if all ranks agree, less what faults of
+    the same part name.
+    """
+    waits = ", including waits for ranks that were not recorded" if recorded_ranks == 1 else ""
+    for part, seconds in exposed_s.items():
+        named = [fault for fault in faults if fault.part == part]
+        rest_s = seconds - sum(fault.seconds for fault in named)
+        if rest_s < LEAST_FAULT * step_s or any(
+            fault.kind == "exposed_communication" for fault in named
+        ):
+            continue
+        shown = f"{PARTS[part]} is exposed for {rest_s / step_s:.0%} of the step"
+        yield Finding(
+            seconds=rest_s, words=f"{shown}: {duration(rest_s)} in which nothing computes{waits}"
+        )
+
+
+def _of_fault(fault: Fault) -> str:
+    seconds = duration(fault.seconds)
+    group = f"ranks {', '.join(map(str, fault.ranks[:8]))}{', ...' if len(fault.ranks) > 8 else ''}"
+    factor = f"{fault.factor:.2f}" if fault.factor is not None else ""
+    match fault.kind:
+        case "slow_rank":
+            return (
+                f"rank {fault.rank} takes {factor} times as long for the same kernels as "
+                f"others: {seconds} a step"
+            )
+        case "unequal_work":
+            return (
+                f"rank {fault.rank} has {factor} times the mean work: {seconds} a step; give "
+                "its stage fewer layers"
+            )
+        case "host_gap":
+            whose = "every rank" if fault.rank is None else f"rank {fault.rank}"
+            return (
+                f"nothing runs on {whose} for {seconds} a step in long gaps: its host does "
+                "something else, as loading data"
+            )
+        case "exposed_communication":
+            return f"nothing hides {PARTS[fault.part or '']}: {seconds} a step"
+        case "slow_link":
+            return (
+                f"{PARTS[fault.part or '']} of {group} takes {factor} times as long as in other "
+                f"groups: {seconds} a step"
+            )
+
+
+def _of_difference(part: str, measured_s: float, predicted_s: float) -> str:
+    more = duration(measured_s - predicted_s)
+    words = (
+        f"{PARTS[part]}: {more} longer than predicted ({duration(measured_s)} against "
+        f"{duration(predicted_s)})"
+    )
+    if part in _LINKS and predicted_s > 0.0:
+        words += (
+            f", {predicted_s / measured_s:.0%} of the bandwidth it should have if all else is "
+            "as predicted"
+        )
+    return words
+
+
+def _of_change(change: Suggested | None) -> str:
+    return "" if change is None else f"; {change.change} would win {win(change)}"
+
+
+def win(change: Suggested) -> str:
+    """`about 1.4 s (1.2 s to 1.6 s)`."""
+    low, high = (
+        f"{'-' * (seconds < 0.0)}{duration(abs(seconds))}" for seconds in change.seconds_interval
+    )
+    return f"about {duration(change.seconds)} ({low} to {high})"

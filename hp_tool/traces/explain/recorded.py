@@ -1,0 +1,39 @@
+"""What recorded a training, traces or a log, explained: the one way of command line, Python and
+service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hp_tool.domain.query import Query
+from hp_tool.errors import InputError
+from hp_tool.formats.timers import is_log, read_timers
+from hp_tool.traces import read_traces
+from hp_tool.traces.explain.explanation import Explanation, explain
+from hp_tool.traces.explain.logged import LoggedExplanation, explain_log
+
+
+def explain_files(
+    paths: Sequence[Path],
+    *,
+    names: Sequence[str] | None = None,
+    query: Query | None = None,
+    tool: str | None = None,
+) -> Explanation | LoggedExplanation:
+    """Explain traces, one for each rank, or one log with Megatron's timers, held against `query`'s
+    one configuration if given.
+
+    `names`: what errors call the files, None: their paths; `tool`: the format whose flags
+    suggestions are written in. Raises HpToolError for what cannot be read or predicted.
+    """
+    names = [str(path) for path in paths] if names is None else names
+    for path, name in zip(paths, names, strict=True):
+        if is_log(path):
+            if len(paths) > 1:
+                raise InputError(
+                    f"{name} is a log; give one log alone, or traces alone", field="trace"
+                )
+            return explain_log(read_timers(path, name=name), query=query)
+    return explain(read_traces(paths, names=names), query=query, tool=tool)

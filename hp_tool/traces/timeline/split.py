@@ -1,0 +1,203 @@
+"""One window of one rank split among disjoint owners: what covers an instant first in order owns
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.traces.timeline.events import (
+    KINDS,
+    LINK_PARTS,
+    PHASES,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Phases,
+    RankEvents,
+)
+
+UNKNOWN = "unknown"
+"""Kernels that no rule recognizes: a part of measured steps alone."""
+MEASURED_PARTS = (*TIME_PARTS, UNKNOWN)
+BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
+"""Parts that compute, as unknown kernels probably do; communication beneath them is hidden."""
+OWNERS = (*BUSY, *LINK_PARTS, "offload", *(f"wait {part}" for part in LINK_PARTS))
+"""In the order in which they own an instant. `wait`: a collective that runs while a rank of its
+group has not come yet.
+"""
+_BUSY_OF_KIND = {
+    "attention": "attention",
+    "optimizer": "optimizer",
+    "copy_host": "offload",
+    "unknown": UNKNOWN,
+}
+_KIND_OWNERS = np.array([OWNERS.index(_BUSY_OF_KIND.get(kind, "compute")) for kind in KINDS])
+NOBODY = len(OWNERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSplit:
+    """The seconds of one step on one rank."""
+
+    parts_s: dict[str, float]
+    """By MEASURED_PARTS; they sum to the step. Communication as far as no computing hides it, waits
+    for others included; `pipeline_bubble`: waits for another stage; `overhead`: nothing runs.
+    """
+    hidden_s: dict[str, float]
+    """By LINK_PARTS: communication that ran beneath computing."""
+    waits_s: dict[str, float]
+    """By LINK_PARTS: seconds of `parts_s` in which a collective waits for another rank;
+    pipeline_p2p's are the bubble.
+    """
+    host_s: float
+    """Seconds of `overhead` in which the host had not yet asked for what ran next."""
+    gaps_s: FloatArray
+    """Lengths of the stretches in which nothing runs, longest first."""
+
+    @property
+    def step_s(self) -> float:
+        """Length of the window."""
+        return sum(self.parts_s.values())
+
+    @property
+    def own_s(self) -> float:
+        """Seconds in which this rank waits for no other."""
+        return self.step_s - sum(self.waits_s.values())
+
+
+def owners(events: RankEvents) -> IntArray:
+    """(n,) index in OWNERS of each event; of a collective that of its group's part."""
+    owner = _KIND_OWNERS[events.kind]
+    computes = owner < len(BUSY)
+    for phase, part in (("recompute", "recompute"), ("optimizer", "optimizer")):
+        owner[computes & in_phase(events, phase)] = OWNERS.index(part)
+    parts = np.array([OWNERS.index(group.part) for group in events.groups], dtype=np.int64)
+    owner[events.collectives.event] = parts[events.collectives.group]
+    return owner
+
+
+def in_phase(events: RankEvents, phase: str) -> BoolArray:
+    """(n,) whether each event was launched within a phase of its thread; backward passes interrupt
+    `recompute`.
+    """
+    inside = np.zeros(len(events.start_s), dtype=bool)
+    launched = np.where(np.isnan(events.launch_s), events.start_s, events.launch_s)
+    for thread in np.unique(events.phases.thread[events.phases.phase == PHASES.index(phase)]):
+        rows = events.thread == thread
+        depth = _depth(events.phases, phase, thread, launched[rows])
+        if phase == "recompute":
+            # The span's own backward function surrounds it: only those that begin within it count.
+            depth = np.where(
+                _depth(events.phases, "backward", thread, launched[rows], within=phase) > 0,
+                0,
+                depth,
+            )
+        inside[rows] = depth > 0
+    return inside
+
+
+def _depth(
+    phases: Phases, phase: str, thread: int, times_s: FloatArray, *, within: str | None = None
+) -> IntArray:
+    """How many spans of a phase on a thread cover each instant; `within`: of those that begin
+    inside a span of this phase.
+    """
+    rows = (phases.phase == PHASES.index(phase)) & (phases.thread == thread)
+    if within is not None:
+        rows[rows] = _depth(phases, within, thread, phases.start_s[rows]) > 0
+    starts, ends = np.sort(phases.start_s[rows]), np.sort(phases.end_s[rows])
+    return np.searchsorted(starts, times_s, side="right") - np.searchsorted(
+        ends, times_s, side="right"
+    )
+
+
+def split(
+    events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, window_s: tuple[float, float]
+) -> StepSplit:
+    """Split a window. `owner` as `owners` answers; `waits_until_s`: (n,) until when a collective
+    only waits for another rank, -inf for what does not.
+
+    With c_o(t) the number of owner o's events that run at t, the instant t belongs to the first o
+    of OWNERS with c_o(t) > 0, so that the parts sum to the window.
+    """
+    low, high = window_s
+    rows = np.flatnonzero((events.end_s > low) & (events.start_s < high))
+    start, end, own = (
+        np.maximum(events.start_s[rows], low),
+        np.minimum(events.end_s[rows], high),
+        owner[rows],
+    )
+    until = np.clip(waits_until_s[rows], start, end)
+    waiting = np.flatnonzero(until > start)
+    shift = OWNERS.index(f"wait {LINK_PARTS[0]}") - OWNERS.index(LINK_PARTS[0])
+    starts = np.concatenate([np.where(until > start, until, start), start[waiting]])
+    ends = np.concatenate([end, until[waiting]])
+    owns = np.concatenate([own, own[waiting] + shift])
+    seconds, covered, idle = _sweep(starts, ends, owns, window_s=window_s)
+    exposed = dict(zip(OWNERS, seconds.tolist(), strict=False))
+    waits = {part: exposed[f"wait {part}"] for part in LINK_PARTS}
+    parts = dict.fromkeys(MEASURED_PARTS, 0.0) | {
+        name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")
+    }
+    for part in LINK_PARTS:
+        parts["pipeline_bubble" if part == "pipeline_p2p" else part] += waits[part]
+    parts["overhead"] = high - low - sum(parts.values())
+    hidden = {part: float(covered[OWNERS.index(part)]) - exposed[part] for part in LINK_PARTS}
+    gaps = idle[:, 1] - idle[:, 0]
+    return StepSplit(
+        parts_s=parts,
+        hidden_s=hidden,
+        waits_s=waits,
+        host_s=_late_host(idle, start=start, launch=events.launch_s[rows])
+        if events.on_device
+        else float(gaps.sum()),
+        gaps_s=np.sort(gaps)[::-1],
+    )
+
+
+def _sweep(
+    start: FloatArray, end: FloatArray, owner: IntArray, *, window_s: tuple[float, float]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """((owners + 1,) seconds that each owns, the last nobody's; (owners,) seconds that its events
+    cover; (gaps, 2) stretches of nobody).
+    """
+    times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
+    small = owner.astype(np.int8)  # a window may have millions of events
+    edge = np.array([NOBODY], dtype=np.int8)
+    change = np.ones(len(times), dtype=np.int8)
+    change[1 + len(start) :] = -1
+    of = np.concatenate([edge, small, small, edge])
+    order = np.argsort(times, kind="stable").astype(np.int32)
+    times, change, of = times[order], change[order], of[order]
+    lengths = np.diff(times)
+    first = np.full(len(lengths), NOBODY, dtype=np.int8)
+    covered = np.zeros(NOBODY)
+    for each in np.unique(small)[::-1]:
+        active = np.cumsum(np.where(of == each, change, 0), dtype=np.int32)[:-1] > 0
+        covered[each] = lengths[active].sum()
+        first[active] = each
+    seconds = np.bincount(first, weights=lengths, minlength=NOBODY + 1).astype(np.float64)
+    free = np.flatnonzero((first == NOBODY) & (lengths > 0))
+    if not len(free):
+        return seconds, covered, np.empty((0, 2))
+    starts, ends = times[free], times[free + 1]
+    breaks = np.flatnonzero(starts[1:] > ends[:-1])
+    idle = np.stack([starts[np.r_[0, breaks + 1]], ends[np.r_[breaks, len(ends) - 1]]], axis=1)
+    return seconds, covered, idle
+
+
+def _late_host(idle: FloatArray, *, start: FloatArray, launch: FloatArray) -> float:
+    """Seconds of gaps that had passed when the host launched the kernel that ends each. What ends
+    none, or was launched at an unknown time, counts whole.
+    """
+    if not len(idle):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    following = np.searchsorted(start[order], idle[:, 1] - 1e-9)
+    launched = np.append(launch[order], np.nan)[following]
+    late = np.where(np.isnan(launched), idle[:, 1], launched)
+    return float((np.clip(late, idle[:, 0], idle[:, 1]) - idle[:, 0]).sum())

@@ -1,0 +1,69 @@
+"""What kind of work was recorded: training, serving, inference without a serving engine, or
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from hp_tool.traces.timeline.events import KINDS, PHASES, RankEvents
+
+Workload = Literal["training", "serving", "inference", "unknown"]
+LEAST_TRAINING_SHARE = 0.001
+"""Share of kernel time in kernels of backward passes, or of optimizers, from which names alone tell
+a training. Backward passes take more than half of a training's kernel time, but matmuls have no
+such names; single kernels of them run elsewhere.
+"""
+_FORWARD = [KINDS.index(kind) for kind in ("matmul", "attention", "experts")]
+
+
+def has_phase(ranks: Sequence[RankEvents], phase: str) -> bool:
+    """Return whether the host of any rank recorded a span of this phase."""
+    return any(bool((rank.phases.phase == PHASES.index(phase)).any()) for rank in ranks)
+
+
+def has_backward(ranks: Sequence[RankEvents]) -> bool:
+    """Return whether a backward pass was recorded: autograd's spans on the host, or kernels with
+    names of backward passes.
+    """
+    named_s = sum(rank.signs.seconds["training"] for rank in ranks)
+    return (
+        has_phase(ranks, "backward") or has_phase(ranks, "recompute") or _is_share(named_s, ranks)
+    )
+
+
+def has_optimizer(ranks: Sequence[RankEvents]) -> bool:
+    """Return whether an optimizer step was recorded: its span on the host, or kernels of fused
+    optimizers.
+    """
+    return has_phase(ranks, "optimizer") or _is_share(
+        sum(_seconds(rank, "optimizer") for rank in ranks), ranks
+    )
+
+
+def workload_of(ranks: Sequence[RankEvents]) -> Workload:
+    """Return what was recorded. A backward pass or an optimizer step makes it a training, whatever
+    else runs.
+    """
+    if has_backward(ranks) or has_optimizer(ranks):
+        return "training"
+    if any(rank.signs.serving_span or rank.signs.seconds["serving"] > 0.0 for rank in ranks):
+        return "serving"
+    return (
+        "inference"
+        if any(bool(np.isin(rank.kind, _FORWARD).any()) for rank in ranks)
+        else "unknown"
+    )
+
+
+def _is_share(seconds: float, ranks: Sequence[RankEvents]) -> bool:
+    busy_s = sum(_seconds(rank, kind) for rank in ranks for kind in KINDS if kind != "collective")
+    return seconds > 0.0 and seconds >= LEAST_TRAINING_SHARE * busy_s
+
+
+def _seconds(rank: RankEvents, kind: str) -> float:
+    rows = rank.kind == KINDS.index(kind)
+    return float((rank.end_s[rows] - rank.start_s[rows]).sum())

@@ -1,0 +1,285 @@
+"""The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
+
+from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.units import counted, decimal, duration, gib
+from hp_tool.wording.words import change_in_words
+
+LEAST_SAVED = 0.01
+"""Share of a step below which a part is not worth a word."""
+LEAST_RISK = 0.005
+WHOSE = {
+    "search.baseline": "your baseline's",
+    "first run": "the first run's",
+    "slowest run": "the slowest run's",
+}
+
+
+def headline(answer: Answer | ServingAnswer) -> str:
+    """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times the first run's speed
+    (1.20 to 1.43), ...`.
+    """
+    if isinstance(answer, ServingAnswer):
+        return _served(answer)
+    known = (
+        f"calibrated by {counted(answer.known_from_runs, 'run')}"
+        if answer.source == "calibrated"
+        else "predicted, not run"
+    )
+    interval = answer.step_s_interval
+    between = (
+        f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
+    )
+    parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
+    if answer.gain is not None and answer.clearly_better:
+        parts.append(_gain(answer.gain, "speed"))
+        parts += [saved] if answer.baseline and (saved := _saved(answer.baseline)) else []
+    if answer.free_memory_bytes > 0:
+        parts.append(f"{gib(answer.free_memory_bytes)} of memory free")
+    if answer.out_of_memory_probability >= LEAST_RISK:
+        parts.append(f"{answer.out_of_memory_probability:.0%} chance of running out of memory")
+    return ", ".join(parts)
+
+
+def _served(answer: ServingAnswer) -> str:
+    """`323 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 304 output
+    tokens/s per GPU, ...`.
+    """
+    predicted = answer.source == "predicted"
+    known = (
+        "predicted, not run"
+        if predicted
+        else f"calibrated by {counted(answer.known_from_runs, 'run')}"
+    )
+    latencies = ((answer.ttft_s, answer.ttft_s_interval), (answer.tpot_s, answer.tpot_s_interval))
+    first, each = (
+        duration(value)
+        + (f" ({duration(interval[0])} to {duration(interval[1])})" if interval else "")
+        for value, interval in latencies
+    )
+    parts = [
+        f"{first} to the first token and {each} per output token, {known}",
+        f"{_number(answer.output_tokens_per_second_per_gpu)} output tokens/s per GPU",
+    ]
+    if answer.users is not None:
+        parts.append(counted(answer.users, "user"))
+    if (cost := answer.cost_per_million_output_tokens) is not None:
+        parts.append(f"${_number(cost)} per million output tokens")
+    if answer.gain is not None and answer.clearly_better:
+        parts.append(_gain(answer.gain, "speed for a request"))
+    saved = (
+        answer.baseline.saved_cost_per_million_output_tokens
+        if answer.baseline and answer.clearly_better
+        else None
+    )
+    if saved is not None and saved > 0:
+        parts.append(f"saves ${_number(saved)} per million output tokens")
+    return ", ".join(parts)
+
+
+def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
+    """`1.31 times the first run's speed (1.20 to 1.43, measured)`; predicted where one of the two
+    did not run.
+    """
+    (low, high), known = gain.interval, f", {gain.source}" if source else ""
+    return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({low:.2f} to {high:.2f}{known})"
+
+
+def not_better(answer: Answer | ServingAnswer) -> str | None:
+    """`Keep your first: no other layout is clearly better`; where that led its search, `Keep your
+    first: it was the fastest`; None where one is better, or where there is nothing to compare with.
+    """
+    if answer.gain is None or answer.clearly_better:
+        return None
+    yours = "baseline" if answer.gain.against == "search.baseline" else "first"
+    if answer.gain.against == "slowest run" and answer.gain.interval[0] > 1.0:
+        return f"Keep your {yours}: it was the fastest of all runs"
+    return f"Keep your {yours}: no other layout is clearly better"
+
+
+def kept(answer: Answer | ServingAnswer | None) -> ParallelConfig | ServingConfig | None:
+    """The configuration to keep in place of the answer's; None where that is the answer's own, or
+    nothing is to be kept.
+    """
+    if (
+        answer is None
+        or answer.advice != "keep"
+        or answer.baseline is None
+        or answer.baseline.parallel == answer.parallel
+    ):
+        return None
+    return answer.baseline.parallel
+
+
+def _doubt(answer: Answer | ServingAnswer) -> str | None:
+    """`not_better` as a sentence, with what the answer's speed may be where it differs."""
+    words = not_better(answer)
+    if answer.gain is None or kept(answer) is None:
+        return words and f"{words}."
+    return f"{words}. This one has {_gain(answer.gain, 'speed')}."
+
+
+def gains_words(answer: Answer | ServingAnswer) -> str | None:
+    """`It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of measured
+    steps; ...`; None where no gain was measured.
+    """
+    measured = [gain for gain in answer.gains if gain.source == "measured" and gain.factor != 1.0]
+    if not measured or measured[0].noise_fraction is None:
+        return None
+    by_figures = {
+        (gain.factor, gain.interval): gain for gain in reversed(measured)
+    }  # one layout may be two of them
+    others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
+    beside = (
+        f"It has {' and '.join(_gain(gain, 'speed', source=False) for gain in others)}. "
+        if others
+        else ""
+    )
+    slowest = next((gain for gain in measured if gain.against == "slowest run"), None)
+    if slowest is not None and slowest not in by_figures.values():
+        whose = by_figures[slowest.factor, slowest.interval].against
+        beside += (
+            "The slowest that ran was "
+            f"{'your baseline' if whose == 'search.baseline' else 'the first'}. "
+        )
+    noise = f"{measured[0].noise_fraction:.0%} between runs of one layout"
+    source = (
+        "what is usual, and the repeats here"
+        if measured[0].noise_from == "repeats"
+        else "assumed, as none was repeated"
+    )
+    return (
+        f"{beside}Speeds are ratios of measured steps, of several runs their mean; they allow "
+        f"for {noise} ({source})."
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def measured_words(runs: Repeats | None) -> str:
+    """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
+    if runs is None:
+        return "it was not run itself"
+    if runs.reduced:
+        return f"a reduced run implies {duration(runs.step_s)}"
+    if runs.num_runs == 1:
+        return f"measured {duration(runs.step_s)} in one run"
+    took = f"{duration(runs.low_s)} to {duration(runs.high_s)}"
+    return (
+        f"measured {duration(runs.step_s)} by the last of {runs.num_runs} runs, which took {took}"
+    )
+
+
+def foreseen_words(answer: Answer | ServingAnswer) -> str | None:
+    """`Predicted 3.70 s before it ran (2.90 s to 4.70 s), measured 4.20 s: 14% slower, inside the
+    interval.`
+    """
+    if (
+        isinstance(answer, ServingAnswer)
+        or (before := answer.foreseen) is None
+        or answer.measured is None
+    ):
+        return None
+    step_s, (low_s, high_s) = answer.measured.step_s, before.step_s_interval
+    off = f"{abs(before.off_fraction):.0%} {'slower' if before.off_fraction > 0 else 'faster'}"
+    where = "inside" if low_s <= step_s <= high_s else "outside"
+    predicted = f"{duration(before.step_s)} before it ran ({duration(low_s)} to {duration(high_s)})"
+    return f"Predicted {predicted}, measured {duration(step_s)}: {off}, {where} the interval."
+
+
+def as_good_words(answer: Answer | ServingAnswer) -> str:
+    """`5 other configurations may be as good`; empty without any."""
+    return (
+        f"{counted(answer.as_good, 'other configuration')} may be as good" if answer.as_good else ""
+    )
+
+
+def sentences(answer: Answer | ServingAnswer) -> list[str]:
+    """All that is said of an answer, a sentence each."""
+    whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
+    known = "; ".join(
+        each for each in (whole + measured_words(answer.measured), as_good_words(answer)) if each
+    )
+    doubt = _doubt(answer)
+    return [
+        *([doubt] if doubt else []),
+        f"{headline(answer)}.",
+        f"{known[0].upper()}{known[1:]}.",
+        *(
+            each
+            for each in (foreseen_words(answer), gains_words(answer), why(answer), warning(answer))
+            if each
+        ),
+    ]
+
+
+def warning(answer: Answer | ServingAnswer) -> str | None:
+    """What to do where measurement and calibration contradict each other; None where they agree."""
+    if isinstance(answer, ServingAnswer) or not answer.outside or answer.measured is None:
+        return None
+    interval = answer.calibrated_step_s_interval or answer.step_s_interval
+    if interval is None:
+        return None
+    low, high = interval
+    advice = (
+        "run it again before you rely on it"
+        if answer.measured.num_runs == 1
+        else "its own runs count more"
+    )
+    return (
+        f"Not settled: the calibration alone would put it at {duration(low)} to {duration(high)}, "
+        "and it was measured at "
+        f"{duration(answer.measured.step_s)}; {advice}."
+    )
+
+
+def why(answer: Answer | ServingAnswer) -> str | None:
+    """What the answer changes against the baseline, and where that saves time; None without one
+    that differs.
+    """
+    baseline = answer.baseline
+    if baseline is None or baseline.parallel == answer.parallel:
+        return None
+    change = change_in_words(baseline.parallel, answer.parallel, gpus=(1, 1)).replace(
+        " -> ", " \u2192 "
+    )
+    floor = LEAST_SAVED * answer.objective_s
+    by_size = sorted(baseline.saved_parts_s.items(), key=lambda item: item[1])
+    less = [
+        f"{duration(seconds)} less {_part(name)}"
+        for name, seconds in reversed(by_size)
+        if seconds > floor
+    ][:2]
+    more = [
+        f"{duration(-seconds)} more {_part(name)}" for name, seconds in by_size if seconds < -floor
+    ][:1]
+    effect = ", ".join(less + more) or "about the same time in every part"
+    return f"Against the {_name(baseline)}, {change}: {effect}."
+
+
+def _name(baseline: Baseline | ServingBaseline) -> str:
+    return "baseline" if baseline.source == "search.baseline" else "first run"
+
+
+def _saved(baseline: Baseline) -> str | None:
+    """What the whole training saves, money before days; None where nothing is saved or known."""
+    if baseline.saved_cost is not None and baseline.saved_cost > 0:
+        return f"saves ${baseline.saved_cost:,.0f} over the training"
+    if baseline.saved_days is not None and baseline.saved_days > 0:
+        return f"saves {decimal(baseline.saved_days)} days of training"
+    return None
+
+
+def _part(name: str) -> str:
+    """A part of a step in words, as in `0.9 s less pipeline bubble`."""
+    words = name.replace("_", " ")
+    if name in ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel"):
+        return f"{words} communication"
+    return {
+        "pipeline_p2p": "pipeline transfer",
+        "compute": "compute time",
+        "recompute": "recomputation",
+    }.get(name, words)

@@ -1,0 +1,252 @@
+"""The figures of an estimate, each once: what it is called, its unit, where it stands, and which
+interval it has.
+
+Pages, tables, HTML and agents' answers take names, labels, units and words from here. A figure is
+read from an object and from the JSON of one alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hp_tool.wording.words import MEANINGS
+
+Unit = Literal[
+    "seconds",
+    "bytes",
+    "rate",
+    "share",
+    "change",
+    "tflops",
+    "days",
+    "hours",
+    "dollars",
+    "joules",
+    "count",
+]
+LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
+"""Units in which a smaller value is better."""
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of an estimate, a fix or a measurement."""
+
+    name: str
+    """In JSON."""
+    label: str
+    """On a page."""
+    head: str = ""
+    """Over a column of a table."""
+    unit: Unit
+    path: str = ""
+    """Where its value stands; empty: under its name."""
+    interval: str = ""
+    """Where its own interval stands; empty: it has none of its own."""
+    scale: tuple["Figure", Literal[1, -1]] | None = None
+    """The figure with an interval to which this one is proportional (1), or inversely so (-1)."""
+    note: str = ""
+    """What it counts, in a few words."""
+
+    def value(self, source: object) -> float | None:
+        """Return its value in `source`; None where that has none."""
+        value: float | None = _at(source, self.path or self.name)
+        return value
+
+    def own_interval(self, source: object) -> Interval | None:
+        """Return the interval that `source` states for this very figure."""
+        ends: Sequence[float] | None = _at(source, self.interval) if self.interval else None
+        return None if ends is None else (ends[0], ends[1])
+
+    def between(self, source: object) -> Interval | None:
+        """Return its interval, of its own or that of the figure to which it is proportional."""
+        if self.scale is None:
+            return self.own_interval(source)
+        base, power = self.scale
+        value, of, ends = self.value(source), base.value(source), base.own_interval(source)
+        if value is None or not of or ends is None:
+            return None
+        low, high = sorted(value * (end / of) ** power for end in ends)
+        return low, high
+
+
+def _at(source: Any, path: str) -> Any:
+    for name in path.split("."):
+        source = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+    return source
+
+
+STEP = Figure(
+    name="step_s",
+    label="Step time",
+    head="step",
+    unit="seconds",
+    path="time.step_s",
+    interval="intervals.step_s",
+)
+MEMORY = Figure(
+    name="memory_total_bytes",
+    label="Memory",
+    head="memory",
+    unit="bytes",
+    path="memory.total_bytes",
+    interval="intervals.memory_total_bytes",
+)
+TOKENS = Figure(
+    name="tokens_per_second_per_gpu",
+    label="Tokens/s per GPU",
+    head="tokens",
+    unit="rate",
+    scale=(STEP, -1),
+    note="tokens/s/GPU",
+)
+MFU = Figure(
+    name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1), note=MEANINGS["MFU"]
+)
+DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
+"""Without failures, where these are asked for."""
+CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
+COST = Figure(name="cost", label="Cost", unit="dollars", scale=(STEP, 1))
+TRAINING = (
+    STEP,
+    MEMORY,
+    TOKENS,
+    MFU,
+    Figure(
+        name="mfu_causal",
+        label="MFU, causal",
+        unit="share",
+        scale=(STEP, -1),
+        note="with the causal half of attention",
+    ),
+    Figure(name="hfu", label="HFU", unit="share", scale=(STEP, -1), note="including recomputation"),
+    Figure(
+        name="model_tflops_per_gpu", label="Model TFLOP/s per GPU", unit="tflops", scale=(STEP, -1)
+    ),
+    CALENDAR,
+    Figure(name="gpu_hours", label="GPU-hours", unit="hours", scale=(STEP, 1)),
+    COST,
+    Figure(name="energy", label="Energy", unit="joules"),
+)
+"""Figures of a training."""
+
+TTFT = Figure(
+    name="ttft_s",
+    label="Time to first token",
+    head="TTFT",
+    unit="seconds",
+    interval="intervals.ttft_s",
+    note=MEANINGS["TTFT"],
+)
+TPOT = Figure(
+    name="tpot_s",
+    label="Time per output token",
+    head="TPOT",
+    unit="seconds",
+    interval="intervals.tpot_s",
+    note=MEANINGS["TPOT"],
+)
+REQUEST = Figure(name="request_latency_s", label="Request latency", head="request", unit="seconds")
+OUTPUT = Figure(
+    name="output_tokens_per_second_per_gpu",
+    label="Output tokens/s per GPU",
+    head="tokens",
+    unit="rate",
+    interval="intervals.output_tokens_per_second_per_gpu",
+    note="output tokens/s/GPU",
+)
+USERS = Figure(
+    name="users",
+    label="Users",
+    head="users",
+    unit="count",
+    note="people with one request at a time",
+)
+FLYING = Figure(name="concurrency", label="Requests in flight", head="in flight", unit="count")
+SERVED_MEMORY = Figure(
+    name="memory_total_bytes",
+    label="Memory",
+    head="memory",
+    unit="bytes",
+    path="memory.total_bytes",
+)
+REQUESTS = Figure(
+    name="request_rate_per_second", label="Requests/s", unit="rate", scale=(OUTPUT, 1)
+)
+OUTPUT_PRICE = Figure(
+    name="cost_per_million_output_tokens",
+    label="Decoding alone, per million tokens",
+    head="output",
+    unit="dollars",
+    path="cost_per_million_tokens.output",
+    scale=(OUTPUT, -1),
+    note="without prefill",
+)
+INPUT_PRICE = Figure(
+    name="cost_per_million_input_tokens",
+    label="Cost per million input tokens",
+    head="input",
+    unit="dollars",
+    path="cost_per_million_tokens.input",
+    scale=(OUTPUT, -1),
+    note="of prefill",
+)
+PER_MILLION = Figure(
+    name="cost_per_million_output_tokens",
+    label="Cost per million output tokens",
+    unit="dollars",
+    scale=(OUTPUT, -1),
+)
+SERVING = (
+    TTFT,
+    TPOT,
+    REQUEST,
+    OUTPUT,
+    REQUESTS,
+    FLYING,
+    USERS,
+    SERVED_MEMORY,
+    Figure(name="max_concurrency", label="Fit in KV cache and engine limit", unit="count"),
+    PER_MILLION,
+    OUTPUT_PRICE,
+    INPUT_PRICE,
+)
+"""Figures of serving."""
+
+MENDED = (
+    Figure(name="memory_total_bytes", label="Memory", head="memory", unit="bytes"),
+    Figure(name="step_s", label="Step", head="step", unit="seconds"),
+    Figure(name="step_change_fraction", label="Step change", head="longer", unit="change"),
+)
+"""Figures of a fix of a training that does not fit."""
+SERVED_MENDED = (
+    MENDED[0],
+    Figure(name="ttft_s", label="TTFT", head="TTFT", unit="seconds", note=MEANINGS["TTFT"]),
+    Figure(name="tpot_s", label="TPOT", head="TPOT", unit="seconds", note=MEANINGS["TPOT"]),
+    Figure(
+        name="output_tokens_per_second_per_gpu",
+        label=OUTPUT.label,
+        head="tokens",
+        unit="rate",
+        note=OUTPUT.note,
+    ),
+    Figure(
+        name="throughput_change_fraction", label="Throughput change", head="more", unit="change"
+    ),
+)
+
+MEASURED = (
+    Figure(name="objective_s", label=STEP.label, unit="seconds"),
+    Figure(name="tokens_per_second_per_gpu", label=TOKENS.label, unit="rate"),
+)
+"""Figures of a training run, under the labels of the predicted ones."""
+SERVED_MEASURED = (
+    Figure(name="ttft_s", label=TTFT.label, unit="seconds", path="load.ttft_s"),
+    Figure(name="tpot_s", label=TPOT.label, unit="seconds", path="load.tpot_s"),
+    Figure(
+        name="request_latency_s", label=REQUEST.label, unit="seconds", path="load.request_latency_s"
+    ),
+    Figure(name="tokens_per_second_per_gpu", label=OUTPUT.label, unit="rate"),
+)
+PEAK = Figure(name="peak_memory_bytes", label="Peak memory allocated", unit="bytes")

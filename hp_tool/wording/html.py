@@ -1,0 +1,131 @@
+"""Answers as small HTML tables, for notebooks (`_repr_html_`). All text is escaped."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, Recommendation, SpaceSummary
+from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingRecommendation
+from hp_tool.domain.units import duration, gib
+from hp_tool.wording.columns import (
+    Column,
+    choice_columns,
+    configuration_columns,
+    listed_columns,
+    serving_columns,
+    serving_figures,
+    training_figures,
+)
+from hp_tool.wording.fit import chance, left_open, needs
+from hp_tool.wording.words import arithmetic, serving_arithmetic
+
+
+def estimate_html(
+    estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
+) -> str:
+    """One configuration: its verdict, time and memory by part."""
+    parts = []
+    if isinstance(estimate, InferenceEstimate):
+        if estimate.parallel is not None:
+            parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
+        parts += _reasons(estimate.reasons)
+        if estimate.ttft_s is not None:
+            parts.append(_columns(serving_figures([estimate])))
+    else:
+        if estimate.parallel is not None:
+            parts.append(_line(arithmetic(estimate.parallel)))
+        parts += _reasons(estimate.reasons)
+        if estimate.time is not None:
+            parts.append(_columns(training_figures([estimate])))
+            if estimate.fit is not None:
+                parts.append(_line(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}"))
+            if calibrated is None:
+                parts += map(_line, left_open(estimate))
+            step = estimate.time.step_s
+            shares = [
+                (name, duration(s), f"{s / step:.1%}")
+                for name, s in estimate.time.parts_s.items()
+                if s > 0.0
+            ]
+            parts.append(_table(("time", "exposed", "share"), shares))
+        if calibrated is not None and calibrated.time is not None:
+            parts.append(
+                _line(
+                    f"after what was measured on this cluster: {duration(calibrated.time.step_s)}"
+                )
+            )
+    if estimate.memory is not None:
+        parts.append(_memory(estimate.memory))
+    return "".join(parts)
+
+
+def recommendations_html(
+    rows: Sequence[Recommendation] | Sequence[ServingRecommendation],
+    *,
+    space: SpaceSummary,
+    misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
+) -> str:
+    """The ranked configurations; where there are none, what comes nearest."""
+    if rows:
+        body = _ranked(rows)
+    else:
+        near = "".join(
+            _line(f"nearest: {_layout(miss)}") + "".join(_reasons(miss.estimate.reasons))
+            for miss in misses
+        )
+        body = _line("no configuration is acceptable") + near
+    return body + _line(
+        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable"
+    )
+
+
+def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> str:
+    ranks = Column(head="rank", cells=tuple(str(row.rank) for row in rows))
+    serving = [row for row in rows if isinstance(row, ServingRecommendation)]
+    if serving:
+        return _columns(
+            [ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])]
+        )
+    training = [row for row in rows if isinstance(row, Recommendation)]
+    figures = training_figures([row.known for row in training])
+    layouts = configuration_columns([row.parallel for row in training])
+    return _columns(
+        [ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)]
+    )
+
+
+def _layout(row: Recommendation | ServingRecommendation) -> str:
+    if isinstance(row, ServingRecommendation):
+        return serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
+    return arithmetic(row.parallel)
+
+
+def _columns(columns: Sequence[Column]) -> str:
+    return _table(
+        [column.title for column in columns],
+        zip(*(column.cells for column in columns), strict=True),
+    )
+
+
+def _memory(memory: MemoryEstimate | ServingMemory) -> str:
+    rows = [(name, gib(size)) for name, size in memory.parts_bytes.items()]
+    return _table(("memory", f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"), rows)
+
+
+def _reasons(reasons: Sequence[Reason]) -> list[str]:
+    return (
+        [_line("; ".join(f"{reason.code}: {reason.message}" for reason in reasons))]
+        if reasons
+        else []
+    )
+
+
+def _line(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

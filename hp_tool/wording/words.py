@@ -1,0 +1,246 @@
+"""Configurations, and changes of them, in words and table cells."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hp_tool.domain.frameworks import STAND_INS
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.targets import bounded_by
+from hp_tool.domain.units import duration, times
+
+Config = ParallelConfig | ServingConfig
+
+MEANINGS = {
+    "TP": "tensor parallel ranks",
+    "PP": "pipeline stages",
+    "VPP": "chunks per stage",
+    "CP": "context parallel ranks",
+    "EP": "expert parallel ranks",
+    "ETP": "tensor parallel ranks per expert",
+    "DP": "data parallel replicas",
+    "MBS": "micro-batch size",
+    "SP": "sequence parallelism",
+    "ADP": "attention data parallel groups",
+    "CP by": "how ranks exchange a sequence",
+    "ZeRO": "stage of sharding",
+    "shards": "ranks that ZeRO shards over",
+    "spare": "redundant experts",
+    "MFU": "model FLOPs over peak, attention in full",
+    "TTFT": "time to first token",
+    "TPOT": "time per output token",
+}
+"""What letters stand for, in every table and on every page."""
+
+STOPPED = {
+    "budget_runs": "the maximum of runs was reached",
+    "budget_gpu_seconds": "the maximum of GPU time was reached",
+    "no_expected_gain": "another run promises no gain",
+    "space_exhausted": "every candidate was run",
+    "nothing_feasible": "no configuration fits",
+}
+"""Why a search stopped; other reasons are words by themselves."""
+
+WIDE = ("bf16", "fp16", "fp32")
+"""Precisions of weights that need no mention where a query leaves them open."""
+
+LABELS = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "virtual_pipeline_parallel_size": "VPP",
+    "context_parallel_size": "CP",
+    "expert_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+    "attention_data_parallel_size": "attention DP",
+    "redundant_experts": "redundant experts",
+    "max_num_seqs": "engine limit (max_num_seqs)",
+    "max_num_batched_tokens": "tokens a pass",
+    "micro_batch_size": "micro-batch",
+    "sequence_parallel": "SP",
+    "recompute": "recompute",
+    "zero_stage": "ZeRO",
+    "data_parallel_shard_size": "shard group",
+    "data_parallel_size": "DP",
+    "pipeline_schedule": "schedule",
+    "moe_token_dispatcher_type": "dispatcher",
+}
+
+
+LATENCIES = {
+    "ttft_s": "to the first token",
+    "tpot_s": "per output token",
+    "request_latency_s": "per request",
+}
+"""What a latency is the time of."""
+
+
+def missed_words(target: str, *, value: float, limit: float) -> str:
+    """`30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target`: its name in a
+    query, as tpot_p99_s.
+    """
+    latency, quantile = bounded_by(target)
+    of = f"{LATENCIES[latency]}{f' ({quantile})' if quantile else ''}"
+    return f"{duration(value)} {of} is {times(value / limit)} the target of {duration(limit)}"
+
+
+def stopped_words(code: str) -> str:
+    """Return why a search stopped in words."""
+    return STOPPED.get(code, code.replace("_", " "))
+
+
+def unchecked_words(names: Iterable[str]) -> str:
+    """Return what a star on an interval means, where no published run covers what these names
+    say.
+    """
+    return (
+        f"unchecked: no published run has {', '.join(map(unchecked_feature, names))}, so the "
+        "interval is wider"
+    )
+
+
+def unchecked_feature(name: str) -> str:
+    """Return a feature that no published run covers; a framework without constants of its own with
+    the one it borrows from.
+    """
+    field, _, framework = name.partition(": ")
+    if field != "training.framework" or framework not in STAND_INS:
+        return name
+    return f"{name} (predicted with {STAND_INS[framework].constants}'s constants)"
+
+
+def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
+    """`TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of devices."""
+    sizes = {
+        "TP": config.tensor_parallel_size,
+        "PP": config.pipeline_parallel_size,
+        "CP": config.context_parallel_size,
+    }
+    sizes["DP"] = config.data_parallel_size
+    return " x ".join(
+        f"{name} {size}" for name, size in sizes.items() if size > 1 or name != "CP"
+    ), math.prod(sizes.values())
+
+
+def arithmetic(config: ParallelConfig) -> str:
+    """`TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
+    sizes, total = parallel_sizes(config)
+    chunks = (
+        f", {config.virtual_pipeline_parallel_size} chunks per rank"
+        if config.virtual_pipeline_parallel_size > 1
+        else ""
+    )
+    chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
+    experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
+    chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
+    chunks += (
+        f", tokens by {config.moe_token_dispatcher_type}"
+        if config.moe_token_dispatcher_type
+        else ""
+    )
+    return (
+        f"{sizes} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
+        f"SP {'on' if config.sequence_parallel else 'off'}, recompute "
+        f"{recompute_name(config.recompute)}, "
+        f"ZeRO {config.zero_stage}"
+        + (f" in groups of {shards}" if (shards := config.data_parallel_shard_size) else "")
+    )
+
+
+def brief(config: Config) -> str:
+    """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of
+    a narrow terminal.
+    """
+    if isinstance(config, ServingConfig):
+        return f"{serving_arithmetic(config, replicas=None)}, engine limit {config.max_num_seqs}"
+    sizes, _ = parallel_sizes(config)
+    more = {"VPP": config.virtual_pipeline_parallel_size, "EP": config.expert_parallel_size}
+    words = [
+        sizes,
+        *(f"{name} {size}" for name, size in more.items() if size > 1),
+        f"MBS {config.micro_batch_size}",
+    ]
+    words += ["SP"] if config.sequence_parallel else []
+    words += [recompute_name(config.recompute)] if config.recompute != "none" else []
+    return ", ".join([*words, f"ZeRO {config.zero_stage}"])
+
+
+def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
+    """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism only if used."""
+    sizes = {
+        "TP": config.tensor_parallel_size,
+        "PP": config.pipeline_parallel_size,
+        "attention DP": config.attention_data_parallel_size,
+    }
+    shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "TP"]
+    if replicas is not None:
+        shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
+    experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
+    experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
+    return " x ".join(shown) + experts
+
+
+def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
+    """Names of the fields that differ, in the order of LABELS."""
+    return tuple(
+        name for name in LABELS if getattr(before, name, None) != getattr(after, name, None)
+    )
+
+
+def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
+    """`TP 4 -> 8 (DP 16 -> 8)`: what to change, and in brackets what follows from it; `gpus`:
+    devices before and after.
+    """
+    names = changed_fields(before, after)
+    chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
+    derived = set()
+    if (
+        chosen or len(names) > 1
+    ):  # nobody chooses the remaining replicas, nor SP when tensor parallelism begins or ends
+        crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
+        derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
+    changes = {
+        name: f"{LABELS[name]} {_value(name, before)} -> {_value(name, after)}" for name in names
+    }
+    chosen += [change for name, change in changes.items() if name not in derived]
+    brackets = ", ".join(change for name, change in changes.items() if name in derived)
+    return ", ".join(chosen) + (f" ({brackets})" if brackets else "")
+
+
+def _value(name: str, config: Config) -> str:
+    if name == "recompute" and isinstance(config, ParallelConfig):
+        return recompute_name(config.recompute)
+    value = getattr(config, name)
+    if name == "data_parallel_shard_size" and not value:
+        return f"all of DP {config.data_parallel_size}"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def machines_heading(query: Query) -> str:
+    """Return what a ranking of machines is of: `cheapest within 21 days`."""
+    limits, objective = query.constraints, query.objective
+    if limits.max_days is not None and objective in (None, "cost"):
+        return f"cheapest within {limits.max_days:g} days"
+    if limits.max_cost is not None and objective in (None, "days", "throughput"):
+        return f"fastest within ${limits.max_cost:,.0f}"
+    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(
+        objective or "", "cheapest"
+    )
+
+
+def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
+    """Return what a serving estimate took where the query is silent, or where its release has no
+    constants.
+    """
+    assumed = provenance.get("assumed") or {}
+    precision = assumed.get("inference.precision")
+    sentences = (
+        [f"Weights in {precision}, as published."] if precision and precision not in WIDE else []
+    )
+    if named := provenance.get("engine_version"):
+        used = provenance["engine_efficiency"]
+        sentences.append(
+            f"Release {named} has no constants of its own; these are predicted with {used}."
+        )
+    return sentences
