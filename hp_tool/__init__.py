@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hp_tool.domain import exports as _exports
+
 if TYPE_CHECKING:
     from hp_tool.api import estimate, explain, export, make_query, recommend, size
     from hp_tool.domain.result import Estimate, Recommendation
@@ -41,6 +43,16 @@ _HOMES = {
     "hp_tool.domain.serving": ("InferenceEstimate", "ServingRecommendation"),
     "hp_tool.domain.sizing": ("Sizing", "SizingAnswer"),
 }
+
+
+def _training_formats() -> tuple[_exports.Export, ...]:
+    """Return the formats of training tools, which trainers' commands name; loaded on first use."""
+    from hp_tool.formats.registry import formats
+
+    return formats("training")
+
+
+_exports.provide(_training_formats)
 
 
 def __dir__() -> list[str]:

@@ -61,9 +61,9 @@ def watch(
     """Say whether a running job became slower than it was, or is slower than it should be; print
     nothing while all is well.
     """
+    from hp_tool.cluster.logs import READERS
     from hp_tool.domain.units import counted
     from hp_tool.errors import InputError
-    from hp_tool.formats.logs import READERS
     from hp_tool.questions.training.problem import resolve_training
     from hp_tool.watch import expected_of
     from hp_tool.watch.logs import LogSteps, Watched, log_files

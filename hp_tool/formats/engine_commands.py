@@ -22,9 +22,9 @@ from hp_tool.formats.reading import (
     whole_number,
 )
 from hp_tool.formats.renamed import recipe
-from hp_tool.formats.setup import DTYPES
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
+from hp_tool.formats.writing import DTYPES
 
 _SHORT = {
     "tp": "tensor-parallel-size",

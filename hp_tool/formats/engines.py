@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.inference import SpeculativeSpec
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import bash, invocation, option_lines, required
-from hp_tool.formats.setup import DTYPES, ServingSetup, Values, headline, one_word, option_words
+from hp_tool.formats.writing import DTYPES, Values, headline, one_word, option_words
 
 WIDE = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}

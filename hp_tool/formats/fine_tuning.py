@@ -7,10 +7,11 @@ from typing import Any
 
 import yaml
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
-from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, headline, one_word, refuse_unsaid
 from hp_tool.formats.tools import accelerate
+from hp_tool.formats.writing import DTYPES, SHAPE, headline, one_word, refuse_unsaid
 
 SAID = {
     "sequence_length",

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from hp_tool.domain.setups import ServingSetup, TrainingSetup
 from hp_tool.domain.workload import CrossEntropy
 from hp_tool.errors import InputError
 from hp_tool.formats import tools
 from hp_tool.formats.reading import Reading
-from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.formats.signs import Sign
 from hp_tool.formats.source import Source
 
@@ -55,7 +55,7 @@ class Format(Generic[Setup]):
     loss: CrossEntropy | None = None
     """The way to compute the loss that the tool has no switch for."""
     log: str = "json"
-    """The reader of its logs (formats.logs)."""
+    """The reader of its logs (cluster.logs)."""
     file: str | None = None
     """Its name in the folder of a trainer's run, where the text is a file that the trainer
     takes.

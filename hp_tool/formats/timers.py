@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hp_tool.cluster.logs import MAX_LINE, MAX_STEPS, LogFacts, read_line
 from hp_tool.errors import InputError
-from hp_tool.formats.logs import MAX_LINE, MAX_STEPS, LogFacts, read_line
 
 NAMES = frozenset(
     {

@@ -13,7 +13,7 @@ from hp_tool.domain.result import Estimate, Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate
 
 if TYPE_CHECKING:
-    from hp_tool.formats.setup import ServingSetup, TrainingSetup
+    from hp_tool.domain.setups import ServingSetup, TrainingSetup
     from hp_tool.questions.configuration import Configuration
     from hp_tool.questions.training.calibrated import Calibrations
     from hp_tool.questions.training.evaluate import ResolvedConfiguration

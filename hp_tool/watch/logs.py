@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hp_tool.cluster.logs import MAX_LINE, READERS, LogFacts, read_line
 from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats.logs import MAX_LINE, READERS, LogFacts, read_line
 from hp_tool.watch.job import Job, Source
 from hp_tool.watch.words import sentences
 

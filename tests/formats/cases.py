@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import resolve_training

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hp_tool.cluster.logs import read_log
 from hp_tool.domain.units import GIB, MIB
-from hp_tool.formats.logs import read_log
 
 MEGATRON = (
     " [2025-03-01 10:00:00.123] iteration       10/     500 | consumed samples:         1280 | "

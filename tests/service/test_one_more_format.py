@@ -19,11 +19,12 @@ from hp_tool.cli.main import main
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.reading import Argument, Reading, Table, as_settings, key_values, sort
 from hp_tool.formats.registry import Format, register, unregister
-from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 from hp_tool.formats.signs import Sign, any_key
 from hp_tool.formats.source import Source
+from hp_tool.formats.writing import SHAPE, refuse_unsaid
 from scripts.formats_table import tables
 from service.app import create_app
 from service.settings import Settings

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cluster.logs import READERS, read_log
 from hp_tool.cluster.trainers.runs import measurement
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.units import MIB
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.formats.logs import READERS, read_log
 
 HARDWARE = Hardware(gpu="h100-sxm-80gb", num_gpus=8)
 WORK = TrainingWorkload(sequence_length=1024, global_batch_size=64)

@@ -20,12 +20,12 @@ import numpy as np
 from hp_tool.catalog import library, records
 from hp_tool.cluster.launchers import jobs
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.exports import Export, exports
 from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, recompute_name
 from hp_tool.domain.query import Query, Reducible, TrainerCommand
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.formats.registry import Format, formats
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.setup import training_setup
@@ -67,11 +67,11 @@ _DERIVED = ("data_parallel_size",)
 """Axes that follow from the others and the number of devices."""
 
 
-def special() -> dict[str, Format[Any]]:
-    """Return the formats that a command may name: those of flags as `flags:NAME`, those of files as
+def special() -> dict[str, Export]:
+    """Return the exports that a command may name: those of flags as `flags:NAME`, those of files as
     `file:NAME`.
     """
-    training = formats("training")
+    training = exports()
     flags = {
         f"flags:{each.flags_name or each.name}": each for each in training if each.flags is not None
     }
@@ -256,16 +256,16 @@ def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: Paral
     """Return whether the command has an export that says all of the configuration, and every one
     that it has does.
     """
-    exports = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
+    named = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
     setup = training_setup(problem, parallel)
     try:
-        for name, each in exports.items():
+        for name, each in named.items():
             write = each.flags if name.startswith("flags:") else each.write
             assert write is not None  # `special` names no other
             write(setup)
     except HpToolError:
         return False
-    return bool(exports)
+    return bool(named)
 
 
 def program_name(trainer: TrainerCommand) -> str:
@@ -313,15 +313,15 @@ def program(
         files={
             values[name]: each.write(setup)
             for name, each in files.items()
-            if each.write is not None
+            if each.write is not None and setup is not None
         },
     )
 
 
-def _flags(format: Format[Any], setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
-    assert format.flags is not None  # `special` names no other
-    more = format.fewer_layers(setup) if fewer_layers and format.fewer_layers is not None else []
-    return format.flags(setup) + more
+def _flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
+    assert export.flags is not None  # `special` names no other
+    more = export.fewer_layers(setup) if fewer_layers and export.fewer_layers is not None else []
+    return export.flags(setup) + more
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:

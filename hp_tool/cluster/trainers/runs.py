@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hp_tool.cluster.launchers import jobs
+from hp_tool.cluster.logs import LogFacts, read_log
 from hp_tool.cluster.trainers.command import program
 from hp_tool.domain.fields import checked
 from hp_tool.domain.jobs import LaunchPlan
@@ -14,7 +15,6 @@ from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.questions.training.problem import TrainingProblem
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hp_tool.cluster.logs import read_log
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -15,7 +16,6 @@ from hp_tool.domain.units import LEAST_CHANGE
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.exchange.export import options, runs, written_otherwise
-from hp_tool.formats.logs import read_log
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
 from hp_tool.formats.registry import get, usual
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE

@@ -5,14 +5,15 @@
 import re
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 from hp_tool.formats.signs import Evidence, Sign, any_key
 from hp_tool.formats.source import Source, mapping_of
 from hp_tool.formats.tools import deepspeed
 from hp_tool.formats.trainer import accelerate, arguments
+from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = {

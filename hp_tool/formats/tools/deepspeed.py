@@ -3,14 +3,15 @@
 import json
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.source import Source
 from hp_tool.formats.trainer import arguments, scripts
 from hp_tool.formats.trainer.arguments import BESIDE
+from hp_tool.formats.writing import SHAPE, refuse_unsaid
 
 TOOL = "DeepSpeed 0.18"
 SAID = {

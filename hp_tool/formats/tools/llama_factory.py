@@ -4,11 +4,11 @@ started by Accelerate.
 
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
 from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.source import Source, parsed
 from hp_tool.formats.trainer import accelerate, arguments

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engines import refuse_unsaid
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import ServingSetup, Values, headline, option_words
 from hp_tool.formats.tools import vllm
+from hp_tool.formats.writing import Values, headline, option_words
 
 PORT, DECODE_PORT = 8000, 8001
 """A replica's; one that only decodes stands behind a sidecar that has the first

@@ -4,14 +4,15 @@ import math
 import re
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, Settings, as_settings, key_values, sort, table
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import FILL, fill_in
-from hp_tool.formats.setup import DTYPES, TrainingSetup, headline, refuse_unsaid
 from hp_tool.formats.signs import Sign
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.scripts import trained_with
+from hp_tool.formats.writing import DTYPES, headline, refuse_unsaid
 
 TOOL = "nanotron 0.4"
 _MODEL = (

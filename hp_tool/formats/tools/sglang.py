@@ -1,5 +1,6 @@
 """SGLang's server, both ways: options as in sglang/srt/server_args.py."""
 
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.engines import (
@@ -15,8 +16,8 @@ from hp_tool.formats.engines import (
     travels_by_deepep,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.writing import Values
 
 VERSION = "0.5.6.post2"
 

@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 from hp_tool.formats.signs import Sign, words
 from hp_tool.formats.source import Source, beside
+from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
 
 TOOL = "torchtitan 0.2"
 FLAVORS = {

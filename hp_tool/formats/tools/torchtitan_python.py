@@ -5,14 +5,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.python_calls import Call, Functions, Unread
 from hp_tool.formats.reading import Reading, Setting, key_values, look_up, plain, sort, table
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import TrainingSetup, headline
 from hp_tool.formats.signs import Sign, words
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools import torchtitan
+from hp_tool.formats.writing import headline
 
 TOOL = "torchtitan 0.3"
 RESULT = "Trainer.Config"

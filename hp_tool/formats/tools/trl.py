@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import DTYPES, TrainingSetup, Values, option_words
+from hp_tool.formats.writing import DTYPES, Values, option_words
 
 TOOL = "TRL 1.16"
 

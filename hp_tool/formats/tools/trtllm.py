@@ -2,6 +2,7 @@
 
 import json
 
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engines import (
     above_one,
@@ -12,8 +13,8 @@ from hp_tool.formats.engines import (
     refuse_drafts,
 )
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, key_within, words
+from hp_tool.formats.writing import Values
 
 VERSION = "1.0"
 

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.interpolation import interpolated
@@ -28,20 +29,13 @@ from hp_tool.formats.reading import (
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
 from hp_tool.formats.scripts import FILL, assignments, bash, fill_in
-from hp_tool.formats.setup import (
-    SHAPE,
-    TrainingSetup,
-    headline,
-    one_word,
-    option_words,
-    refuse_unsaid,
-)
 from hp_tool.formats.shell import Word
 from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.source import Source, beside, mapping_of, parsed
 from hp_tool.formats.tools.megatron_lm.read import recompute_of
 from hp_tool.formats.tools.megatron_lm.scripts import environment
 from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
+from hp_tool.formats.writing import SHAPE, headline, one_word, option_words, refuse_unsaid
 
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"

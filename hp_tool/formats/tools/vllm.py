@@ -2,6 +2,7 @@
 
 import json
 
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.engines import (
@@ -18,8 +19,8 @@ from hp_tool.formats.engines import (
 )
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import required
-from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.writing import Values
 
 VERSION = "0.12.0"
 _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"

@@ -28,7 +28,7 @@ from hp_tool.questions.training.problem import resolve_training
 from hp_tool.wording import figures
 
 if TYPE_CHECKING:
-    from hp_tool.formats.setup import ServingSetup, TrainingSetup
+    from hp_tool.domain.setups import ServingSetup, TrainingSetup
     from hp_tool.questions.training.calibrated import Calibrations
 
 Row = Recommendation | ServingRecommendation

@@ -17,7 +17,7 @@ from hp_tool.questions.serving.problem import resolve_serving, seeks_concurrency
 from hp_tool.questions.serving.recommend import pareto_front, recommend
 
 if TYPE_CHECKING:
-    from hp_tool.formats.setup import ServingSetup
+    from hp_tool.domain.setups import ServingSetup
     from hp_tool.questions.configuration import Configuration
     from hp_tool.questions.training.calibrated import Calibrations
 

@@ -9,7 +9,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, ServingConfig
-from hp_tool.formats.setup import ServingSetup
+from hp_tool.domain.setups import ServingSetup
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.serving.disaggregated import pool_config, pools_problem
 from hp_tool.questions.serving.problem import ServingProblem, resolve_serving, served_workload

@@ -23,7 +23,7 @@ from hp_tool.questions.training.sensitivity import sensitivity as sensitivity_of
 from hp_tool.questions.training.with_recipe import with_recipe_figure
 
 if TYPE_CHECKING:
-    from hp_tool.formats.setup import TrainingSetup
+    from hp_tool.domain.setups import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from hp_tool.domain.pipeline_layout import (
     ends_are_shorter,
     parse_layout,
 )
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.questions.training.problem import TrainingProblem
 
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import yaml
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import OPTIMIZERS, model_path, targets
 from hp_tool.formats.scripts import FILL
-from hp_tool.formats.setup import TrainingSetup, headline
 from hp_tool.formats.tools.accelerate import fsdp
+from hp_tool.formats.writing import headline
 
 TOOL = "axolotl 0.21"
 

@@ -2,9 +2,9 @@
 --yaml-cfg.
 """
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import PRINTED_ARGUMENTS
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.tools.megatron_lm.commands import read_source
 from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm

@@ -14,10 +14,11 @@ from hp_tool.domain.blocks import Block
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Setting
-from hp_tool.formats.setup import TrainingSetup, Values
 from hp_tool.formats.tools.megatron_lm import patterns, words
+from hp_tool.formats.writing import Values
 
 LETTERS = {
     ("mamba2", "none"): "M",

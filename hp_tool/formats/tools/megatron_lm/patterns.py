@@ -13,9 +13,10 @@ from typing import Any
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import TrainingSetup, Values
 from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.writing import Values
 
 DELTA_RULE = "gated_delta_net"
 """The --experimental-attention-variant that is modelled."""

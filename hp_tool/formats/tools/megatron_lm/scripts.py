@@ -11,12 +11,13 @@ import yaml
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.switches import device_connections
 from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines, required
-from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.hybrid import program
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags
+from hp_tool.formats.writing import Values, headline, option_words
 
 PORT = 29_500
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")

@@ -16,11 +16,12 @@ from hp_tool.domain.releases import (
     MUON_OVERLAPS,
     has_come,
 )
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
 from hp_tool.formats.tools.megatron_lm import hybrid, patterns, words
 from hp_tool.formats.tools.megatron_lm.words import Flags
+from hp_tool.formats.writing import Values, headline, option_words, refuse_unsaid
 
 
 def flags(setup: TrainingSetup) -> Flags:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import assignments
-from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Evidence, Sign, words
 from hp_tool.formats.tools.nemo.read import read
 from hp_tool.formats.tools.nemo.write import overrides, text

@@ -6,9 +6,9 @@ from typing import Any
 
 from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
-from hp_tool.formats.setup import DTYPES
 from hp_tool.formats.source import Source
 from hp_tool.formats.tools.megatron_lm.read import read as read_arguments
+from hp_tool.formats.writing import DTYPES
 
 _MIXED = {
     "fp8_delayed": ("fp8-format=hybrid",),

@@ -5,10 +5,10 @@ megatron/bridge/training/config.py.
 import shlex
 
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
+from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import assignments
-from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 from hp_tool.formats.tools.megatron_lm.words import (
     CONTEXT,
     PACKED,
@@ -27,6 +27,7 @@ from hp_tool.formats.tools.megatron_lm.write import (
     recomputation,
     shorter_ends,
 )
+from hp_tool.formats.writing import DTYPES, SHAPE, Values, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
 _RECIPES: dict[str, tuple[str, Values]] = {

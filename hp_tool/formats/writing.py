@@ -1,0 +1,114 @@
+"""What formats share when they write a setup: option words, headlines, and refusals."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.setups import ServingSetup, TrainingSetup
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.stated_release import release_in_words
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""torch's names of number formats, which most tools write."""
+Values = Mapping[str, bool | int | float | str | list[str] | None]
+"""By option: true for a switch that is on; one that is None or false is left out."""
+
+
+def option_words(values: Values) -> dict[str, list[str]]:
+    """The words behind each option that is not left out."""
+
+    def words(value: int | float | str | list[str]) -> list[str]:
+        if isinstance(value, list):
+            return value
+        return [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+
+    return {
+        name: words(value)
+        for name, value in values.items()
+        if value is not None and value is not False
+    }
+
+
+def headline(setup: TrainingSetup | ServingSetup) -> str:
+    """`qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x h100-sxm-80gb,
+    megatron-core 0.18`, on one line whatever the names hold: it stands in comments of scripts.
+    """
+    name = setup.model.name + (
+        f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
+    )
+    release = release_in_words(setup.workload)
+    text = (
+        f"{name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}{release and f', {release}'}"
+    )
+    return "".join(c if c.isprintable() else " " for c in text)[:200]
+
+
+def one_word(name: str) -> str:
+    """A model's name as an argument of a command. Raises InputError for what a program would read
+    as an option or two lines.
+    """
+    if name.startswith("-") or not name.isprintable():
+        raise InputError(
+            f"the model's name {name[:80]!r} begins with a dash, or holds a line break or control "
+            "character; rename it",
+            field="model.name",
+        )
+    return name
+
+
+SHAPE = {f.name for f in fields(ModelSpec)}
+"""Fields that a tool expresses as a whole: by a model's name, or in the code of a training
+script.
+"""
+ACCOUNTING = {
+    "name",
+    "framework",
+    "framework_version",
+    "total_tokens",
+    "reliability",
+    "attention_mask_flops",
+    "expert_imbalance",
+    "max_position_embeddings",
+    "data_parallel_size",
+    "left_out",
+    "tower_parameters",
+}
+"""Fields that no training command needs: they name, predict or follow from others; the headline
+names what is left out.
+"""
+
+
+def refuse_unsaid(
+    setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None
+) -> None:
+    """Raise UnsupportedError for the first setting that is not at its default and that the tool has
+    no word for.
+
+    `expressed` are the names of the fields that the export has words for, `runs` is the one
+    framework that the tool runs. Nothing is dropped silently, and a field that a later version adds
+    is refused until an export learns it.
+    """
+    if runs is not None and setup.workload.framework != runs:
+        raise UnsupportedError(
+            f"{tool} runs {runs}, but this configuration was chosen for "
+            f"{setup.workload.framework}; "
+            f"ask again with training.framework: {runs}",
+            field="training.framework",
+        )
+    sections: tuple[tuple[str, Any], ...] = (
+        ("model", setup.model),
+        ("training", setup.workload),
+        ("parallel", setup.parallel),
+        ("parallel", setup.strategy),
+    )
+    for section, spec in sections:
+        for f in fields(spec):
+            value = getattr(spec, f.name)
+            if f.name in expressed or f.name in ACCOUNTING or value is None or value == f.default:
+                continue
+            raise UnsupportedError(
+                f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or "
+                "leave it out",
+                field=f"{section}.{f.name}",
+            )
