@@ -1,6 +1,4 @@
-"""The house stands: imports go down only, rooms on one floor do not know each other, and a start
-loads nothing heavy.
-"""
+"""Imports go down the layers, isolated rooms do not know each other, and a start loads little."""
 
 from __future__ import annotations
 
