@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import change_constants, write_constants
 from benchmarks.accuracy.fit_frameworks import FIXED
 from benchmarks.accuracy.fit_intervals import likeliest
 from benchmarks.accuracy.fitting import (
@@ -25,7 +23,6 @@ from benchmarks.accuracy.fitting import (
     linear_beyond,
     with_constants,
 )
-from hp_tool.catalog import documents
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 Row = tuple[float, float]
@@ -94,19 +91,6 @@ def test_network_constants_go_into_the_link() -> None:
     profile = with_constants(FIXED, {"network_latency_s": 3e-6, "host_launch_s": 2e-5})
     assert (profile.network.latency_s, profile.host_launch_s) == (3e-6, 2e-5)
     assert profile.network.bandwidth_fraction == FIXED.network.bandwidth_fraction
-
-
-def test_changed_fields_leave_the_others_and_the_command(tmp_path: Path) -> None:
-    path = tmp_path / "profile.yaml"
-    part = {"a": 1.0}
-    write_constants(
-        path, {"one": part, "other": part, "kept": 2e-6}, command="python -m benchmarks.fit"
-    )
-    change_constants(path, {"other": 3.0})
-    assert documents.read(path) == {"one": part, "other": 3.0, "kept": 2e-6}
-    assert path.read_text().startswith(
-        "# Written by python -m benchmarks.fit; do not edit by hand.\n"
-    )
 
 
 def test_the_likeliest_scatter_counts_repeats_of_a_setting_once() -> None:

@@ -6,14 +6,10 @@ import argparse
 import csv
 import os
 import sys
-from collections.abc import Callable, Mapping
-from json import dumps, loads
+from collections.abc import Callable
+from json import dumps
 from pathlib import Path
 from typing import Any
-
-import yaml
-
-from hp_tool.catalog import documents
 
 Row = dict[str, str]
 
@@ -34,27 +30,6 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="folder of measured figures (default: HP_REFERENCE_DATA)"
     )
-
-
-def write_constants(path: Path, constants: Mapping[str, object], *, command: str) -> None:
-    """Write a fitted profile as YAML, with the command that made it. Through JSON, so that a part
-    used twice is written twice: the catalogue accepts no aliases.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"# Written by {command}; do not edit by hand.\n{_as_yaml(loads(dumps(constants)))}"
-    )
-
-
-def change_constants(path: Path, changes: Mapping[str, object]) -> None:
-    """Write these fields into a fitted profile, whose others and first line stay."""
-    head = path.read_text().partition("\n")[0]
-    path.write_text(f"{head}\n{_as_yaml(documents.read(path) | changes)}")
-
-
-def _as_yaml(fields: object) -> str:
-    text: str = yaml.safe_dump(fields, sort_keys=False, width=120)
-    return text
 
 
 def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:

@@ -18,9 +18,9 @@ from dataclasses import asdict
 
 import numpy as np
 
-from benchmarks.accuracy.data import write_constants
-from benchmarks.accuracy.fit_gpus import SILICON, fit_times
+from benchmarks.accuracy.fit_gpus import fit_times
 from benchmarks.accuracy.fitting import Floats, rounded
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import Precision
 from hp_tool.loop.calibration.microbenchmarks import CPU, fit_memory, fit_roofline
@@ -142,9 +142,9 @@ def main() -> None:
     memory_fraction, kernel_overhead_s = fit_elementwise()
     matmul = {precision: fit_matmul(precision) for precision in ("bf16", "fp32")}
     link = fit_link()
-    write_constants(
-        SILICON / "cpu.yaml",
-        {
+    FittedFile(
+        file="silicon/cpu.yaml",
+        fields={
             "gpu": "cpu",
             "matmul": matmul,
             "attention": matmul["bf16"],
@@ -157,8 +157,7 @@ def main() -> None:
             f"with {os.cpu_count()} cores, "
             f"gloo over loopback, {datetime.datetime.now(datetime.UTC).date()}, by {COMMAND}",
         },
-        command=COMMAND,
-    )
+    ).write(command=COMMAND)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Fit what an inference engine adds to isolated kernels: `python -m benchmarks.accuracy.fit_engines
---data DIR`.
+"""Fit what an inference engine adds to isolated kernels: `python -m evidence.fit --only engines`.
 
 Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough
 runs of dense models, from one half of the groups of inference_measured.csv,
@@ -15,14 +14,13 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.data import command_line, write_constants
 from benchmarks.accuracy.fitting import (
     Fit,
     Floats,
@@ -41,12 +39,12 @@ from benchmarks.accuracy.serving_runs import (
     log_ratios,
     predict,
 )
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.domain.engines import EngineEfficiency
 
-COMMAND = "python -m benchmarks.accuracy.fit_engines"
+COMMAND = "python -m evidence.fit --only engines"
 
 PRIORS = {
     "matmul_slowdown": Prior(1.05, 0.1, 0.7, 2.0),
@@ -321,8 +319,8 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     )
 
 
-def main(data: Path) -> None:
-    for (name, version), members in by_version(dense_runs(data)).items():
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    for (name, version), members in by_version(dense_runs(folder)).items():
         seen = [run for run in members if run.fitted]
         models = ", ".join(
             dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members)
@@ -332,18 +330,4 @@ def main(data: Path) -> None:
             fitted_on=f"{len(seen)} runs ({models}) by {COMMAND}; deviations from "
             f"{len(members) - len(seen)} runs of other groups" + NOTES.get((name, version), ""),
         )
-        write_constants(
-            FOLDER / "engines" / f"{name}-{version}.yaml",
-            dataclasses.asdict(profile),
-            command=COMMAND,
-        )
-        print(
-            f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within "
-            "a TPOT deviation of "
-            f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+        yield FittedFile(file=f"engines/{name}-{version}.yaml", fields=dataclasses.asdict(profile))

@@ -1,5 +1,5 @@
-"""Fit what layers with experts add to isolated kernels while serving: `python -m
-benchmarks.accuracy.fit_experts --data DIR`.
+"""Fit what layers with experts add to isolated kernels while serving: `python -m evidence.fit
+--only experts`.
 
 Writes hp_tool/catalog/data/efficiency/experts.yaml, one profile for all engines, from the served
 mixtures of inference_measured_2.csv and _3, on top of the engines' constants, which come from dense
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.data import command_line, write_constants
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, linear_beyond
 from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import (
@@ -30,12 +29,12 @@ from benchmarks.accuracy.serving_runs import (
     log_ratios,
     predict,
 )
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency
 
-COMMAND = "python -m benchmarks.accuracy.fit_experts"
+COMMAND = "python -m evidence.fit --only experts"
 
 PRIORS = {
     "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
@@ -168,7 +167,7 @@ def with_scatter(
     )
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mixtures(folder)
     groups = left_out(runs, lambda run: catalogue_model(run.model).name)
     models = ", ".join(
@@ -181,10 +180,4 @@ def main(folder: Path) -> None:
         fitted_on=f"{len(runs)} runs of inference_measured_2.csv and _3 ({models}) by {COMMAND}; "
         "deviations of models left out",
     )
-    path = FOLDER / "experts.yaml"
-    write_constants(path, dataclasses.asdict(profile), command=COMMAND)
-    print(path.read_text())
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+    yield FittedFile(file="experts.yaml", fields=dataclasses.asdict(profile))

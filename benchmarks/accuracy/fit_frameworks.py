@@ -1,5 +1,4 @@
-"""Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks
---data DIR`.
+"""Fit what a framework adds to isolated kernels: `python -m evidence.fit --only frameworks`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100
 and older) from the 19 figures of arXiv 2205.05198's Tables 4 and 5, which wait for most of their
@@ -15,14 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, command_line, read
+from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
@@ -32,10 +31,9 @@ from benchmarks.accuracy.fitting import (
     Floats,
     Prior,
     Values,
+    framework_file,
     left_out,
-    print_errors,
     with_constants,
-    write_framework,
 )
 from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5, table5_cases
@@ -45,18 +43,19 @@ from benchmarks.accuracy.prepared import (
     Constants,
     Prepared,
     Shares,
+    clock_files,
     clocks,
     compare_all,
     newest_release,
     seen,
-    write_clocks,
 )
 from benchmarks.accuracy.recipe_runs import recipe_cases
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
 
-COMMAND = "python -m benchmarks.accuracy.fit_frameworks"
+COMMAND = "python -m evidence.fit --only frameworks"
 NOISE_2022 = 0.03
 """Relative scatter taken for one published figure; it sets the figures against the priors."""
 
@@ -294,7 +293,7 @@ def megatron_2020_left_out(folder: Path) -> list[Comparison]:
     return [*die_left_out(v100_runs(folder), lambda run: run.case.name), *others] if others else []
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     by = f"by {COMMAND}"
     untold = "see FIXED there for what those rows do not tell"
     tables = "Tables 4 and 5 of arXiv 2205.05198"
@@ -347,24 +346,17 @@ def main(folder: Path) -> None:
         ),
     }
     for name, profile in profiles.items():
-        write_framework(name, profile, command=COMMAND)
-    write_clocks(earlier.shares, fitted_on=f"{tables} {by}")
-    write_clocks(today.shares, fitted_on=f"{rows}; {by}")
+        yield framework_file(name, profile)
     at_once = "kernels and clocks in one"
-    write_clocks(
-        fit_die("v100", v100, old),
-        fitted_on=f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}",
+    yield from clock_files(
+        (earlier.shares, f"{tables} {by}"),
+        (today.shares, f"{rows}; {by}"),
+        (
+            fit_die("v100", v100, old),
+            f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}",
+        ),
+        (
+            fit_die("mi300x", amd, modern),
+            f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}",
+        ),
     )
-    write_clocks(
-        fit_die("mi300x", amd, modern),
-        fitted_on=f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}",
-    )
-    print_errors("Table 5, one model", table5_left_out(folder))
-    h100 = [
-        run.case for run in today_runs(folder) if run.gpu.silicon == "h100" and not run.has_experts
-    ]
-    print_errors("H100 recipes, one model", today_left_out(folder, h100, "name"))
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)

@@ -1,4 +1,4 @@
-"""Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
+"""Fit what FSDP adds to isolated kernels: `python -m evidence.fit --only fsdp`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs
 on A100 of 40 and 80 GB and 43 on H100. The attention kernel of these runs, in Triton, was written
@@ -13,32 +13,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import command_line
 from benchmarks.accuracy.fit_frameworks import FIXED
 from benchmarks.accuracy.fitting import (
     Fit,
     Prior,
     Values,
+    framework_file,
     left_out,
-    print_errors,
     rounded,
     with_constants,
-    write_framework,
 )
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.loop.calibration.microbenchmarks import short
 
-COMMAND = "python -m benchmarks.accuracy.fit_fsdp"
+COMMAND = "python -m evidence.fit --only fsdp"
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
@@ -173,7 +172,7 @@ def _leaving_out(runs: tuple[Prepared, ...], key: Callable[[Prepared], str]) -> 
     return rows
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mpt_runs(folder)
     fitted = constants(rounded(everything(runs))).seen(runs)
     rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by {COMMAND}"
@@ -184,10 +183,4 @@ def main(folder: Path) -> None:
             _with_own_kernel(fitted.by_die[die], *own_kernel),
             fitted_on=f"{rows}; see START there for what those rows do not tell{own}",
         )
-        write_framework(name, profile, command=COMMAND)
-    print_errors("MPT, one model", leave_one_model_out(runs))
-    print_errors("MPT, one GPU", across_gpus(runs))
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+        yield framework_file(name, profile)

@@ -1,5 +1,5 @@
-"""Fit each die's kernel and collective constants on isolated measurements: `python -m
-benchmarks.accuracy.fit_gpus --data DIR`.
+"""Fit each die's kernel and collective constants on isolated measurements: `python -m evidence.fit
+--only gpus`.
 
 Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each over all measured cards of a die: a
 roofline of three constants per matmul precision for training shapes and one for all shapes, one
@@ -9,12 +9,13 @@ and small all-reduces. Nothing of a whole training or serving run is read here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, command_line, write_constants
+from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.expert_kernels import fit_experts
 from benchmarks.accuracy.fitting import Floats, rounded
 from benchmarks.accuracy.timed_kernels import (
@@ -26,13 +27,18 @@ from benchmarks.accuracy.timed_kernels import (
     peak,
     timed,
 )
-from hp_tool.catalog import documents, gpu
+from evidence.fitted_file import FittedFile
+from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.loop.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
 
-COMMAND = "python -m benchmarks.accuracy.fit_gpus"
+COMMAND = "python -m evidence.fit --only gpus"
+MIXERS_FITTED_ON = (
+    "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m "
+    "evidence.fit --only mixers"
+)
 
 BORROWED = {"v100": "generic", "mi300x": "generic", "mi355x": "generic"}
 """Dies that nobody measured, and whose constants they get: those typical of all."""
@@ -368,7 +374,7 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     dies = dict.fromkeys(str(gpu(card).silicon) for card in SYSTEMS.values())
     fitted = {die: fit_die(folder, die) for die in dies}
     fitted["b300"] = with_b200(fitted["b300"], fitted["b200"])
@@ -381,12 +387,12 @@ def main(folder: Path) -> None:
         }
     for name, constants in fitted.items():
         kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
-        path = SILICON / f"{name}.yaml"
-        others = {
-            key: value for key, value in documents.read(path).items() if key == "mixers"
-        }  # fit_mixers runs after
-        write_constants(path, constants | {"attention_kernels": kernels} | others, command=COMMAND)
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+        yield FittedFile(
+            file=f"silicon/{name}.yaml",
+            fields=constants
+            | {
+                "fitted_on": f"{constants['fitted_on']}{MIXERS_FITTED_ON}",
+                "attention_kernels": kernels,
+            },
+            keeps=("mixers",),
+        )

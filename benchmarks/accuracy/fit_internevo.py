@@ -1,5 +1,4 @@
-"""Fit what InternEvo adds to isolated kernels: `python -m benchmarks.accuracy.fit_internevo --data
-DIR`.
+"""Fit what InternEvo adds to isolated kernels: `python -m evidence.fit --only internevo`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/internevo/default.yaml from 26 step times of
 InternLM-7B on 8 to 128 A100 and 16 figures of memory on A800. One model tells few constants apart:
@@ -11,31 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import command_line
 from benchmarks.accuracy.fit_frameworks import FIXED
 from benchmarks.accuracy.fitting import (
+    SCATTER,
     Fit,
     Prior,
     Values,
+    framework_file,
     left_out,
-    print_errors,
     with_constants,
-    write_framework,
 )
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB
 from hp_tool.questions.training import estimate
 
-COMMAND = "python -m benchmarks.accuracy.fit_internevo"
+COMMAND = "python -m evidence.fit --only internevo"
 NOISE = 0.03
 """Relative scatter taken for one published run: the same step stands twice in the table, 1.6 %
 apart.
@@ -143,7 +142,7 @@ def log_sd(rows: Sequence[Comparison]) -> float:
     return float(f"{math.sqrt(np.mean([math.log1p(row.error) ** 2 for row in rows])):.2g}")
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = [Prepared.of(case) for case in internevo_cases(folder)]
     used, cached = used_memory(memory_cases(folder)), memory_left_out(folder)
     profile = dataclasses.replace(
@@ -155,13 +154,4 @@ def main(folder: Path) -> None:
         "of memory on A800, by "
         f"{COMMAND}; see START there for what those rows do not tell",
     )
-    write_framework("default", profile, command=COMMAND)
-    for name, rows in [
-        *((name, leave_one_out(runs, key)) for name, key in LEFT_OUT.items()),
-        ("row of memory", cached),
-    ]:
-        print_errors(f"InternEvo, one {name}", rows)
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+    yield framework_file("default", profile, keeps=SCATTER)

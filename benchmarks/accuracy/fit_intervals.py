@@ -1,4 +1,4 @@
-"""Fit how wide intervals are: `python -m benchmarks.accuracy.fit_intervals --data DIR`, after all
+"""Fit how wide intervals are: `python -m evidence.fit --only intervals`, after all
 other fits.
 
 Everything comes from rows that constants did not see. A group's scatter is that for which the
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy import evidence
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import change_constants, command_line, write_constants
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
@@ -30,15 +29,15 @@ from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import gb300_cases, release_cases
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
-from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 
 PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
 """Frameworks with published runs of one model on the same devices."""
 RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reserved")
 """One allocator, PyTorch's, under Megatron Core and under FSDP."""
-COMMAND = "python -m benchmarks.accuracy.fit_intervals"
+COMMAND = "python -m evidence.fit --only intervals"
 
 
 Known = tuple[Sequence[Comparison], float]
@@ -250,18 +249,15 @@ def _short(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    """Yield the scatter of each framework's profile, and the doubts of what has no data."""
     profiles, doubts = fit(folder)
     for name, widths in profiles.items():
-        changes = {key: _short(value) for key, value in widths.items()}
-        change_constants(FRAMEWORKS / f"{name}.yaml", changes)
-        print(name, changes)
+        yield FittedFile(
+            file=f"frameworks/{name}.yaml",
+            fields={key: _short(value) for key, value in widths.items()},
+            keeps=None,
+        )
     fields = {name: _short(value) for name, (value, _) in doubts.items()}
     fitted_on = {name: rows for name, (_, rows) in doubts.items()}
-    write_constants(FOLDER / "doubts.yaml", fields | {"fitted_on": fitted_on}, command=COMMAND)
-    for name, (value, rows) in doubts.items():
-        print(f"{name} {value:.3f}: {rows}")
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+    yield FittedFile(file="doubts.yaml", fields=fields | {"fitted_on": fitted_on})

@@ -1,5 +1,4 @@
-"""Fit kernels of recurrent mixers and of sparse attention: `python -m
-benchmarks.accuracy.fit_mixers --data DIR`.
+"""Fit kernels of recurrent mixers and of sparse attention: `python -m evidence.fit --only mixers`.
 
 Writes `mixers` into hp_tool/catalog/data/efficiency/silicon/*.yaml from kernels timed alone
 (ops/gdn.csv, kda.csv, mamba2.csv) and from whole modules of sparse attention (ops/dsa.csv), and
@@ -19,14 +18,13 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.data import change_constants, command_line
-from benchmarks.accuracy.fit_gpus import SILICON, SYSTEMS
+from benchmarks.accuracy.fit_gpus import SYSTEMS
 from benchmarks.accuracy.fitting import Floats, Values, conformal_sd
 from benchmarks.accuracy.mixer_rows import (
     FIRST_CALLS,
@@ -36,7 +34,8 @@ from benchmarks.accuracy.mixer_rows import (
     recurrent_rows,
     sparse_rows,
 )
-from hp_tool.catalog import documents, gpu
+from evidence.fitted_file import FittedFile
+from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost import scans
 from hp_tool.cost.roofline import peak_flops, roofline_seconds
@@ -44,10 +43,6 @@ from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
 
-FITTED_ON = (
-    "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m "
-    "benchmarks.accuracy.fit_mixers"
-)
 NEIGHBOUR = {
     "h100_sxm": "h200_sxm",
     "h200_sxm": "h100_sxm",
@@ -452,29 +447,24 @@ def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
     }
 
 
-def main(folder: Path) -> None:
-    fitted = fit_all(folder)
-    for error in fitted.errors:
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    """Yield the constants of recurrent mixers and sparse attention, by die; print their errors."""
+    found = fit_all(folder)
+    for error in found.errors:
         print(
             f"{error.mixer:12} {error.kernel:19} {error.system:9} {error.rows:4} rows: median "
             f"error {error.own:6.1%}; "
             f"card left out {error.left_out:6.1%}, nine tenths within {error.nine_tenths:6.1%}"
         )
-    for (mixer, kernel), logs in fitted.elsewhere.items():
+    for (mixer, kernel), logs in found.elsewhere.items():
         print(
             f"{mixer:12} {kernel:19} by constants from elsewhere: median error "
             f"{np.median(np.abs(np.expm1(logs))):.1%}"
         )
-    others = {name: borrowed(fitted, die, card) for name, (die, card) in BORROWED.items()}
-    for name, kernels in (fitted.kernels | others).items():
+    others = {name: borrowed(found, die, card) for name, (die, card) in BORROWED.items()}
+    for name, kernels in (found.kernels | others).items():
         fields = {
             mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()}
             for mixer, each in kernels.items()
         }
-        path = SILICON / f"{name}.yaml"
-        rows, _, _ = str(documents.read(path)["fitted_on"]).partition(FITTED_ON)
-        change_constants(path, {"fitted_on": rows + FITTED_ON, "mixers": fields})
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+        yield FittedFile(file=f"silicon/{name}.yaml", fields={"mixers": fields}, keeps=None)

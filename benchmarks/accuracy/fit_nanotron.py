@@ -1,5 +1,4 @@
-"""Fit what nanotron adds to isolated kernels: `python -m benchmarks.accuracy.fit_nanotron --data
-DIR`.
+"""Fit what nanotron adds to isolated kernels: `python -m evidence.fit --only nanotron`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/nanotron/*.yaml from the published grid of runs on
 1 to 64 nodes of 8 H100: thirteen constants of time and three of memory on some thousand runs,
@@ -12,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, command_line, read
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants, write_framework
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, framework_file, with_constants
 from benchmarks.accuracy.grid_rows import FILE, Group, groups
+from evidence.fitted_file import FittedFile
 from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
 
-COMMAND = "python -m benchmarks.accuracy.fit_nanotron"
+COMMAND = "python -m evidence.fit --only nanotron"
 
 TIME_PRIORS = {
     "matmul_slowdown": Prior(1.0, 0.15, 0.8, 2.0),  # at sustained clocks
@@ -171,17 +171,13 @@ def _fitted(
     return fit(grouped)
 
 
-def main(folder: Path, *, keep_clocks: bool) -> None:
-    constants = fit(rows=read(folder, FILE), clocks_known=keep_clocks)
-    if not keep_clocks:
-        # Forward matmuls, input gradients and weight gradients take equally long, and only the last
-        # accumulate in fp32: they get the slowdown of all.
-        slowdown = (2.0 + FIXED.fp32_accumulation["h100"]) * constants.matmul_slowdown - 2.0
-        added = {"h100": float(f"{slowdown:.4g}")}
-        constants = dataclasses.replace(constants, matmul_slowdown=1.0, fp32_accumulation=added)
-    write_framework("default", constants, command=COMMAND)
-    print(constants)
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main, keep_clocks="leave the clocks, which frameworks share, as they are")
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    """Yield nanotron's profile. Forward matmuls, input gradients and weight gradients take equally
+    long, and only the last accumulate in fp32: they get the slowdown of all.
+    """
+    constants = fit(rows=read(folder, FILE), clocks_known=False)
+    slowdown = (2.0 + FIXED.fp32_accumulation["h100"]) * constants.matmul_slowdown - 2.0
+    added = {"h100": float(f"{slowdown:.4g}")}
+    yield framework_file(
+        "default", dataclasses.replace(constants, matmul_slowdown=1.0, fp32_accumulation=added)
+    )

@@ -1,5 +1,4 @@
-"""Fit what separate pools for prefill and decoding add: `python -m benchmarks.accuracy.fit_pools
---data DIR`.
+"""Fit what separate pools for prefill and decoding add: `python -m evidence.fit --only pools`.
 
 Writes hp_tool/catalog/data/efficiency/pools.yaml: one constant, from the first tokens of the pools
 of inference_measured_2.csv and _3 whose numbers of replicas are told, on top of the engines' and
@@ -10,18 +9,18 @@ the fit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.data import command_line, write_constants
 from benchmarks.accuracy.fitting import Floats, conformal_sd
 from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
+from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.domain.engines import PoolEfficiency
@@ -30,7 +29,7 @@ from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
 from hp_tool.questions.serving.problem import arrivals, serving_case
 
-COMMAND = "python -m benchmarks.accuracy.fit_pools"
+COMMAND = "python -m evidence.fit --only pools"
 LOWEST_S, USUAL_S, HIGHEST_S = 0.0, 0.1, 5.0
 """Bounds and start of the hops between pools."""
 
@@ -117,7 +116,7 @@ def left_out(runs: Sequence[PoolRun]) -> dict[Hashable, list[PredictedPool]]:
     return {key: predicted(members, handover_s=fit(others)) for key, members, others in parts}
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = told(folder)
     unseen = [pair for pairs in left_out(runs).values() for pair in pairs]
     sds = {
@@ -131,10 +130,4 @@ def main(folder: Path) -> None:
         fitted_on=f"{len(runs)} pairs of pools ({names}) by {COMMAND}; deviations of engines and "
         "lengths left out",
     )
-    path = FOLDER / "pools.yaml"
-    write_constants(path, dataclasses.asdict(profile), command=COMMAND)
-    print(path.read_text())
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+    yield FittedFile(file="pools.yaml", fields=dataclasses.asdict(profile))

@@ -1,5 +1,5 @@
-"""Profiles of unmeasured engine releases, of timed kernels alone: `python -m
-benchmarks.accuracy.fit_releases --data DIR`.
+"""Profiles of unmeasured engine releases, of timed kernels alone: `python -m evidence.fit --only
+releases`.
 
 Writes hp_tool/catalog/data/efficiency/engines/*.yaml for RELEASES. What kernels tell is the median
 of their seconds over those of the die's constants: matmuls and one-kernel all-reduces as ops/ has
@@ -10,21 +10,21 @@ doubt is that which a release with measured rows shows such a profile to have.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, command_line, write_constants
+from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.fit_engines import BY_ENGINE, PRIORS, by_version, engine, scatter, settings
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
-from benchmarks.accuracy.fitting import Floats, rounded
+from benchmarks.accuracy.fitting import rounded
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, log_ratios, predict
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, predict
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.operations import all_reduce_seconds, matmuls_seconds
 from hp_tool.domain.engines import EngineEfficiency
@@ -32,7 +32,7 @@ from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.questions.serving.problem import serving_case
 
-COMMAND = "python -m benchmarks.accuracy.fit_releases"
+COMMAND = "python -m evidence.fit --only releases"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,12 +169,11 @@ def dies(release: Release, folder: Path) -> tuple[str, ...]:
     return tuple(sorted({die for system in systems if (die := gpu(SYSTEMS[system]).silicon)}))
 
 
-def main(folder: Path) -> None:
+def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = dense_runs(folder)
     for release in RELEASES:
         constants = profile(release, folder)
         pairs = doubt(release, constants, runs)
-        logs: dict[str, Floats] = {what: log_ratios(pairs, what) for what in ("tpot", "ttft")}
         sds = {f"{what}_log_sd": float(f"{value:.3g}") for what, value in scatter(pairs).items()}
         kernels = f"kernels of {release.kernels}" if release.kernels else "kernels of other engines"
         constants = dataclasses.replace(
@@ -186,19 +185,7 @@ def main(folder: Path) -> None:
             fitted_on=f"timed {kernels} alone by {COMMAND}; deviations: {len(pairs)} runs of "
             f"{release.doubted_by} by the like",
         )
-        path = FOLDER / "engines" / f"{release.engine}-{release.version}.yaml"
-        write_constants(path, dataclasses.asdict(constants), command=COMMAND)
-        print(
-            f"{release.engine} {release.version}: matmuls {constants.matmul_slowdown:.2f}, "
-            "all-reduces "
-            f"{constants.communication_slowdown:.2f} times the die's; {len(pairs)} runs of "
-            f"{release.doubted_by}: TPOT off by "
-            f"{np.abs(np.expm1(logs['tpot'])).mean():.1%} (bias {np.nanmean(logs['tpot']):+.2f}), "
-            "TTFT by "
-            f"{np.nanmedian(np.abs(np.expm1(logs['ttft']))):.1%} in the median",
-            flush=True,
+        yield FittedFile(
+            file=f"engines/{release.engine}-{release.version}.yaml",
+            fields=dataclasses.asdict(constants),
         )
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)

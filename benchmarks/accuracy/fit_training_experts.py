@@ -1,5 +1,4 @@
-"""Fit what experts add to a training step: `python -m benchmarks.accuracy.fit_training_experts
---data DIR`.
+"""Fit what experts add to a training step: `python -m evidence.fit --only training_experts`.
 
 Three constants of today's Megatron Core, on top of those that dense runs gave (fit_frameworks,
 which runs this too): on recipes with experts and their knobs from the first release with today's
@@ -10,15 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import change_constants, command_line
-from benchmarks.accuracy.fitting import FRAMEWORKS, Fit, Floats, Prior, with_constants
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants
 from benchmarks.accuracy.moe_runs import NEWEST
 from benchmarks.accuracy.prepared import Prepared, Shares
+from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 PRIORS = {
@@ -58,17 +57,12 @@ def with_experts(
     return fit(chosen)
 
 
-def main(folder: Path) -> None:
-    """Write these three constants into Megatron Core's profiles, whose others stay."""
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    """Yield these three constants of each of Megatron Core's profiles."""
     from benchmarks.accuracy.fit_frameworks import today_runs
     from hp_tool.catalog.efficiency import _framework
 
     framework = with_experts(today_runs(folder), _framework("megatron-core", "default"))
     constants = {name: getattr(framework, name) for name in PRIORS}
     for name in PROFILES:
-        change_constants(FRAMEWORKS / "megatron-core" / f"{name}.yaml", constants)
-    print(constants)
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)
+        yield FittedFile(file=f"frameworks/megatron-core/{name}.yaml", fields=constants, keeps=None)

@@ -1,5 +1,4 @@
-"""Fit what state spaces take in training: `python -m benchmarks.accuracy.fit_training_mixers --data
-DIR`.
+"""Fit what state spaces take in training: `python -m evidence.fit --only training_mixers`.
 
 One constant of today's Megatron Core, on top of all others: the rate of the scan that it trains
 Mamba 2 with, which nobody timed alone, on recipes of Nemotron 3 Nano. Its prior, a tenth of H100's
@@ -10,25 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import change_constants, command_line
 from benchmarks.accuracy.fit_training_experts import NOISE
 from benchmarks.accuracy.fitting import (
-    FRAMEWORKS,
     Fit,
     Floats,
     Prior,
     left_out,
-    print_errors,
     with_constants,
 )
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import hybrid_cases
+from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 CONSTANT = "state_scan_flops_per_second"
@@ -71,15 +68,11 @@ def _framework() -> FrameworkEfficiency:
     return _framework("megatron-core", "default")
 
 
-def main(folder: Path) -> None:
-    """Write the constant into the profile of today's Megatron Core, whose others stay."""
-    print_errors("GPU", hybrids_left_out(folder))
+def fitted(folder: Path) -> Iterator[FittedFile]:
+    """Yield the constant of today's Megatron Core."""
     framework = with_scan(hybrid_runs(folder), _framework())
-    change_constants(
-        FRAMEWORKS / "megatron-core" / "default.yaml", {CONSTANT: getattr(framework, CONSTANT)}
+    yield FittedFile(
+        file="frameworks/megatron-core/default.yaml",
+        fields={CONSTANT: getattr(framework, CONSTANT)},
+        keeps=None,
     )
-    print(getattr(framework, CONSTANT))
-
-
-if __name__ == "__main__":
-    command_line(__doc__, main)

@@ -1,8 +1,7 @@
 """One harness for the fits of frameworks and engines.
 
 A fit declares what is free and how far, what constants these values make, and how far rows are from
-them; the harness has the least squares, the rows left out, the scatter, the printed errors and the
-written profile.
+them; the harness has the least squares, the rows left out, the scatter and the written profile.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import write_constants
-from hp_tool.catalog import documents
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -39,8 +36,8 @@ SCATTER = (
     "expert_pair_log_sd",
 )
 """Fields of a framework's profile that fit_intervals writes."""
-KEPT = (*SCATTER, "state_scan_flops_per_second")
-"""Those that other fits leave as they are: also what fit_training_mixers writes."""
+KEPT = (*SCATTER, "memory_log_sd", "reserved_log_sd", "state_scan_flops_per_second")
+"""Fields that fit_intervals and fit_training_mixers write."""
 
 
 class Prior(NamedTuple):
@@ -152,18 +149,13 @@ def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> Fra
     )
 
 
-def write_framework(name: str, constants: FrameworkEfficiency, *, command: str) -> None:
-    """Write the profile of one die (or `default`) as a data file, in which `KEPT` stays."""
-    path = FRAMEWORKS / constants.framework / f"{name}.yaml"
-    known = documents.read(path) if path.is_file() else {}
-    fields = dataclasses.asdict(constants) | {key: known[key] for key in KEPT if key in known}
-    write_constants(path, fields, command=command)
-
-
-def print_errors(title: str, rows: Sequence[Comparison]) -> None:
-    """Print how far predictions of rows left out were from them."""
-    errors = np.array([abs(row.error) for row in rows])
-    print(
-        f"{title} left out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst "
-        f"{errors.max():.2%}"
+def framework_file(
+    name: str, constants: FrameworkEfficiency, *, keeps: tuple[str, ...] = KEPT
+) -> FittedFile:
+    """Return the profile of one die (or `default`), in which the fields `keeps` stay."""
+    fields = dataclasses.asdict(constants)
+    return FittedFile(
+        file=f"frameworks/{constants.framework}/{name}.yaml",
+        fields={key: value for key, value in fields.items() if key not in keeps},
+        keeps=keeps,
     )

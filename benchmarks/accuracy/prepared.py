@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import write_constants
 from benchmarks.accuracy.heldout import Case
+from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
@@ -62,41 +62,34 @@ def _shipped(die: str) -> dict[str, float]:
     return documents.read(path)["share"] if path.is_file() else {"bf16": 0.8}
 
 
-def write_clocks(shares: Shares, *, fitted_on: str) -> None:
-    """Add these shares to their dies' files, and renew the files that borrow from them."""
-    for die, card in REFERENCE.items():
-        own = {name: float(f"{value:.4g}") for (one, name), value in shares.items() if one == die}
-        if own:
-            _write(die, card, own, dict.fromkeys(own, fitted_on))
-    _shipped.cache_clear()
+def clock_files(*fits: tuple[Shares, str]) -> Iterator[FittedFile]:
+    """Yield the files of all dies' clocks: of (shares, rows they were fitted on), and of dies that
+    borrow from them.
+    """
+    fitted: dict[str, dict[str, tuple[float, str]]] = {}
+    for shares, rows in fits:
+        for (die, name), value in shares.items():
+            fitted.setdefault(die, {})[name] = (float(f"{value:.4g}"), rows)
+    cards: dict[str, str | None] = {die: REFERENCE[die] for die in fitted}
     for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
-        borrowed = _shipped(origin)
-        _write(
-            die,
-            REFERENCE[origin],
-            borrowed,
-            dict.fromkeys(borrowed, f"nobody measured it: as {origin}"),
-        )
-    known = [_shipped(die) for die in ("a100", "h100", "b200")]
-    typical = {}
+        cards[die] = REFERENCE[origin]
+        told = f"nobody measured it: as {origin}"
+        fitted[die] = {name: (share, told) for name, (share, _) in fitted[origin].items()}
+    known = [fitted[die] for die in ("a100", "h100", "b200")]
+    typical, cards["generic"] = {}, None
     for name in ("bf16", "fp8"):
-        logarithms = [np.log(values[name]) for values in known if name in values]
-        typical[name] = float(f"{np.exp(np.mean(logarithms)):.4g}")
-    _write(
-        "generic", None, typical, dict.fromkeys(typical, "geometric means over a100, h100, b200")
-    )
-
-
-def _write(
-    die: str, card: str | None, values: Mapping[str, float], fitted_on: Mapping[str, str]
-) -> None:
-    path = CLOCKS / f"{die}.yaml"
-    known = documents.read(path) if path.is_file() else {"share": {}, "fitted_on": {}}
-    fields = ({"gpu": card} if card else {}) | {
-        "share": {**known["share"], **values},
-        "fitted_on": {**known["fitted_on"], **fitted_on},
-    }
-    write_constants(path, fields, command="python -m benchmarks.accuracy.fit_frameworks")
+        logarithms = [np.log(shares[name][0]) for shares in known if name in shares]
+        mean = float(f"{np.exp(np.mean(logarithms)):.4g}")
+        typical[name] = (mean, "geometric means over a100, h100, b200")
+    for die, shares in (fitted | {"generic": typical}).items():
+        yield FittedFile(
+            file=f"clocks/{die}.yaml",
+            fields={
+                **({"gpu": cards[die]} if cards[die] else {}),
+                "share": {name: share for name, (share, _) in shares.items()},
+                "fitted_on": {name: rows for name, (_, rows) in shares.items()},
+            },
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""Published measurements, and the fits of the catalog's constants on them."""

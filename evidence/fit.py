@@ -1,0 +1,214 @@
+"""Fit the catalog's constants on the published measurements.
+
+    python -m evidence.fit                    refit everything and write the catalog
+    python -m evidence.fit --check            compare the catalog with what its rows give
+    python -m evidence.fit --only NAME        one fit; repeat the flag for several
+    python -m evidence.fit --kernels DIR      also the constants fitted on kernels timed alone
+
+Fits run in the order of FITS, each in a process of its own, because later ones read the constants
+of earlier ones from the catalog. --check changes nothing: it runs each fit on the catalog as it is.
+Without a folder of kernel timings, constants fitted on them are compared with the digests that
+the last fit left in evidence/kernels.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from evidence.fitted_file import FittedFile
+
+DIGESTS = Path(__file__).with_name("kernels.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A fit: the module whose `fitted(folder)` yields the files of the catalog that it writes."""
+
+    name: str
+    needs_kernels: bool = False
+    """Whether it reads timings of single kernels, which are not in the repository."""
+
+    def files(self, folder: Path) -> list[FittedFile]:
+        """Run the fit on a folder of measurements."""
+        module = importlib.import_module(f"benchmarks.accuracy.fit_{self.name}")
+        return list(module.fitted(folder))
+
+
+FITS = (
+    Fit(name="gpus", needs_kernels=True),
+    Fit(name="mixers", needs_kernels=True),
+    Fit(name="frameworks"),
+    Fit(name="training_experts"),
+    Fit(name="training_mixers"),
+    Fit(name="fsdp"),
+    Fit(name="internevo"),
+    Fit(name="nanotron"),
+    Fit(name="engines"),
+    Fit(name="releases", needs_kernels=True),
+    Fit(name="experts"),
+    Fit(name="pools"),
+    Fit(name="intervals"),
+)
+
+
+@contextlib.contextmanager
+def _folder(data: Path, kernels: Path | None) -> Iterator[Path]:
+    """Give one folder with the measurements and, as `ops`, the kernel timings."""
+    if kernels is None or kernels == data / "ops":
+        yield data
+        return
+    with tempfile.TemporaryDirectory() as name:
+        joined = Path(name)
+        for path in data.iterdir():
+            if path.name != "ops":
+                (joined / path.name).symlink_to(path.resolve())
+        (joined / "ops").symlink_to(kernels.resolve())
+        yield joined
+
+
+def _write(fit: Fit, folder: Path) -> list[str]:
+    files = fit.files(folder)
+    for each in files:
+        each.write()
+    if fit.needs_kernels:
+        known = _digests_left()
+        known["files"] = _digests(folder / "ops")
+        known["fits"][fit.name] = {
+            each.file: {
+                "fields": sorted(each.fields),
+                "sha256": _stored_digest(each.file, each.fields),
+            }
+            for each in files
+        }
+        DIGESTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    return [each.file for each in files]
+
+
+def _check(fit: Fit, folder: Path) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        files = fit.files(folder)
+    return [line for each in files for line in each.differences()]
+
+
+def _check_digests(fit: Fit) -> list[str]:
+    """Compare the constants of a fit with the digests that it left, without its kernel timings."""
+    left = _digests_left()["fits"][fit.name]
+    return [
+        f"{file}: changed since the last fit on kernel timings"
+        for file, each in left.items()
+        if _stored_digest(file, each["fields"]) != each["sha256"]
+    ]
+
+
+def _digests_left() -> dict[str, Any]:
+    if not DIGESTS.is_file():
+        return {"files": {}, "fits": {}}
+    left: dict[str, Any] = json.loads(DIGESTS.read_text(encoding="utf-8"))
+    return left
+
+
+def _stored_digest(file: str, fields: Iterable[str]) -> str:
+    stored = FittedFile(file=file, fields={}).stored()
+    chosen: dict[str, Any] = {name: stored.get(name) for name in sorted(fields)}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def _digests(kernels: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(kernels.glob("*.csv"))
+    }
+
+
+def _fresh_processes(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        max_workers=count, mp_context=get_context("spawn"), max_tasks_per_child=1
+    )
+
+
+def fit(chosen: Iterable[Fit], folder: Path) -> None:
+    """Run the fits one after the other, and write their constants into the catalog."""
+    for each in chosen:
+        with _fresh_processes(1) as pool:
+            written = pool.submit(_write, each, folder).result()
+        print(f"{each.name}: wrote {', '.join(written)}", flush=True)
+
+
+def check(chosen: Iterable[Fit], folder: Path) -> dict[str, list[str]]:
+    """Return the differences between the catalog and each fit, in words, by its name."""
+    has_kernels = (folder / "ops").is_dir()
+    changed = (
+        [
+            name
+            for name, digest in _digests_left()["files"].items()
+            if digest != _digests(folder / "ops").get(name)
+        ]
+        if has_kernels
+        else []
+    )
+    if changed:
+        print(f"kernel timings changed since the last fit: {', '.join(changed)}", file=sys.stderr)
+    with _fresh_processes(os.cpu_count() or 1) as pool:
+        pending = {
+            each.name: (
+                pool.submit(_check, each, folder)
+                if has_kernels or not each.needs_kernels
+                else pool.submit(_check_digests, each)
+            )
+            for each in chosen
+        }
+        found = {}
+        for name, future in pending.items():
+            found[name] = future.result()
+            print(f"{name}: {'; '.join(found[name]) or 'reproduced'}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m evidence.fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_data_argument(parser)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[each.name for each in FITS],
+        metavar="NAME",
+        help=f"run only this fit: {', '.join(each.name for each in FITS)}",
+    )
+    parser.add_argument("--kernels", metavar="DIR", type=Path, help="folder of kernel timings")
+    arguments = parser.parse_args()
+    data = data_folder(arguments)
+    if data is None:
+        sys.exit(1)
+    kernels = arguments.kernels or (data / "ops" if (data / "ops").is_dir() else None)
+    chosen = [each for each in FITS if not arguments.only or each.name in arguments.only]
+    with _folder(data, kernels) as folder:
+        if arguments.check:
+            sys.exit(any(check(chosen, folder).values()))
+        lacking = [each.name for each in chosen if each.needs_kernels and kernels is None]
+        if lacking:
+            parser.error(f"{', '.join(lacking)}: give --kernels DIR, or name other fits by --only")
+        fit(chosen, folder)
+
+
+if __name__ == "__main__":
+    main()

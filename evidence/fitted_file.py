@@ -1,0 +1,75 @@
+"""Fitted constants as fields of the catalog's files: written, or compared with what is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hp_tool.catalog import documents
+from hp_tool.catalog.efficiency import FOLDER
+
+TOLERANCE = 1e-3
+"""Relative difference of two constants that count as equal: fits round to four digits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedFile:
+    """What one fit says about one file of the catalog."""
+
+    file: str
+    """Path below `hp_tool/catalog/data/efficiency`."""
+    fields: Mapping[str, Any]
+    keeps: tuple[str, ...] | None = ()
+    """Other fields of the file that stay, because other fits write them; None: all of them."""
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return FOLDER / self.file
+
+    def stored(self) -> dict[str, Any]:
+        """Return the file's fields as they are now; empty if there is no file."""
+        return documents.read(self.path) if self.path.is_file() else {}
+
+    def write(self, *, command: str = "python -m evidence.fit") -> None:
+        """Write the fields, and `command` into the first line.
+
+        Parts that occur twice are written twice, since the catalog has no aliases.
+        """
+        known = self.stored()
+        if self.keeps is None:
+            fields = known | self.fields
+        else:
+            fields = {**self.fields, **{name: known[name] for name in self.keeps if name in known}}
+        ordered = {name: fields[name] for name in [*known, *fields] if name in fields}
+        text = yaml.safe_dump(loads(dumps(ordered)), sort_keys=False, width=120)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Written by {command}; do not edit by hand.\n"
+        self.path.write_text(head + text, encoding="utf-8")
+
+    def differences(self) -> Iterator[str]:
+        """Yield a line for each field whose stored value is not the fitted one."""
+        known, fitted = self.stored(), loads(dumps(self.fields))
+        names = fitted if self.keeps is None else [*fitted, *(set(known) - {*self.keeps, *fitted})]
+        for name in names:
+            yield from _differences(known.get(name), fitted.get(name), f"{self.file}: {name}")
+
+
+def _differences(stored: Any, fitted: Any, where: str) -> Iterator[str]:
+    if isinstance(stored, dict) and isinstance(fitted, dict):
+        for name in [*stored, *(set(fitted) - set(stored))]:
+            yield from _differences(stored.get(name), fitted.get(name), f"{where}.{name}")
+    elif isinstance(stored, list) and isinstance(fitted, list) and len(stored) == len(fitted):
+        for number, pair in enumerate(zip(stored, fitted, strict=True)):
+            yield from _differences(*pair, f"{where}[{number}]")
+    elif isinstance(stored, float | int) and isinstance(fitted, float | int):
+        if not math.isclose(stored, fitted, rel_tol=TOLERANCE):
+            yield f"{where} is {stored}, fitted {fitted}"
+    elif stored != fitted:
+        yield f"{where} is {stored!r}, fitted {fitted!r}"

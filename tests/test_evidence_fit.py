@@ -1,0 +1,98 @@
+"""Fitted constants in the catalog's files, and their check against the rows they come from."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evidence import fitted_file
+from evidence.fitted_file import FittedFile
+from hp_tool.catalog import documents
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A catalog of constants with one file, `die.yaml`."""
+    monkeypatch.setattr(fitted_file, "FOLDER", tmp_path)
+    file = FittedFile(file="die.yaml", fields={"rate": 0.5, "link": {"s": 2e-6}, "scan": 3.0})
+    file.write(command="python -m benchmarks.fit")
+    return tmp_path
+
+
+def test_a_file_names_its_command(folder: Path) -> None:
+    text = (folder / "die.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# Written by python -m benchmarks.fit; do not edit by hand.\n")
+
+
+def test_a_fit_removes_fields_that_no_other_fit_writes(folder: Path) -> None:
+    FittedFile(file="die.yaml", fields={"rate": 0.6}, keeps=("scan",)).write()
+    assert documents.read(folder / "die.yaml") == {"rate": 0.6, "scan": 3.0}
+
+
+def test_a_fit_of_single_fields_keeps_the_others(folder: Path) -> None:
+    FittedFile(file="die.yaml", fields={"scan": 4.0}, keeps=None).write()
+    stored = documents.read(folder / "die.yaml")
+    assert stored == {"rate": 0.5, "link": {"s": 2e-6}, "scan": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "keeps", "expected"),
+    [
+        ({"rate": 0.5002, "link": {"s": 2e-6}}, ("scan",), []),  # equal to three digits
+        ({"rate": 0.51, "link": {"s": 2e-6}}, ("scan",), ["die.yaml: rate is 0.5, fitted 0.51"]),
+        ({"link": {"s": 3e-6}}, None, ["die.yaml: link.s is 2e-06, fitted 3e-06"]),
+        ({"rate": 0.5, "link": {"s": 2e-6}}, (), ["die.yaml: scan is 3.0, fitted None"]),
+        ({"new": "words"}, None, ["die.yaml: new is None, fitted 'words'"]),
+    ],
+)
+def test_differences_name_the_constant_and_both_values(
+    folder: Path, fields: dict[str, Any], keeps: tuple[str, ...] | None, expected: list[str]
+) -> None:
+    assert list(FittedFile(file="die.yaml", fields=fields, keeps=keeps).differences()) == expected
+
+
+def check(data: Path, *names: str) -> dict[str, str]:
+    """Run `evidence.fit --check` on a folder; return what it printed of each fit."""
+    only = [word for name in names for word in ("--only", name)]
+    command = [sys.executable, "-m", "evidence.fit", "--check", "--data", str(data), *only]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert done.returncode == any(text != "reproduced" for text in printed.values()), done.stderr
+    return printed
+
+
+@pytest.mark.skipif("HP_REFERENCE_DATA" not in os.environ, reason="needs the measured figures")
+def test_a_changed_row_changes_the_constants_of_its_own_fit(tmp_path: Path) -> None:
+    """InternEvo's throughputs, all halved: its profile changes, those of pools do not."""
+    source = Path(os.environ["HP_REFERENCE_DATA"])
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in source.iterdir():
+        if path.name != "training_internevo.csv":
+            (data / path.name).symlink_to(path)
+    copy = data / "training_internevo.csv"
+    shutil.copy(source / copy.name, copy)
+    assert check(data, "internevo", "pools") == {"internevo": "reproduced", "pools": "reproduced"}
+
+    with copy.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        if row["tokens_s_gpu"]:
+            row["tokens_s_gpu"] = str(float(row["tokens_s_gpu"]) / 2.0)
+    copy.chmod(0o644)
+    with copy.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    found = check(data, "internevo", "pools")
+    assert found["pools"] == "reproduced"
+    assert "frameworks/internevo/default.yaml: matmul_slowdown is" in found["internevo"]
