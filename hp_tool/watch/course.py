@@ -5,6 +5,7 @@ kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hp_tool.domain.watch import Pace
@@ -36,7 +37,7 @@ class Course:
     seconds: tuple[float, ...] = ()
 
 
-def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
+def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
     """Return the course of the job after its newest step; empty before its first steady one."""
     if record.state is None:
         return Course()

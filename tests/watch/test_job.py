@@ -43,6 +43,18 @@ def steady(steps: int = 400) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
+def test_a_process_takes_little_space_whatever_it_names_its_parts() -> None:
+    source = Source()
+    for seq in range(1, 201):
+        parts = {f"{number:02}{'x' * 198}": 0.123456789012345 for number in range(20)}
+        source.take(
+            StepBatch(
+                source="s", reports=(StepReport(seq=seq, step_s=1.23456789012345, parts_s=parts),)
+            )
+        )
+    assert len(json.dumps(source.state())) < 32_000
+
+
 def test_nothing_is_said_of_a_job_that_runs_as_it_did() -> None:
     verdict = run(*steady())
     assert (verdict.status, verdict.text, verdict.slowdown, verdict.steps) == (
