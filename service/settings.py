@@ -153,6 +153,16 @@ class Settings:
         return max(self.max_connections // 2, 1) if own is None else own
 
     @property
+    def reserved_connections(self) -> int:
+        """A fifth of all connections, which addresses with many of them leave to others.
+
+        None where one address, a proxy's, may have all.
+        """
+        return max(
+            min(self.max_connections // 5, self.max_connections - self.connections_per_address), 0
+        )
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only programs on this machine can connect."""
         if self.host == "localhost":
