@@ -62,10 +62,8 @@ def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
         )
         return step + (job.marks.get(known, newest.get(known, known)) - known)
 
-    begun = changes.steps - len(changes.waiting) - len(changes.baseline)
-    kept = {
-        begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.baseline.logs)
-    }
+    begun = changes.steps - len(changes.logs)
+    kept = {begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.logs)}
     lead = next(
         (source for each in sources if (source := Source.of(each.state)).rank == LEAD), None
     )

@@ -279,7 +279,7 @@ class Job:
         if (
             now is None
             or self.changes.past
-            or len(self.changes.baseline) < steps
+            or len(self.changes.logs) < steps
             or self.newest_work != self.first_work
         ):
             return None
@@ -311,7 +311,7 @@ class Job:
         first = slower[0] if all(each.log_s > before.log_s + log / 4.0 for each in slower) else now
         rises = sum(b.log_s > a.log_s for a, b in zip([before, *slower], slower, strict=False))
         rises *= not any(each.kind == "faster" for each in slower)
-        growing = now.kind == "creep" or rises > 2 or grows(self.changes.baseline.logs)
+        growing = now.kind == "creep" or rises > 2 or grows(self.changes.logs)
         return self._told(
             log, reach, first=first, now=now, shape="growing" if growing else "sudden"
         )
@@ -397,8 +397,8 @@ def _reach(regime: Regime) -> float:
 
 
 def _least() -> float:
-    """Return the smallest ln slowdown that is told: half of the smallest level."""
-    return math.log1p(assumed().watch.slowdowns[0]) / 2.0
+    """Return the smallest ln slowdown that is told: half of `Watch.least_slowdown`."""
+    return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
 def _pace(regime: Regime, *, batch: float = 0.0) -> Pace:
