@@ -11,7 +11,7 @@ import pytest
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
 from hp_tool.watch.slowdowns.changes import Changes
-from hp_tool.watch.slowdowns.noise import Noise
+from hp_tool.watch.slowdowns.noise import Noise, t_quantile
 from hp_tool.watch.slowdowns.shifts import shift_sds
 
 
@@ -62,7 +62,10 @@ def test_noise_is_estimated_beside_outliers_and_a_trend() -> None:
     logs[::50] += 2.0
     noise = Noise.of(logs.tolist())
     assert noise.shock_sd == pytest.approx(0.03 * math.sqrt(1 - 0.9**2), rel=0.02)
-    assert 0.9 < noise.correlation < 0.92  # a bound
+    assert (
+        noise.correlation == pytest.approx(0.9, abs=0.01)
+        and noise.correlation < noise.correlation_bound < 0.92
+    )
 
 
 def test_the_shift_is_the_generalized_least_squares_estimate() -> None:
@@ -98,8 +101,7 @@ def test_few_steps_require_more_standard_errors(
     steps: int, probability: float, quantile: float
 ) -> None:
     """Quantiles of Student's t (scipy.stats.t.isf)."""
-    noise = Noise(shock_sd=0.03, correlation=0.0, steps=steps)
-    assert noise.required_sds(probability) == pytest.approx(quantile, rel=0.02)
+    assert t_quantile(probability, steps) == pytest.approx(quantile, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,7 +6,7 @@ length.
   left out.
 - A creep: the newest steps are `Watch.creep` above the lowest median that the regime had, twice
   what a daily wave of 3% spans; or 60% of that above the oldest steps that are kept, if noise does
-  not drift as far (`Noise.drift_sd`).
+  not drift as far (`Noise.drift`).
 - Recurring slow steps: the test of `recurring`.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from hp_tool.loop.assumptions import assumed
 from hp_tool.watch.slowdowns.baseline import DIGITS, Baseline, upper_bound
 from hp_tool.watch.slowdowns.baseline import REACH as REACH
-from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise
+from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise, t_quantile
 from hp_tool.watch.slowdowns.recurring import MISSES, SLOW_STEP, Recurring
 from hp_tool.watch.slowdowns.shifts import STEPS_BEFORE, shift_sds
 
@@ -202,8 +202,8 @@ class Changes:
                 residuals, n, limit=limit, noise=noise, reference_steps=reference_steps
             )
 
-        required = noise.required_sds(
-            1.0 / (assumed().watch.false_alarm_steps * 2 * len(SHIFT_STEPS))
+        required = t_quantile(
+            1.0 / (assumed().watch.false_alarm_steps * 2 * len(SHIFT_STEPS)), noise.steps
         )
         if max(sds(n) for n in SHIFT_STEPS if n <= len(self.waiting)) < required:
             return None
@@ -224,9 +224,12 @@ class Changes:
         oldest = min(len(logs) // 2, len(logs) - steps)
         newest_log_s = statistics.median(logs[-steps:])
         beyond = newest_log_s - statistics.median(logs[:oldest])
-        if newest_log_s - self.lowest <= creep and beyond <= max(
-            SHORT_CREEP * creep, self._drift(steps, oldest)
-        ):
+        # Of n steps one median is independent, so that each may be beyond with probability n / run
+        # length.
+        drift = self._noise.drift(
+            steps, oldest, probability=steps / assumed().watch.false_alarm_steps
+        )
+        if newest_log_s - self.lowest <= creep and beyond <= max(SHORT_CREEP * creep, drift):
             return None
         return self._begin(number + 1 - steps, number, kind="creep")
 
@@ -242,16 +245,6 @@ class Changes:
             if before is None or before.steps < self.noise.steps or before.sd < self.noise.sd
             else before
         )
-
-    def _drift(self, steps: int, reference_steps: int) -> float:
-        """Return how far a median of steps drifts from a reference by chance, once in the run
-        length.
-
-        Of n steps one median is independent, so that each may be beyond with probability n / run
-        length.
-        """
-        required = self._noise.required_sds(steps / assumed().watch.false_alarm_steps)
-        return required * self._noise.drift_sd(steps, reference_steps)
 
     def _recall(self, number: int) -> None:
         """Show the test of recurring steps those that the baseline began with."""

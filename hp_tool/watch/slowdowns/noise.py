@@ -30,21 +30,28 @@ class Noise:
 
     shock_sd: float
     correlation: float
-    """Upper bound of the correlation of consecutive steps."""
+    """Of consecutive steps."""
     steps: int
     """Steps that the estimate is from."""
 
     @property
+    def correlation_bound(self) -> float:
+        """Upper end of the correlation's 90% interval."""
+        return min(
+            self.correlation + REACH * math.sqrt((1.0 - self.correlation**2) / self.steps),
+            MAX_CORRELATION,
+        )
+
+    @property
     def sd(self) -> float:
-        """Standard deviation of one step."""
-        return self.shock_sd / math.sqrt(1.0 - self.correlation**2)
+        """Standard deviation of one step, of the largest correlation."""
+        return self.shock_sd / math.sqrt(1.0 - self.correlation_bound**2)
 
     @classmethod
     def of(cls, logs: Sequence[float]) -> Self:
         """Estimate the noise from ln seconds of consecutive steps, about a straight line.
 
-        The correlation is the sample's, corrected for its bias of -(2 + 4 r) / n, plus REACH
-        standard errors.
+        The correlation is the sample's, corrected for its bias of -(2 + 4 r) / n.
         """
         values, places = np.asarray(logs), np.arange(len(logs)) - (len(logs) - 1) / 2.0
         low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
@@ -61,8 +68,9 @@ class Noise:
         shock_sd = max(
             math.sqrt(float(((second - r * first) ** 2).sum()) / max(n - 3, 1)), LEAST_SD
         )
-        bound = min(r + (2.0 + 4.0 * r) / n + REACH * math.sqrt((1.0 - r * r) / n), MAX_CORRELATION)
-        return cls(shock_sd=shock_sd, correlation=bound, steps=n)
+        return cls(
+            shock_sd=shock_sd, correlation=min(r + (2.0 + 4.0 * r) / n, MAX_CORRELATION), steps=n
+        )
 
     def state(self) -> list[float]:
         """Return everything that is remembered, as JSON's types."""
@@ -79,17 +87,25 @@ class Noise:
         others.
         """
         r = self.correlation
-        return self.sd * math.sqrt(median_variance(n, r) + median_variance(reference_steps, r))
+        sd = self.shock_sd / math.sqrt(1.0 - r * r)
+        return sd * math.sqrt(median_variance(n, r) + median_variance(reference_steps, r))
 
-    def required_sds(self, probability: float) -> float:
-        """Return the quantile of Student's t for as many degrees of freedom as steps, by Cornish
-        and Fisher's expansion.
+    def drift(self, n: int, reference_steps: int, *, probability: float) -> float:
+        """Return what the median of n steps less that of `reference_steps` others exceeds with this
+        probability.
+
+        Means of correlated steps are as uncertain as those of (1 - r) / (1 + r) times as many
+        independent ones.
         """
-        return _t_quantile(probability, self.steps)
+        independent = self.steps * (1.0 - self.correlation) / (1.0 + self.correlation)
+        return t_quantile(probability, independent) * self.drift_sd(n, reference_steps)
 
 
 @functools.lru_cache(maxsize=1024)
-def _t_quantile(probability: float, n: int) -> float:
+def t_quantile(probability: float, n: float) -> float:
+    """Return the upper quantile of Student's t of n degrees of freedom, by Cornish and Fisher's
+    expansion.
+    """
     z = -statistics.NormalDist().inv_cdf(probability)
     return z * (
         1.0 + (z * z + 1.0) / (4.0 * n) + (5.0 * z**4 + 16.0 * z * z + 3.0) / (96.0 * n * n)

@@ -27,7 +27,7 @@ def shift_sds(
     Steps above `limit` are outliers, as are earlier ones `OUTLIER_SDS` above the reference.
     `reference_steps`: steps whose median the residuals are distances from.
     """
-    r, variance = noise.correlation, noise.sd**2
+    r, variance = noise.correlation_bound, noise.sd**2
     information = weighted = reference_weight = 0.0
     first = len(residuals) - n
     last, last_value = -1, 0.0
