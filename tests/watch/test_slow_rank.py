@@ -66,7 +66,7 @@ def test_one_slow_rank_of_a_real_training_is_named(tmp_path: Path) -> None:
         "3",
     ]
     ended = subprocess.run(
-        [*launch, str(script), "160", "100", "1"],
+        [*launch, str(script), "300", "200", "1"],
         env=environment,
         capture_output=True,
         text=True,
