@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from hp_tool.store import SqlStore
-from service.settings import Settings
 from starlette.types import Message, Receive, Scope, Send
-from tests.service.processes import served
 
+from hp_tool.store import SqlStore
 from service.app import create_app
 from service.http.compression import Compression
+from service.settings import Settings
+from tests.service.processes import served
 
 QUERY = {
     "kind": "training",
