@@ -35,6 +35,7 @@ from service.api import (
 from service.api.watch import Watch
 from service.dashboard import explorer, pages
 from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
+from service.http.compression import Compression
 from service.http.error_pages import ErrorPages
 from service.http.metrics import Metrics
 from service.http.protocol import bounded
@@ -125,6 +126,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(ErrorPages)
+    app.add_middleware(Compression)
     app.add_middleware(
         RequestLog, metrics=metrics, store=opened
     )  # the last one added is the outermost

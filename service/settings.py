@@ -30,6 +30,7 @@ AMOUNTS = {
     "max_upload_cpu_s": "HP_MAX_CPU_SECONDS_PER_UPLOAD",
     "max_upload_memory_mib": "HP_MAX_UPLOAD_MEMORY_MIB",
     "max_queue_s": "HP_MAX_QUEUE_SECONDS",
+    "max_watch_processes": "HP_MAX_WATCH_PROCESSES_PER_OWNER",
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
@@ -119,6 +120,10 @@ class Settings:
     """Connections of one address, of IPv6 one /64; None: half of max_connections, so that nobody
     shuts the others out.
     """
+    max_watch_processes: int = 50_000
+    """Processes, restarted ones included, that may report to the watched jobs of one owner; up to
+    32 kB are stored of each.
+    """
     max_header_kib: int = 64
     """KiB of one request's target and headers, before anything else of it is looked at."""
     max_wait_s: float = 60.0
@@ -146,6 +151,16 @@ class Settings:
         """How many connections one address may have."""
         own = self.max_connections_per_address
         return max(self.max_connections // 2, 1) if own is None else own
+
+    @property
+    def reserved_connections(self) -> int:
+        """A fifth of all connections, which addresses with many of them leave to others.
+
+        None where one address, a proxy's, may have all.
+        """
+        return max(
+            min(self.max_connections // 5, self.max_connections - self.connections_per_address), 0
+        )
 
     @property
     def is_loopback(self) -> bool:

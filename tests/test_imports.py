@@ -43,7 +43,7 @@ PURE = {
     "hp_tool.loop.calibration": {"numpy", "scipy", "threadpoolctl"},
     "hp_tool.questions.sizing": set(),
     "hp_tool.traces.timeline": {"numpy"},
-    "hp_tool.watch.slowdowns": set(),
+    "hp_tool.watch.slowdowns": {"numpy"},
 }
 """What pure packages may import beside the standard library's data structures and mathematics."""
 IMPURE_STDLIB = {

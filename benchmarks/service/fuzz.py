@@ -67,6 +67,7 @@ class Tally:
                 self.faults.append(
                     f"{answer.status_code} after {took:.1f} s: {case.as_curl_command()[:2000]}"
                 )
+                sys.stderr.write(self.faults[-1] + "\n")
 
         with contextlib.suppress(
             hypothesis.errors.Unsatisfiable

@@ -15,7 +15,15 @@ from hp_tool.cost.recurrent import recurrent_width
 from hp_tool.cost.scans import index_flops
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
+
+FLOPS_TOLERANCE = 1.25
+"""Factor by which the measured FLOPs of a rank may be off the query's. Shapes are exact; padding of
+the vocabulary or of sequences, and matmuls that the model's formula leaves out, stay within it.
+"""
+UNEVEN_TOLERANCE = 2.0
+"""A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,3 +176,9 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
 def step_tokens(workload: TrainingWorkload) -> float:
     """Tokens of one optimizer step, B s, without padding."""
     return float(workload.global_batch_size) * workload.tokens_per_row
+
+
+def flops_tolerance(config: ParallelConfig) -> float:
+    """Return the factor by which the measured FLOPs of a rank may be off the query's."""
+    uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
+    return FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)

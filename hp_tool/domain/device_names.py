@@ -36,8 +36,22 @@ _NAMES = (
 """(pattern of the name that NVIDIA's or AMD's driver reports, name in the catalogue); the first
 that matches counts.
 """
+RECOGNIZED = frozenset(name for _, name in _NAMES)
+"""GPUs of the catalogue that a driver's name tells."""
 
 
 def known_name(device: str) -> str | None:
     """Return the catalogue's name of a GPU; None if no rule knows the driver's name for it."""
     return next((name for pattern, name in _NAMES if re.search(pattern, device)), None)
+
+
+def is_device(device: str, *, gpu: str) -> bool | None:
+    """Return whether the driver's name `device` is of the catalogue's GPU `gpu`; None if it may
+    be.
+    """
+    known = known_name(device)
+    if known == gpu:
+        return True
+    return (
+        False if known is not None or gpu.partition("-")[0].lower() not in device.lower() else None
+    )

@@ -1,6 +1,6 @@
 """A watched job as it is stored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -63,7 +63,9 @@ class WatchChange:
     """An event to tell."""
 
 
-Change = Callable[[WatchRecord, JsonObject | None, Callable[[], list[WatchSource]]], WatchChange]
+Change = Callable[
+    [WatchRecord, JsonObject | None, Callable[[], Iterable[WatchSource]]], WatchChange
+]
 """From a locked job, the state of the process that reports (None: it is new) and, where they are
 needed, the states of all processes as they were before, to what new steps make of them.
 """

@@ -8,7 +8,7 @@ so that predictions without a calibration never parse it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -175,13 +175,12 @@ class Learning:
 class Watch:
     """When a running job is called slower than it was, or than it should be."""
 
-    slowdowns: Sequence[float]
+    least_slowdown: float
     false_alarm_steps: float
     warmup_steps: int
     least_baseline_steps: int
     baseline_steps: int
     reference_steps: int
-    least_slow_steps: int
     creep: float
     unlikely_sds: float
 

@@ -2,7 +2,7 @@
 newest event.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Unpack
@@ -24,6 +24,8 @@ MOST_WATCHES = 1000
 """Of one owner."""
 MOST_SOURCES = 20_000
 """Processes of one job, restarted ones included."""
+ROWS_AT_ONCE = 200
+"""Processes that are read into memory at once."""
 
 
 class Watches(StoreBase):
@@ -53,13 +55,13 @@ class Watches(StoreBase):
                 at=at,
             )
             if first == watch_id:
-                mine = sa.func.coalesce(WATCH.c.owner, "") == (owner or "")
                 if (
-                    connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one()
+                    connection.execute(sa.select(sa.func.count()).where(_is_of(owner))).scalar_one()
                     >= MOST_WATCHES
                 ):
+                    fix = "delete those of ended jobs (DELETE /v1/watches/{id})"
                     raise ConflictError(
-                        f"{MOST_WATCHES} jobs are watched; delete some first", code="too_many"
+                        f"an owner may have {MOST_WATCHES:,} watches; {fix}", code="too_many"
                     )
                 values: dict[str, Any] = {
                     "id": watch_id,
@@ -81,9 +83,9 @@ class Watches(StoreBase):
         with self._reading() as connection:
             return _read(connection, watch_id)
 
-    def watch_sources(self, *, watch_id: str) -> list[WatchSource]:
+    def watch_sources(self, *, watch_id: str) -> Iterator[WatchSource]:
         with self._reading() as connection:
-            return _sources(connection, watch_id)
+            yield from _sources(connection, watch_id)
 
     def list_watches(
         self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
@@ -92,18 +94,16 @@ class Watches(StoreBase):
         with self._reading() as connection:
             return listing.page(connection, limit=limit, record=_record)
 
-    def change_watch(self, *, watch_id: str, source: str, change: Change) -> WatchRecord:
+    def change_watch(
+        self, *, watch_id: str, source: str, change: Change, max_processes: int | None = None
+    ) -> WatchRecord:
         source = storable(source)
         with self._writing() as connection:
             before = _read(connection, watch_id, locked=True)
             here = SOURCE.c.watch_id == watch_id, SOURCE.c.source == source
             known = connection.execute(sa.select(SOURCE.c.state).where(*here)).scalar_one_or_none()
-            counted = sa.select(sa.func.count()).where(SOURCE.c.watch_id == watch_id)
-            if known is None and connection.execute(counted).scalar_one() >= MOST_SOURCES:
-                raise ConflictError(
-                    f"{MOST_SOURCES:,} processes reported to this watch; begin another",
-                    code="too_many",
-                )
+            if known is None:
+                _admit_process(connection, before, max_processes=max_processes)
             after, at = (
                 change(before, known, lambda: _sources(connection, watch_id)),
                 now(connection),
@@ -205,13 +205,42 @@ def _read(connection: sa.Connection, watch_id: str, *, locked: bool = False) -> 
     return _record(row)
 
 
-def _sources(connection: sa.Connection, watch_id: str) -> list[WatchSource]:
+def _admit_process(
+    connection: sa.Connection, watch: WatchRecord, *, max_processes: int | None
+) -> None:
+    """Raise ConflictError `too_many` unless one more process may report to this job."""
+    counted = sa.select(sa.func.count()).select_from(SOURCE)
+    if (
+        connection.execute(counted.where(SOURCE.c.watch_id == watch.id)).scalar_one()
+        >= MOST_SOURCES
+    ):
+        raise ConflictError(
+            f"{MOST_SOURCES:,} processes reported to this watch; begin another", code="too_many"
+        )
+    if max_processes is None:
+        return
+    of_owner = counted.join(WATCH, WATCH.c.id == SOURCE.c.watch_id).where(_is_of(watch.owner))
+    if connection.execute(of_owner).scalar_one() >= max_processes:
+        raise ConflictError(
+            f"{max_processes:,} processes reported to watches of one owner "
+            "(HP_MAX_WATCH_PROCESSES_PER_OWNER); "
+            "delete watches of ended jobs (DELETE /v1/watches/{id}), or report from fewer ranks",
+            code="too_many",
+        )
+
+
+def _is_of(owner: str | None) -> sa.ColumnElement[bool]:
+    return sa.func.coalesce(WATCH.c.owner, "") == (owner or "")
+
+
+def _sources(connection: sa.Connection, watch_id: str) -> Iterator[WatchSource]:
     query = (
         sa.select(SOURCE.c.source, SOURCE.c.state)
         .where(SOURCE.c.watch_id == watch_id)
         .order_by(SOURCE.c.source)
     )
-    return [WatchSource(source=row.source, state=row.state) for row in connection.execute(query)]
+    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query):
+        yield WatchSource(source=row.source, state=row.state)
 
 
 def _record(row: sa.Row[Any]) -> WatchRecord:

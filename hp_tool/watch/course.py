@@ -5,6 +5,7 @@ kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hp_tool.domain.watch import Pace
@@ -36,7 +37,7 @@ class Course:
     seconds: tuple[float, ...] = ()
 
 
-def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
+def course_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
     """Return the course of the job after its newest step; empty before its first steady one."""
     if record.state is None:
         return Course()
@@ -61,10 +62,8 @@ def course_of(record: WatchRecord, sources: list[WatchSource]) -> Course:
         )
         return step + (job.marks.get(known, newest.get(known, known)) - known)
 
-    begun = changes.steps - len(changes.waiting) - len(changes.baseline)
-    kept = {
-        begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.baseline.logs)
-    }
+    begun = changes.steps - len(changes.logs)
+    kept = {begun + n: math.exp(log_s + job.log_batch) for n, log_s in enumerate(changes.logs)}
     lead = next(
         (source for each in sources if (source := Source.of(each.state)).rank == LEAD), None
     )

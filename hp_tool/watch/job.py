@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal, Self
 
+from hp_tool.domain.bounds import check
 from hp_tool.domain.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from hp_tool.domain.watch import (
     Cause,
@@ -31,6 +34,8 @@ USUAL, RECENT = 64, 32
 """Steps of a rank that are kept from its beginning, and of its end."""
 STEP = "step"
 MOST_PARTS = 16
+MAX_PART_NAME_CHARS = 512
+"""Characters that the names of a step's parts may have together; later parts are not kept."""
 BURST_GAPS = 1.5
 """Distances between two slow bursts after which they no longer recur."""
 BATCH_TOLERANCE = 0.01
@@ -50,7 +55,9 @@ class Source:
     seen: int = 0
     """Steps that the job had when this process reported last: it orders the lives of a rank."""
     usual: list[dict[str, float]] = field(default_factory=list)
-    """Seconds by part of its first steps after the warm-up."""
+    """Seconds by part of its first steps after the warm-up; once it has all of them, their medians
+    alone.
+    """
     recent: list[dict[str, float]] = field(default_factory=list)
     """Those of its newest steps."""
 
@@ -71,9 +78,11 @@ class Source:
             self.last_seq, self.steps = each.seq, self.steps + 1
             if self.steps <= assumed().watch.warmup_steps:
                 continue
-            parts = {STEP: each.step_s, **dict(list(each.parts_s.items())[:MOST_PARTS])}
-            if len(self.usual) < USUAL:
+            parts = {STEP: each.step_s, **_kept_parts(each.parts_s)}
+            if self.steps <= assumed().watch.warmup_steps + USUAL:
                 self.usual.append(parts)
+            if len(self.usual) >= USUAL:
+                self.usual = [_medians(self.usual)]
             self.recent = [*self.recent[1 - RECENT :], parts]
         return fresh
 
@@ -90,32 +99,68 @@ class Source:
         return cls(**state)
 
 
-def _times(sources: list[Source], *, newest: int) -> list[RankTimes]:
+def _kept_parts(parts_s: dict[str, float]) -> dict[str, float]:
+    """Return the first parts of a step, up to the limits on their number and their names."""
+    lengths = accumulate(map(len, parts_s))
+    named = [
+        item
+        for item, length in zip(parts_s.items(), lengths, strict=True)
+        if length <= MAX_PART_NAME_CHARS
+    ]
+    return dict(named[:MOST_PARTS])
+
+
+@dataclass(slots=True)
+class _Ranks:
     """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its
     last.
+
+    It takes one process at a time, because all of a large job do not fit into memory at once.
     """
-    lives: dict[int, list[Source]] = {}
-    for source in sorted(sources, key=lambda each: each.seen):
-        if source.usual and source.recent:
-            lives.setdefault(source.rank, []).append(source)
-    count = max(min(newest, RECENT), 1)
-    return [
-        RankTimes(
-            rank=rank,
-            before=_medians(of_rank[0].usual),
-            after=_medians(of_rank[-1].recent[-count:]),
-        )
-        for rank, of_rank in sorted(lives.items())
-    ]
+
+    newest: int
+    """Steps since the change."""
+    dropped: int = 0
+    first: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
+    """By rank: steps that the job had at the first life's newest report, and the medians of that
+    life.
+    """
+    last: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
+    hosts: dict[int, str] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+
+    def add(self, source: Source) -> None:
+        rank = source.rank
+        self.dropped += source.dropped
+        self.ranks.add(rank)
+        if source.host is not None:
+            self.hosts[rank] = source.host
+        if not source.usual or not source.recent:
+            return
+        if rank not in self.first or source.seen < self.first[rank][0]:
+            self.first[rank] = source.seen, _own_parts(_medians(source.usual))
+        if rank not in self.last or source.seen >= self.last[rank][0]:
+            self.last[rank] = (
+                source.seen,
+                _own_parts(_medians(source.recent[-max(min(self.newest, RECENT), 1) :])),
+            )
+
+    def times(self) -> list[RankTimes]:
+        return [
+            RankTimes(rank=rank, before=self.first[rank][1], after=self.last[rank][1])
+            for rank in sorted(self.first)
+        ]
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Median seconds of each part; `step` counts where no part is reported."""
-    names = {name for each in steps for name in each}
-    names = names - {STEP} if len(names) > 1 else names
-    return {
-        name: statistics.median(each.get(name, 0.0) for each in steps) for name in sorted(names)
-    }
+    """Return the median seconds of each part."""
+    names = sorted({name for each in steps for name in each})
+    return {name: statistics.median(each.get(name, 0.0) for each in steps) for name in names}
+
+
+def _own_parts(medians: dict[str, float]) -> dict[str, float]:
+    """Return the parts without the whole step, which counts where no part is reported."""
+    return {name: seconds for name, seconds in medians.items() if name != STEP} or medians
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,17 +219,21 @@ class Job:
             self.newest_work = getattr(report, self.unit) or self.newest_work
         return self.newest_work / self.first_work
 
-    def verdict(self, *, expected: Expected | None, sources: list[Source]) -> Verdict:
+    def verdict(self, *, expected: Expected | None, sources: Iterable[Source]) -> Verdict:
         """What is to be said after the newest step. `sources`: all processes, the first rank
         included.
         """
+        now = self.changes.current
+        ranks = _Ranks(newest=0 if now is None else self.changes.steps - now.first)
+        for source in sources:
+            check()
+            ranks.add(source)
         seen: dict[str, Any] = {
             "steps": self.changes.steps,
-            "dropped": sum(each.dropped for each in sources),
-            "ranks": max(len({each.rank for each in sources}), 1),
+            "dropped": ranks.dropped,
+            "ranks": max(len(ranks.ranks), 1),
             "expected": expected,
         }
-        now = self.changes.current
         if now is None or (not self.changes.settled and not self.changes.past):
             return Verdict(status="learning", **seen)
         before = min(self.changes.past, key=lambda each: each.log_s, default=None)
@@ -199,10 +248,9 @@ class Job:
         )
         causes: tuple[Cause, ...] = ()
         if slowdown is not None:
-            times = _times(sources, newest=self.changes.steps - now.first)
-            hosts = {each.rank: each.host for each in sources if each.host is not None}
+            step_s = math.exp(now.log_s + batch)
             causes = causes_of(
-                times, hosts=hosts, factor=slowdown.factor, step_s=math.exp(now.log_s + batch)
+                ranks.times(), hosts=ranks.hosts, factor=slowdown.factor, step_s=step_s
             )
         factor = (
             slowdown.factor if slowdown is not None else lag.factor if lag is not None else None
@@ -231,7 +279,7 @@ class Job:
         if (
             now is None
             or self.changes.past
-            or len(self.changes.baseline) < steps
+            or len(self.changes.logs) < steps
             or self.newest_work != self.first_work
         ):
             return None
@@ -263,7 +311,7 @@ class Job:
         first = slower[0] if all(each.log_s > before.log_s + log / 4.0 for each in slower) else now
         rises = sum(b.log_s > a.log_s for a, b in zip([before, *slower], slower, strict=False))
         rises *= not any(each.kind == "faster" for each in slower)
-        growing = now.kind == "creep" or rises > 2 or grows(self.changes.baseline.logs)
+        growing = now.kind == "creep" or rises > 2 or grows(self.changes.logs)
         return self._told(
             log, reach, first=first, now=now, shape="growing" if growing else "sudden"
         )
@@ -349,8 +397,8 @@ def _reach(regime: Regime) -> float:
 
 
 def _least() -> float:
-    """Return the smallest ln slowdown that is told: half of the smallest level."""
-    return math.log1p(assumed().watch.slowdowns[0]) / 2.0
+    """Return the smallest ln slowdown that is told: half of `Watch.least_slowdown`."""
+    return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
 def _pace(regime: Regime, *, batch: float = 0.0) -> Pace:

@@ -5,8 +5,9 @@ to the calibration once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from hp_tool.domain.ports import Store, WatchStore
@@ -39,7 +40,7 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
     acknowledged = 0
 
     def change(
-        record: WatchRecord, state: JsonObject | None, others: Callable[[], list[WatchSource]]
+        record: WatchRecord, state: JsonObject | None, others: Callable[[], Iterable[WatchSource]]
     ) -> WatchChange:
         nonlocal acknowledged
         source = Source() if state is None else Source.of(state)
@@ -54,8 +55,10 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
         message = None
         status = record.status
         if changed or (job.changes.settled and not settled):
-            sources = [Source.of(each.state) for each in others() if each.source != batch.source]
-            verdict = job.verdict(expected=expected_of_record(record), sources=[source, *sources])
+            sources = (Source.of(each.state) for each in others() if each.source != batch.source)
+            verdict = job.verdict(
+                expected=expected_of_record(record), sources=chain([source], sources)
+            )
             recovered = changed and status not in ("learning", "as_expected")
             message = schema.to_dict(verdict) if verdict.slow or recovered else None
             status = verdict.status
@@ -70,11 +73,11 @@ def expected_of_record(record: WatchRecord) -> Expected | None:
     return None if record.expected is None else schema.parse(Expected, record.expected)
 
 
-def verdict_of(record: WatchRecord, sources: list[WatchSource]) -> Verdict:
+def verdict_of(record: WatchRecord, sources: Iterable[WatchSource]) -> Verdict:
     """What is to be said of the job after the newest step."""
     job = Job() if record.state is None else Job.of(record.state)
     return job.verdict(
-        expected=expected_of_record(record), sources=[Source.of(each.state) for each in sources]
+        expected=expected_of_record(record), sources=(Source.of(each.state) for each in sources)
     )
 
 

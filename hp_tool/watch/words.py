@@ -31,7 +31,7 @@ def causes_of(
         )
         return (Cause(kind="unknown", text=text),)
     causes = []
-    if slow and typical < slowed / 2.0:
+    if slow and (typical < slowed / 2.0 or slow[0][1] - typical >= slowed / 2.0):
         names = tuple(rank for rank, _ in slow)
         where = tuple(dict.fromkeys(hosts[rank] for rank in names if rank in hosts))
         causes.append(

@@ -5,6 +5,7 @@ than it should be.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -104,7 +105,7 @@ class StepsView:
     status: str
 
 
-def _view(record: WatchRecord, sources: list[WatchSource] | None = None) -> WatchView:
+def _view(record: WatchRecord, sources: Iterable[WatchSource] | None = None) -> WatchView:
     return WatchView.of(record, verdict=None if sources is None else verdict_of(record, sources))
 
 

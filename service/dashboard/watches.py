@@ -155,8 +155,7 @@ def watch_context(
 ) -> WatchPage:
     """One watched job, as shown on its page."""
     record = store.get_watch(watch_id=watch_id)
-    sources = store.watch_sources(watch_id=watch_id)
-    verdict = verdict_of(record, sources)
+    verdict = verdict_of(record, store.watch_sources(watch_id=watch_id))
     text = None if record.query is None else formats.query_text(record.query)
     page = WatchPage(
         title=record.name or f"Job {record.id[:8]}",
@@ -169,7 +168,7 @@ def watch_context(
         last_error=record.last_error,
         teaching=record.teaching,
         measurement_id=record.measurement_id,
-        figure=_figure(course_of(record, sources), verdict),
+        figure=_figure(course_of(record, store.watch_sources(watch_id=watch_id)), verdict),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
     )

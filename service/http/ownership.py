@@ -142,6 +142,15 @@ class PrincipalStore:
             raise NotFoundError(f"no watched job {watch_id!r}", field="watch_id")
         return record
 
+    def change_watch(self, *, watch_id: str, **change: Any) -> WatchRecord:
+        """Raises ConflictError `too_many` where the owner's jobs have all the processes that they
+        may have.
+        """
+        most = self._settings.max_watch_processes
+        return self._store.change_watch(
+            watch_id=self.get_watch(watch_id=watch_id).id, max_processes=most, **change
+        )
+
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
         """A page of everybody's calibrations and the principal's own; administrators get all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")

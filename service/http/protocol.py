@@ -15,6 +15,8 @@ from service.settings import Settings
 
 HEADERS_S = 10.0
 """How long a connection may be without a request whose headers are complete."""
+RESERVE_PER_ADDRESS = 4
+"""Connections with which an address may still open one in the reserve."""
 _IPV6_NETWORK = 64
 """Bits of an IPv6 address that one subscriber is given."""
 
@@ -27,6 +29,8 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     headers_s = HEADERS_S
     max_header_bytes: ClassVar[int]
     max_per_address: ClassVar[int]
+    max_unreserved: ClassVar[int]
+    """Connections of all addresses; beyond them only addresses with few may open one."""
     per_address: ClassVar[Counter[str]]
     _giving_up: asyncio.TimerHandle | None = None
     _peer: str | None = None
@@ -40,12 +44,18 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_made(transport)
         self._peer = _network(transport.get_extra_info("peername"))
         self.per_address[self._peer] += 1
-        if self.per_address[self._peer] > self.max_per_address:
-            detail = (
+        own = self.per_address[self._peer]
+        if own > self.max_per_address:
+            self._refuse_connection(
                 f"{self.max_per_address} connections from one address at a time "
                 "(HP_MAX_CONNECTIONS_PER_ADDRESS); close some"
             )
-            self._refuse(503, code="too_many_connections", detail=detail)
+        elif own > RESERVE_PER_ADDRESS and len(self.connections) > self.max_unreserved:
+            self._refuse_connection(
+                f"{self.max_unreserved} connections are open; the rest (HP_MAX_CONNECTIONS) is "
+                "reserved for addresses with up "
+                f"to {RESERVE_PER_ADDRESS}; close some, or try again later"
+            )
         else:
             self._watch()
 
@@ -118,6 +128,9 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         )
         self._refuse(431, code="headers_too_large", detail=detail)
 
+    def _refuse_connection(self, detail: str) -> None:
+        self._refuse(503, code="too_many_connections", detail=detail)
+
     def _refuse(self, status: int, *, code: str, detail: str) -> None:
         """Answer and hang up."""
         self._refused = True
@@ -148,6 +161,7 @@ def bounded(settings: Settings) -> type[PatientProtocol]:
     limits = {
         "max_header_bytes": settings.max_header_kib * 1024,
         "max_per_address": settings.connections_per_address,
+        "max_unreserved": settings.max_connections - settings.reserved_connections,
         "per_address": Counter(),
     }
     return type("BoundedProtocol", (PatientProtocol,), limits)

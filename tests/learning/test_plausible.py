@@ -52,6 +52,50 @@ def test_what_no_run_can_show_is_refused(figures: dict[str, Any], field: str) ->
     assert (caught.value.field, caught.value.code) == (f"measurement.{field}", "implausible")
 
 
+WHOLE = {"compute": 3.0, "attention": 0.5, "tensor_parallel": 1.0, "optimizer": 0.5}
+"""Parts of a step of 5 s."""
+H100 = {"gpu": "h100-sxm-80gb"}
+
+
+def test_the_parts_of_a_whole_step_are_taken() -> None:
+    for device in (H100, H100 | {"device_name": "NVIDIA H100 80GB HBM3", "num_gpus": 8}):
+        taken = read_report(report(parts_s=WHOLE, hardware=device), source="reported").measurement
+        assert taken.parts_s == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("figures", "field", "code"),
+    [
+        ({"hardware": H100 | {"num_gpus": 4}}, "hardware.num_gpus", "hardware_mismatch"),
+        (
+            {"hardware": {"gpu": "h100-sxm-80gb", "device_name": "NVIDIA A100-SXM4-80GB"}},
+            "hardware.device_name",
+            "hardware_mismatch",
+        ),
+        (
+            {"hardware": {"gpu": "h100-sxm-80gb", "device_name": "AMD Instinct"}},
+            "hardware.device_name",
+            "hardware_mismatch",
+        ),
+        (
+            {"parts_s": WHOLE | {"compute": 3.5, "optimizer": 0.0}},
+            "parts_s",
+            "implausible",
+        ),  # inference, or no whole step
+        (
+            {"parts_s": WHOLE | {"compute": 0.5, "tensor_parallel": 3.5}},
+            "parts_s",
+            "implausible",
+        ),  # 1.6 s of FLOPs at the peak
+    ],
+)
+def test_a_step_of_another_run_is_refused(figures: dict[str, Any], field: str, code: str) -> None:
+    """What `explain --learn` compares of a trace, as far as a report tells it."""
+    with pytest.raises(InputError) as caught:
+        read_report(report(**figures), source="reported")
+    assert (caught.value.field, caught.value.code) == (f"measurement.{field}", code)
+
+
 @pytest.mark.parametrize(
     "figures",
     [

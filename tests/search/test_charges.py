@@ -79,6 +79,35 @@ def test_waiting_costs_nothing_and_is_a_figure_of_its_own(bench, clock):
     assert b.store.get_search(search_id=b.search_id).progress["queue_s"] == run.account["queue_s"]
 
 
+class Silent(Crowded):
+    """An engine whose first job runs and ends between two polls, and leaves no account."""
+
+    polls = 1
+
+    def poll(self, handles):
+        states = super().poll(handles)
+        first = self.submissions[0]
+        if states.get(first) is JobState.RUNNING:
+            self.jobs[first].state = states[first] = JobState.FINISHED
+        return states
+
+    def fetch(self, handle):
+        return Measurement(
+            status="crashed", cause="the job damaged its own folder: a link is in its place"
+        )
+
+
+def test_a_job_never_seen_running_is_booked_since_it_was_last_seen_waiting(bench, clock):
+    b = bench(budget_runs=1)
+    b.engine = Silent(problem=b.problem)
+    b.engine.clock = clock
+    b.coordinator(clock=clock).run()
+    run = b.runs()[0]
+    assert run.measurement.status == "crashed"
+    assert run.gpu_seconds == 60.0 * 8  # one poll
+    assert (run.account["wall_s"], run.account["queue_s"]) == (60.0, 60.0)
+
+
 class Timekeeper(Crowded):
     """An engine that says how long it had a job, which is looked at much later."""
 

@@ -30,9 +30,17 @@ def issued(store: SqlStore, owner: str = "ada") -> dict[str, str]:
     return bearer(keys.issue(store=store, owner=owner, scope=Scope.SUBMIT)[1])
 
 
-def connected(url: str) -> socket.socket:
+def connected(url: str, *, local_address: str = "127.0.0.1") -> socket.socket:
     address = urlsplit(url)
-    return socket.create_connection((address.hostname, address.port), timeout=10)
+    return socket.create_connection(
+        (address.hostname, address.port), timeout=10, source_address=(local_address, 0)
+    )
+
+
+def answer_to(url: str, local_address: str) -> httpx.Response:
+    """Return the answer to a health check from this address."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=local_address)) as client:
+        return client.get(f"{url}/healthz")
 
 
 @pytest.mark.parametrize(
@@ -196,10 +204,26 @@ def test_one_address_does_not_shut_the_others_out(store: SqlStore) -> None:
     with served(create_app(Settings(), store=store)) as url, ExitStack() as idle:
         for _ in range(1010):
             idle.enter_context(connected(url))
-        elsewhere = httpx.Client(
-            base_url=url, transport=httpx.HTTPTransport(local_address="127.0.0.2")
+        assert answer_to(url, "127.0.0.2").status_code == 200
+
+
+def test_two_addresses_do_not_shut_the_others_out(store: SqlStore) -> None:
+    """Of 40 connections one address has 20, the next 12, and the last 8 are for addresses with few
+    of their own.
+    """
+    with served(create_app(Settings(max_connections=40), store=store)) as url, ExitStack() as idle:
+        for local_address in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(40):
+                idle.enter_context(connected(url, local_address=local_address))
+        wait_for(lambda: answer_to(url, "127.0.0.3").status_code == 503, timeout_s=10)
+        refused = answer_to(url, "127.0.0.3").json()
+        assert (
+            refused["code"] == "too_many_connections" and "HP_MAX_CONNECTIONS" in refused["detail"]
         )
-        assert elsewhere.get("/healthz").status_code == 200
+        for _ in range(3):
+            idle.enter_context(connected(url, local_address="127.0.0.4"))
+        assert answer_to(url, "127.0.0.4").status_code == 200
+        assert answer_to(url, "127.0.0.5").status_code == 200
 
 
 def test_an_address_has_a_cap_of_its_own_and_is_told(store: SqlStore) -> None:

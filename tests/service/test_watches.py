@@ -21,6 +21,7 @@ from service.settings import Settings
 from service.webhooks import verify
 from service.webhooks.delivery import Deliveries
 from tests.service.processes import api_process, free_port, served, wait_for
+from tests.service.test_caps import issued
 from tests.service.webhook_receiver import HERE, SECRET, Receiver
 
 DENSE: dict[str, Any] = {
@@ -156,6 +157,31 @@ def test_what_cannot_be_watched_is_refused(
     answer = http.post("/v1/watches", json=body)
     assert answer.status_code == 422
     assert field is None or answer.json()["field"] == field
+
+
+def test_the_processes_of_an_owners_jobs_have_a_quota(store: SqlStore) -> None:
+    settings = Settings(api_key="the operator's key", max_watch_processes=3)
+    with TestClient(create_app(settings, store=store), base_url="http://127.0.0.1:8000") as http:
+
+        def report(key: dict[str, str], watch: str, rank: int) -> Any:
+            return http.post(
+                f"/v1/watches/{watch}/steps", json=batch(times(1), rank=rank), headers=key
+            )
+
+        ada, same, bob = issued(store), issued(store), issued(store, "bob")
+        first, second, other = (
+            http.post("/v1/watches", json={}, headers=key).json()["id"] for key in (ada, same, bob)
+        )
+        assert [report(ada, first, rank).status_code for rank in range(2)] == [200, 200]
+        assert report(same, second, 0).status_code == 200
+        refused = report(ada, first, 2)
+        assert (refused.status_code, refused.json()["code"]) == (409, "too_many")
+        assert "HP_MAX_WATCH_PROCESSES_PER_OWNER" in refused.json()["detail"]
+        assert "DELETE /v1/watches/" in refused.json()["detail"]
+        assert report(ada, first, 1).status_code == 200  # it reported before
+        assert report(bob, other, 0).status_code == 200
+        assert http.delete(f"/v1/watches/{second}", headers=ada).status_code == 204
+        assert report(ada, first, 2).status_code == 200
 
 
 class Training:

@@ -71,7 +71,7 @@ def content(store: SqlStore) -> list[object]:
         store.list_calibrations().items,
         store.list_registrations(kind="cluster"),
         store.list_watches().items,
-        store.watch_sources(watch_id=store.list_watches().items[0].id),
+        list(store.watch_sources(watch_id=store.list_watches().items[0].id)),
         store.list_keys().items,
         store.audit().items,
     ]

@@ -77,7 +77,7 @@ def test_lists_are_by_owner_and_deleting_forgets_the_processes(store: SqlStore) 
     assert [each.id for each in store.list_watches(owner="ada").items] == [mine.id]
     assert [each.id for each in store.list_watches().items] == [other.id, mine.id]
     store.delete_watch(watch_id=mine.id)
-    assert store.watch_sources(watch_id=mine.id) == []
+    assert list(store.watch_sources(watch_id=mine.id)) == []
     for ask in (store.get_watch, store.delete_watch):
         with pytest.raises(NotFoundError):
             ask(watch_id=mine.id)

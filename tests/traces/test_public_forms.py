@@ -464,6 +464,83 @@ def test_a_forward_and_backward_chunk_of_deepseek_s_profiles(tmp_path: Path) -> 
     assert answer.critical.hidden_s["expert_parallel"] == pytest.approx(500e-6)
 
 
+def test_the_marked_training_step_of_deepseek_s_profile_data(tmp_path: Path) -> None:
+    """Its train.json: whole microseconds since 1970, a step that the host alone marks, kernels of
+    DeepSeek's own namespaces. On stream 7 nothing until 100, computing to 400, attention to 600, a
+    kernel of unknown kind to 640, computing to 700 and from 900 to 950. Of the communication on
+    stream 27 (200 to 500, 650 to 930) 200 are exposed: 700 to 900.
+    """
+    at = 1_740_461_679_470_813
+    trace = Modern(runtime="cuda_driver", launch="cuLaunchKernel")
+    trace.step(1, at, 1000)
+    names = {
+        "cast": "void cuda::per_token_cast_to_fp8_with_channels<__nv_bfloat16, 128, "
+        "false>(__nv_bfloat16 const*, int)",
+        "experts": "void "
+        "cutlass::device_kernel<dpsk::grouped_gemm::cuda::m_grouped_fp8_ptp128c::GemmKernel>(int)",
+        "attention": "void "
+        "cutlass::device_kernel<flash::FlashAttnBwd<flash::CollectiveMainloopBwd<2> > >(int)",
+        "unknown": "void cuda::reduce_fused_impl<__nv_bfloat16, false, false>(int4 const*, float "
+        "const*, int const*)",
+        "norm": "void layer_norm::ln_bwd_kernel<layer_norm::Kernel_traits<__nv_bfloat16> "
+        ">(layer_norm::BwdParams)",
+        "swiglu": "void "
+        "cuda::swiglu_forward_backward_with_weight_impl<__nv_bfloat16>(__nv_bfloat16*)",
+        "dispatch": "void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*, float*, long*, "
+        "float*)",
+        "notify": "void dpsk::ep::internode::cached_notify<false>(int, int, int, int, int*, int)",
+        "combine": "void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, "
+        "24>(int4*, float*)",
+    }
+    for name, start, length in (
+        ("cast", 100, 50),
+        ("experts", 150, 250),
+        ("attention", 400, 200),
+        ("unknown", 600, 40),
+        ("norm", 640, 60),
+        ("swiglu", 900, 50),
+    ):
+        trace.kernel(names[name], at + 10, at + start, length)
+    for name, start, length in (
+        ("dispatch", 200, 300),
+        ("notify", 650, 150),
+        ("combine", 800, 130),
+    ):
+        trace.kernel(names[name], at + 20, at + start, length, stream=27)
+    operator = {"ph": "X", "cat": "cpu_op", "pid": 4711, "tid": 2571, "ts": at + 5, "dur": 85}
+    operator |= {"name": "autograd::engine::evaluate_function: BackwardWithAuxiliaryLossBackward"}
+    flow = {
+        "ph": "s",
+        "id": 2,
+        "pid": 4711,
+        "tid": 2571,
+        "ts": at + 6,
+        "cat": "fwdbwd",
+        "name": "fwdbwd",
+    }
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [
+            {"id": number, "name": "NVIDIA H800", "numSms": 132} for number in range(8)
+        ],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 64},
+        "traceEvents": [each for each in trace.events if each.get("cat") != "gpu_user_annotation"]
+        + [operator, flow],
+        "traceName": "traces/prof.json",
+    }
+    answer = explained(tmp_path / "train.json", document)
+    assert (answer.steps, answer.marked, answer.workload, answer.device) == (
+        1,
+        True,
+        "training",
+        "NVIDIA H800",
+    )
+    assert answer.step_s == pytest.approx(950e-6)
+    parts = ("compute", "attention", "expert_parallel", "unknown", "overhead")
+    assert us(answer, *parts) == (410.0, 200.0, 200.0, 40.0, 100.0)
+    assert answer.critical.hidden_s["expert_parallel"] == pytest.approx(380e-6)
+
+
 def test_a_trace_of_rocm(tmp_path: Path) -> None:
     """A pause (100), Tensile's matmul (300), composable kernels' attention (200), RCCL's kernel for
     all collectives (100).

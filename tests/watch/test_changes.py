@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
-from hp_tool.loop.assumptions import assumed
-from hp_tool.watch.slowdowns.baseline import Baseline, upper_bound
 from hp_tool.watch.slowdowns.changes import Changes
-from hp_tool.watch.slowdowns.levels import Level, drift_sd
+from hp_tool.watch.slowdowns.noise import Noise, t_quantile
+from hp_tool.watch.slowdowns.shifts import shift_sds
 
 
 def detector() -> Changes:
@@ -47,54 +46,81 @@ def test_slow_steps_that_come_in_rows_are_the_job_s_own_way() -> None:
     assert detector().add(times) == []
 
 
-def test_weights_are_those_of_the_definition() -> None:
-    """A hundred steps of which four lie beyond half a shift, none behind another."""
-    baseline = Baseline()
-    for number in range(100):
-        baseline.add(0.5 if number % 25 == 10 else 0.001 * (number % 7 - 3))
-    level = Level(log_shift=math.log(1.1))
-    level.learn(baseline, ordered=sorted(baseline.residuals))
-    z, n, share = 2.33, 100, 0.04
-    bound = (
-        share + z * z / (2 * n) + z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    ) / (1 + z * z / n)
-    assert level.gain == pytest.approx(math.log((101 / 102) / bound))
-    assert level.loss == pytest.approx(math.log((1 / 102) / (1 - bound)))
-    assert level.limit == pytest.approx(math.log(1.1) / 2)
+def ar1(rng: np.random.Generator, *, steps: int, correlation: float) -> np.ndarray:
+    """Return an AR(1) process of standard deviation 1."""
+    shocks, logs = rng.normal(0.0, math.sqrt(1 - correlation**2), steps), np.zeros(steps)
+    logs[0] = rng.normal()
+    for step in range(1, steps):
+        logs[step] = correlation * logs[step - 1] + shocks[step]
+    return logs
 
 
-def test_slow_steps_in_rows_tell_less() -> None:
-    """Ten of a hundred steps are slow, in a row: the correlation of consecutive bits is (9 / 99 -
-    0.01) / 0.09.
+def test_noise_is_estimated_beside_outliers_and_a_trend() -> None:
+    logs = 0.03 * ar1(np.random.default_rng(0), steps=20_000, correlation=0.9) + np.linspace(
+        0.0, 0.2, 20_000
+    )
+    logs[::50] += 2.0
+    noise = Noise.of(logs.tolist())
+    assert noise.shock_sd == pytest.approx(0.03 * math.sqrt(1 - 0.9**2), rel=0.02)
+    assert (
+        noise.correlation == pytest.approx(0.9, abs=0.01)
+        and noise.correlation < noise.correlation_bound < 0.92
+    )
+
+
+def test_the_shift_is_the_generalized_least_squares_estimate() -> None:
+    """Solved with the covariance matrix, for a job with one outlier before the shift and one after
+    it.
     """
-    baseline = Baseline()
-    for number in range(100):
-        baseline.add(0.5 if 50 <= number < 60 else 0.001 * (number % 7 - 3))
-    level = Level(log_shift=math.log(1.1))
-    level.learn(baseline, ordered=sorted(baseline.residuals))
-    r = (9 / 99 - 0.01) / 0.09 - 1 / math.sqrt(100)
-    p0 = upper_bound(0.1, 100)
-    assert level.gain == pytest.approx(math.log((101 / 102) / p0) * (1 - r) / (1 + r))
+    noise, n, before = Noise(shock_sd=0.01, correlation=0.8, steps=10**9), 20, 2
+    logs = 0.0167 * ar1(np.random.default_rng(1), steps=before + n, correlation=0.8)
+    logs[before:] += 0.05
+    logs[[1, 9]] = 3.0
+    sds = shift_sds(logs.tolist(), n, limit=1.0, noise=noise, reference_steps=10**9)
+    kept = np.array([0, *(place for place in range(before, before + n) if place != 9)])
+    covariance = noise.sd**2 * 0.8 ** np.abs(kept[:, None] - kept[None, :])
+    shifted, inverse = (kept >= before).astype(float), np.linalg.inv(covariance)
+    information = shifted @ inverse @ shifted
+    assert sds == pytest.approx(shifted @ inverse @ logs[kept] / math.sqrt(information), rel=1e-3)
 
 
-def test_the_median_of_independent_steps_has_its_known_deviation() -> None:
-    independent = drift_sd(100, sd=0.03, correlation=0.0, reference_steps=100)
-    assert independent == pytest.approx(0.03 * math.sqrt(2 * math.pi / 2 / 100))
+def test_the_median_of_steps_has_its_known_deviation() -> None:
+    independent = Noise(shock_sd=0.03, correlation=0.0, steps=1000)
+    assert independent.drift_sd(100, 100) == pytest.approx(0.03 * math.sqrt(2 * math.pi / 2 / 100))
     rng = np.random.default_rng(0)
-    shocks, logs = rng.normal(0.0, math.sqrt(1 - 0.9**2), (4000, 160)), np.zeros((4000, 160))
-    for step in range(1, 160):
-        logs[:, step] = 0.9 * logs[:, step - 1] + shocks[:, step]
-    simulated = np.median(logs[:, 60:], axis=1).std()
-    assert drift_sd(100, sd=1.0, correlation=0.9, reference_steps=10**9) == pytest.approx(
-        simulated, rel=0.05
-    )
+    simulated = np.std([np.median(ar1(rng, steps=100, correlation=0.9)) for _ in range(3000)])
+    remembering = Noise(shock_sd=math.sqrt(1 - 0.9**2), correlation=0.9, steps=1000)
+    assert remembering.drift_sd(100, 10**9) == pytest.approx(simulated, rel=0.05)
 
 
-def test_the_threshold_is_the_run_length_of_all_tests_together() -> None:
-    tests = 2 * len(assumed().watch.slowdowns)
-    assert detector().threshold == pytest.approx(
-        math.log(assumed().watch.false_alarm_steps * tests)
+@pytest.mark.parametrize(
+    ("steps", "probability", "quantile"),
+    [(26, 1e-5, 5.197), (100, 1e-7, 5.587), (10**6, 1e-7, 5.199)],
+)
+def test_few_steps_require_more_standard_errors(
+    steps: int, probability: float, quantile: float
+) -> None:
+    """Quantiles of Student's t (scipy.stats.t.isf)."""
+    assert t_quantile(probability, steps) == pytest.approx(quantile, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_five_times_slower_is_reported_on_a_busy_machine(seed: int) -> None:
+    """Steps vary by a factor of two, in rows, and one of twenty takes up to ten times as long; 60
+    slow steps follow 100.
+    """
+    rng = np.random.default_rng(seed)
+    noise = 0.5 * ar1(rng, steps=160, correlation=0.4) + np.where(
+        rng.random(160) < 0.05, rng.exponential(1.0, 160), 0.0
     )
+    times = 0.04 * np.exp(noise)
+    changes = detector()
+    assert changes.add(times[:100].tolist()) == []
+    times[100:] *= 5.0
+    (before,) = changes.add(times[100:].tolist())
+    assert changes.current is not None and changes.kind == "shift"
+    assert abs(changes.current.first - 100) <= 3
+    assert changes.current.log_s - before.log_s == pytest.approx(math.log(5.0), abs=0.4)
 
 
 def test_since_when_and_by_how_much() -> None:

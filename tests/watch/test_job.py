@@ -8,6 +8,8 @@ import pytest
 
 from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
 from hp_tool.watch import Job, Source
+from hp_tool.watch.slowdowns.causes import RankTimes
+from hp_tool.watch.words import causes_of
 
 RANKS = 4
 
@@ -41,6 +43,18 @@ def steady(steps: int = 400) -> tuple[np.ndarray, np.ndarray]:
     return 0.8 * np.exp(rng.normal(0, 0.02, (steps, RANKS))), 0.2 * np.exp(
         rng.normal(0, 0.02, (steps, RANKS))
     )
+
+
+def test_a_process_takes_little_space_whatever_it_names_its_parts() -> None:
+    source = Source()
+    for seq in range(1, 201):
+        parts = {f"{number:02}{'x' * 198}": 0.123456789012345 for number in range(20)}
+        source.take(
+            StepBatch(
+                source="s", reports=(StepReport(seq=seq, step_s=1.23456789012345, parts_s=parts),)
+            )
+        )
+    assert len(json.dumps(source.state())) < 32_000
 
 
 def test_nothing_is_said_of_a_job_that_runs_as_it_did() -> None:
@@ -82,6 +96,17 @@ def test_slow_compute_on_all_ranks_and_slow_links_are_told_apart() -> None:
     (cause,) = run(own, exchange).causes
     assert (cause.kind, cause.part) == ("communication", "communication")
     assert cause.share == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_slow_rank_is_named_even_if_a_busy_machine_slows_all() -> None:
+    """The rank's work doubles; that of the others takes 15% longer; the step, mostly waiting,
+    22%.
+    """
+    before = {"compute": 0.10, "communication": 0.13}
+    after = [{"compute": 0.115, "communication": 0.165}, {"compute": 0.20, "communication": 0.08}]
+    ranks = [RankTimes(rank=rank, before=before, after=after[rank == 1]) for rank in range(3)]
+    causes = causes_of(ranks, hosts={}, factor=1.22, step_s=0.28)
+    assert (causes[0].kind, causes[0].ranks) == ("some_ranks", (1,))
 
 
 def test_a_slowdown_that_grows_is_told_from_a_sudden_one() -> None:

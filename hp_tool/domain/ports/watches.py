@@ -1,6 +1,6 @@
 """The port of a store that keeps watched jobs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Protocol, Unpack
 
 from hp_tool.domain.records import JsonObject, Page, Paging
@@ -28,19 +28,24 @@ class WatchStore(Protocol):
 
     def get_watch(self, *, watch_id: str) -> WatchRecord: ...
 
-    def watch_sources(self, *, watch_id: str) -> list[WatchSource]:
-        """Processes that reported, by name."""
+    def watch_sources(self, *, watch_id: str) -> Iterator[WatchSource]:
+        """Processes that reported, by name, read as they are asked for: those of a large job fill
+        memory.
+        """
 
     def list_watches(
         self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[WatchRecord]:
         """Newest first; of one owner, or all."""
 
-    def change_watch(self, *, watch_id: str, source: str, change: Change) -> WatchRecord:
+    def change_watch(
+        self, *, watch_id: str, source: str, change: Change, max_processes: int | None = None
+    ) -> WatchRecord:
         """Lock the job, and store what `change` makes of it and of the process `source`; two
         callers take turns.
 
-        Raises ConflictError `too_many` for one process more than a job may have.
+        Raises ConflictError `too_many` for one process more than a job may have, or all jobs of its
+        owner (`max_processes`).
         """
 
     def note_teaching(self, *, watch_id: str, measurement_id: str | None, why: str | None) -> None:

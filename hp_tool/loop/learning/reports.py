@@ -8,10 +8,12 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from hp_tool.cost.flops import step_tokens
+from hp_tool.cost.flops import flops_tolerance, step_tokens
 from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.device_names import RECOGNIZED, is_device
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
+from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
 from hp_tool.domain.measurement_records import (
     Imported,
@@ -20,7 +22,7 @@ from hp_tool.domain.measurement_records import (
     NewMeasurement,
     Refused,
 )
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError, StoreError
@@ -32,6 +34,7 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
 """More than none: who reports a peak has measured one."""
+COMPUTE_PARTS = ("compute", "attention", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +170,7 @@ def _measurement(
     measurement, hardware = _completed(report.measurement, problem)
     check_possible(measurement, problem=problem, predicted_s=estimate.time.step_s)
     assert estimate.parallel is not None
+    check_parts(measurement, problem=problem, config=estimate.parallel)
     new = NewMeasurement(
         source=source,
         cluster_key=cluster_key(problem.cluster, hardware),
@@ -207,6 +211,9 @@ def _completed(
             field="measurement.hardware.gpu",
             code="hardware_mismatch",
         )
+    _check_hardware(
+        hardware, gpu=cluster.gpu, num_gpus=cluster.num_gpus if report.fidelity.is_whole else None
+    )
     step_s, rate = report.step_s, report.tokens_per_second_per_gpu
     tokens = step_tokens(problem.workload) / cluster.num_gpus
     if report.fidelity.is_whole:
@@ -238,6 +245,26 @@ def _completed(
     return Measurement(
         **values | {"step_s": step_s, "tokens_per_second_per_gpu": rate, "hardware": hardware}
     ), hardware
+
+
+def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -> None:
+    """Raise InputError `hardware_mismatch` for another device's name, and for another number of
+    devices if that is stated.
+    """
+    name = hardware.device_name
+    if name and gpu.name in RECOGNIZED and is_device(name, gpu=gpu.name) is False:
+        raise InputError(
+            f"measured on {name}, the cluster has {gpu.name}: name the measured GPU in cluster",
+            field="measurement.hardware.device_name",
+            code="hardware_mismatch",
+        )
+    if num_gpus is not None and hardware.num_gpus not in (1, num_gpus):  # 1 if it is left out
+        raise InputError(
+            f"measured on {hardware.num_gpus} devices, the cluster has {num_gpus}: set "
+            "cluster.num_gpus to the measured number",
+            field="measurement.hardware.num_gpus",
+            code="hardware_mismatch",
+        )
 
 
 def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -> None:
@@ -300,5 +327,32 @@ def check_possible(
             f"peak_memory_bytes {peak:,} cannot be: the device has {largest:,.0f}; report the "
             "bytes of the fullest device",
             field="measurement.peak_memory_bytes",
+            code="implausible",
+        )
+
+
+def check_parts(
+    measurement: Measurement, *, problem: TrainingProblem, config: ParallelConfig
+) -> None:
+    """Raise InputError `implausible` for parts of a step without an optimizer, or with less compute
+    than its FLOPs take.
+    """
+    parts = measurement.parts_s
+    if parts is None or problem.cluster.gpu.kind == "cpu":
+        return
+    if not parts.get("optimizer") and not parts.get("offload"):
+        raise InputError(
+            "parts_s has no optimizer: report whole steps of training, with forward, backward and "
+            "optimizer",
+            field="measurement.parts_s",
+            code="implausible",
+        )
+    computed_s = sum(parts.get(name, 0.0) for name in COMPUTE_PARTS)
+    if computed_s * flops_tolerance(config) < problem.peak_step_s:
+        raise InputError(
+            f"parts_s has {computed_s:.3g} s of {', '.join(COMPUTE_PARTS)}: at their peak the "
+            "devices take "
+            f"{problem.peak_step_s:.3g} s for a step's FLOPs; check the query's model and batch",
+            field="measurement.parts_s",
             code="implausible",
         )

@@ -3,6 +3,7 @@ devices costs nothing and is a figure of its own.
 """
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ class Charges:
         self._clock, self._carried = clock, carried_gpu_seconds
         self._started_at: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
+        self._waiting_until: dict[str, float] = {}
         self._lasted_s: dict[str, float] = {}
 
     def start(self, run: RunRecord) -> bool:
@@ -46,6 +48,7 @@ class Charges:
                 self._running_since.setdefault(run_id, self._clock())
             elif state is JobState.QUEUED:  # or queued again
                 self._running_since.pop(run_id, None)
+                self._waiting_until[run_id] = self._clock()
 
     def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
         """Note how long the engine had an ended job, where it says so."""
@@ -69,7 +72,9 @@ class Charges:
     def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
         """What it cost, by the engine's account, or else as it was seen."""
         carried, self._carried = self._carried, 0.0
-        return carried + _gpu_seconds(run, wall_s=measurement.wall_s, ran_s=self.ran_s(run))
+        return carried + _gpu_seconds(
+            run, wall_s=measurement.wall_s, ran_s=self._longest_s(run, measurement)
+        )
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
         """What is kept of its job beside the measurement; nothing of a run that was never handed
@@ -78,7 +83,19 @@ class Charges:
         if run.id not in self._started_at or REUSED in run.predicted:
             return {}
         waited_s = self._lasted_s.get(run.id, self.waited_s(run))
-        return _account(measurement, waited_s=waited_s, ran_s=self.ran_s(run))
+        return _account(measurement, waited_s=waited_s, ran_s=self._longest_s(run, measurement))
+
+    def _longest_s(self, run: RunRecord, measurement: Measurement) -> float:
+        """For how long its job was seen to hold devices, or can have held them if it ran without
+        being seen.
+        """
+        if (
+            run.id in self._running_since
+            or measurement.refused
+            or measurement.status == "preempted"
+        ):
+            return self.ran_s(run)
+        return min(self.waited_s(run), self._clock() - self._waiting_until.get(run.id, -math.inf))
 
 
 def end_run(

@@ -8,20 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hp_tool.cost.flops import step_tokens, token_flops
-from hp_tool.domain.device_names import known_name
+from hp_tool.cost.flops import flops_tolerance, step_tokens, token_flops
+from hp_tool.domain.device_names import is_device
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.traces.timeline import Timeline
 from hp_tool.traces.timeline.workload import has_backward, has_optimizer, workload_of
 
-FLOPS_TOLERANCE = 1.25
-"""Factor by which the recorded matmul FLOPs of a rank may be off the query's. Shapes are exact;
-padding of the vocabulary or of sequences, and matmuls that the model's formula leaves out, stay
-within it.
-"""
-UNEVEN_TOLERANCE = 2.0
-"""A further factor with pipeline or expert parallelism, under which ranks have unequal work."""
 FULL_RECOMPUTE = 4.0 / 3.0
 """FLOPs with every layer's forward pass run again, over those without: at most this (arXiv
 2205.05198, section 5).
@@ -104,14 +97,13 @@ def _device(line: Timeline, problem: TrainingProblem) -> Check:
         return Check(name="device", state="matches", text="the trace and the query are of a CPU")
     if not rank.device:
         return Check(name="device", state="unknown", text="the trace does not name its device")
-    known = known_name(rank.device)
-    compared = f"the trace is of {rank.device}, the query of {gpu.name}"
-    if known == gpu.name:
-        return Check(name="device", state="matches", text=compared)
-    family = gpu.name.partition("-")[0].lower()
-    if known is not None or family not in rank.device.lower():
-        return Check(name="device", state="differs", text=compared)
-    return Check(name="device", state="unknown", text=compared)
+    states: dict[bool | None, CheckState] = {True: "matches", False: "differs", None: "unknown"}
+    same = is_device(rank.device, gpu=gpu.name)
+    return Check(
+        name="device",
+        state=states[same],
+        text=f"the trace is of {rank.device}, the query of {gpu.name}",
+    )
 
 
 def _ranks(
@@ -154,8 +146,7 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
     recomputed = FULL_RECOMPUTE if _recomputes_layers(config) else 1.0
     least = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
     most = tokens * recomputed * (3.0 * token.forward - token.frozen)
-    uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
-    tolerance = FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)
+    tolerance = flops_tolerance(config)
     mean = float(np.mean(recorded))
     text = f"a rank's recorded matmuls are {mean:.3g} FLOPs a step, the query's {least:.3g}"
     if mean > tolerance * most:

@@ -1,12 +1,12 @@
 """Single slow steps that recur: every tenth step four times as long costs 30 % of the throughput
 and moves no median.
 
-A step is slow if it is half of the largest level above the reference, and isolated if the step
-before it is not. For each period P up to LONGEST_PERIOD and each phase the number of isolated slow
-steps in a row at distance P is counted. With p0 an upper bound of a slow step's probability, k in a
-row come by chance with p0^k at any one step and period: k ln(1 / p0) >= ln(run length x periods)
-keeps the mean run to a false alarm (the union bound). A period that a job has from its start on, as
-that of its checkpoints, is its own and never an alarm.
+A step is slow if it is 22% above the reference, and isolated if the step before it is not slow. For
+each period P up to LONGEST_PERIOD and each phase the number of isolated slow steps in a row at
+distance P is counted. With p0 an upper bound of an isolated slow step's probability, k in a row
+come by chance with p0^k at any one step and period: k ln(1 / p0) >= ln(run length x periods) keeps
+the mean run to a false alarm (the union bound). A period that a job has from its start on, as that
+of its checkpoints, is its own and never an alarm.
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import Any, Self
 
 from hp_tool.loop.assumptions import assumed
 
+SLOW_STEP = math.log(1.5) / 2.0
+"""ln of a slow step over the reference, at least."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
 LEAST_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
@@ -34,7 +36,7 @@ class Run:
     excess: float
     """Sum of their seconds beyond the reference, in references."""
     p0: float
-    """Bound of a slow step's probability when the run began."""
+    """Bound of an isolated slow step's probability when the run began."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Recurring:
 
     def add(self, residual: float, number: int, *, p0: float) -> tuple[int, Run] | None:
         """Take a step; return period and run of a pattern that must be told."""
-        slow = residual > math.log1p(assumed().watch.slowdowns[-1]) / 2.0
+        slow = residual > SLOW_STEP
         isolated, self.was_slow = slow and not self.was_slow, slow
         alarm = None
         for period in range(SHORTEST_PERIOD, LONGEST_PERIOD + 1):
@@ -86,14 +88,14 @@ class Recurring:
         return (
             run.hits >= LEAST_HITS
             and run.hits * -math.log(run.p0) >= needed
-            and costs >= assumed().watch.slowdowns[0]
+            and costs >= assumed().watch.least_slowdown
         )
 
     def ended(self, residual: float, number: int) -> bool:
         """Return whether the pattern that was told last has ended with this step."""
         if not self.active or number % self.active[0] != self.active[1]:
             return False
-        slow = residual > math.log1p(assumed().watch.slowdowns[-1]) / 2.0
+        slow = residual > SLOW_STEP
         self.active[2] = 0 if slow else self.active[2] + 1
         return self.active[2] >= MISSES
 
