@@ -70,9 +70,8 @@ def test_every_efficiency_file_is_written_as_its_row_says() -> None:
     for file in folder.rglob("*.yaml"):
         name = str(file.relative_to(folder).with_suffix(""))
         (command,) = [fit for pattern, fit in patterns.items() if re.fullmatch(pattern, name)]
-        written = (
-            f"# Written by python -m benchmarks.accuracy.{command};" if command else "# By hand"
-        )
+        program = "benchmarks.accuracy.fit_cpu" if command == "fit_cpu" else "evidence.fit"
+        written = f"# Written by python -m {program};" if command else "# By hand"
         assert file.read_text(encoding="utf-8").startswith(written), name
 
 

@@ -72,7 +72,7 @@ def check(data: Path, *names: str) -> dict[str, str]:
 
 @pytest.mark.skipif("HP_REFERENCE_DATA" not in os.environ, reason="needs the measured figures")
 def test_a_changed_row_changes_the_constants_of_its_own_fit(tmp_path: Path) -> None:
-    """InternEvo's throughputs, all halved: its profile changes, those of pools do not."""
+    """InternEvo's steps take twice as long: its profile changes, that of pools does not."""
     source = Path(os.environ["HP_REFERENCE_DATA"])
     data = tmp_path / "data"
     data.mkdir()
@@ -86,8 +86,8 @@ def test_a_changed_row_changes_the_constants_of_its_own_fit(tmp_path: Path) -> N
     with copy.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
-        if row["tokens_s_gpu"]:
-            row["tokens_s_gpu"] = str(float(row["tokens_s_gpu"]) / 2.0)
+        if row["step_s"]:
+            row["step_s"] = str(2.0 * float(row["step_s"]))
     copy.chmod(0o644)
     with copy.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
@@ -95,4 +95,4 @@ def test_a_changed_row_changes_the_constants_of_its_own_fit(tmp_path: Path) -> N
         writer.writerows(rows)
     found = check(data, "internevo", "pools")
     assert found["pools"] == "reproduced"
-    assert "frameworks/internevo/default.yaml: matmul_slowdown is" in found["internevo"]
+    assert "frameworks/internevo/default.yaml: elementwise_traffic_factor is" in found["internevo"]
