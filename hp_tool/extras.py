@@ -6,12 +6,9 @@ with an extra, and the doors to it ask here before they import it.
 
 import json
 import shlex
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from hp_tool.errors import MissingExtraError, UnsupportedError
 
@@ -93,6 +90,9 @@ def install_command(extra: Extra) -> str:
     if not url:
         return f"pip install {shlex.quote(f'hp-tool[{extra}]')}"
     if "dir_info" in origin:
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
         editable = "-e " if origin["dir_info"].get("editable") else ""
         return (
             f"pip install {editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{extra}]')}"
@@ -119,6 +119,8 @@ def _checkout() -> Path | None:
 
 def _origin() -> dict[str, Any]:
     """Return what pip recorded of where the package came from; empty if it came from an index."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         origin = json.loads(distribution("hp-tool").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

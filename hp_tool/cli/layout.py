@@ -41,7 +41,12 @@ def make_console(*, stderr: bool = False) -> Console:
     console = _Console(stderr=stderr, color_system=colors)  # type: ignore[arg-type]
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return _Console(stderr=stderr, color_system=colors, width=PIPE_WIDTH)  # type: ignore[arg-type]
+    return _Console(
+        stderr=stderr,
+        color_system=colors,  # type: ignore[arg-type]
+        width=PIPE_WIDTH,
+        highlight=False,
+    )
 
 
 def print_columns(

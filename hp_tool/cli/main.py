@@ -2,6 +2,7 @@
 4 slower.
 """
 
+import atexit
 import gc
 import io
 import json
@@ -101,7 +102,8 @@ def _options(
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    gc.set_threshold(50_000)  # imports and validators make many objects that all stay
+    gc.set_threshold(200_000)  # imports and validators make many objects that all stay
+    atexit.register(gc.freeze)  # at exit the interpreter would look through all of them
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
         code = build(first if first in COMMANDS else None)(standalone_mode=False)

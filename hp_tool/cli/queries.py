@@ -152,7 +152,7 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
 
     try:
         require("search", by="a stored calibration")
-        opened = store.open_calibrations(store.database_url())
+        opened = store.open_store(store.database_url())
     except HpToolError as error:
         sys.stderr.write(f"not calibrated: {error.message}\n")
         yield None

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 SLOWER = 4
 POLL_S = 0.5
-MOST_AT_ONCE = 10_000
-"""Lines that are read of one log before the next has its turn."""
 
 
 def watch(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Fit = Literal["fits", "tight", "too little headroom", "unlikely to fit", "does not fit"]
-FITS: tuple[Fit, ...] = get_args(Fit)
 SAFE = 0.01
 """Chance of running out of memory up to which a configuration fits, and up to which candidates
 count as equally safe.

@@ -20,7 +20,15 @@ def _olmo(evidence: Evidence) -> bool:
     return "max_duration" in evidence.keys and isinstance(model, Mapping) and "name" not in model
 
 
+def _gpt_neox(evidence: Evidence) -> bool:
+    return (
+        bool(evidence.keys & {"pipe_parallel_size", "model_parallel_size", "train_iters"})
+        or {"num_layers", "hidden_size"} <= evidence.keys
+    )
+
+
 _UNREAD = (
+    Sign(of="keys", rank=10, holds=_gpt_neox, refused="GPT-NeoX"),
     Sign(of="keys", rank=80, holds=_olmo, refused="OLMo"),
     Sign(of="keys", rank=90, holds=key_within("openrlhf"), refused="OpenRLHF"),
     Sign(of="keys", rank=94, holds=key_within("_component_"), refused="torchtune"),
@@ -33,6 +41,7 @@ _UNREAD = (
     ),
     Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
     Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
+    Sign(of="script", rank=14, holds=words(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
     Sign(of="script", rank=15, holds=words(r"\bcolossalai\s+run\b"), refused="ColossalAI"),
     Sign(
         of="script",

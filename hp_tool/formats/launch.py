@@ -206,7 +206,7 @@ def _program(texts: list[str], names: list[str]) -> int | None:
         if text == "-m" and number + 1 < len(texts) and texts[number + 1] not in LAUNCHERS:
             return number + 1
         alone = number == 0 or not texts[number - 1].startswith("--")
-        if text.endswith(".py") and alone and names[number] != "deepy.py":
+        if text.endswith(".py") and alone:
             return number
     for number, name in enumerate(names):
         if name in ("torchrun", "deepspeed") or texts[number] in _TORCH:

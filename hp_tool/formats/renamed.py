@@ -1,5 +1,5 @@
-"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo,
---yaml-cfg, and the list that Megatron prints at a log's start.
+"""Configurations that name Megatron's arguments in their own way: Megatron Bridge, NeMo,
+--yaml-cfg, and the list that Megatron prints when a log starts.
 """
 
 import ast

@@ -141,5 +141,5 @@ def parsed(text: str) -> dict[str, Any]:
     """Return what a file of keys holds, in JSON or YAML. Raises InputError."""
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))
-    except InputError:  # GPT-NeoX writes YAML in braces, with comments
+    except InputError:  # YAML in braces, with comments
         return documents.parse(text, origin=Path("configuration.yaml"))

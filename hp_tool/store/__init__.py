@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
-    from hp_tool.domain.ports import Store
     from hp_tool.store.engine import masked
     from hp_tool.store.sql import SqlStore, open_store
 
@@ -23,7 +21,6 @@ __all__ = [
     "database_url",
     "masked",
     "may_hold_calibrations",
-    "open_calibrations",
     "open_store",
 ]
 _HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
@@ -47,30 +44,8 @@ def database_url(url: str | None = None) -> str:
     return f"sqlite:///{user_data_path('hp-tool', appauthor=False) / 'hp_tool.sqlite3'}"
 
 
-CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
-"""Names of tables, repeated here; a test compares them with the schema's."""
-LEAST_TRUST = 0.5
-"""Of a measurement that teaches everybody; below it its owner alone."""
-HEAD = "0015"
-"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a
-test compares the two.
-"""
-VERSION_TABLE = "hp_alembic_version"
-
-
-def open_calibrations(url: str) -> Store:
-    """The store at a URL for whoever only looks for calibrations: a SQLite file of today's schema
-    without SQLAlchemy.
-    """
-    path = sqlite_path(url)
-    if path is not None:
-        from hp_tool.store.calibration_file import CalibrationFile
-
-        with contextlib.suppress(sqlite3.Error, ValueError):
-            return cast("Store", CalibrationFile(url=url, path=path))
-    from hp_tool.store.sql import open_store
-
-    return open_store(url)
+CALIBRATIONS = "hp_calibrations"
+"""Name of the table, repeated here; a test compares it with the schema's."""
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -92,6 +67,8 @@ def may_hold_calibrations(url: str) -> bool:
         return True
     if not path.is_file():
         return False
+    import sqlite3
+
     try:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)

@@ -19,7 +19,7 @@ from hp_tool.domain.measurement_records import (
     NewMeasurement,
 )
 from hp_tool.domain.records import JsonObject, Page, Paging
-from hp_tool.store import LEAST_TRUST, tables
+from hp_tool.store import tables
 from hp_tool.store.base import (
     ID,
     StoreBase,
@@ -44,6 +44,8 @@ WINDOW = 1000
 """Measurements among which `repeats` looks: so that it takes no longer however many there are."""
 MOST_DUE = 1000
 """Due refits that are read at once."""
+LEAST_TRUST = 0.5
+"""Of a measurement that teaches everybody; below it its owner alone."""
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
 

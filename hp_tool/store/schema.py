@@ -19,8 +19,6 @@ import sqlalchemy as sa
 from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import OLDER_EDITION, StoreError
-from hp_tool.store import HEAD as HEAD
-from hp_tool.store import VERSION_TABLE as VERSION_TABLE
 from hp_tool.store.base import now, transaction, translated_errors
 from hp_tool.store.engine import LASTING, WRITES, opened, parse_url
 from hp_tool.store.tables import PREFIX, runs
@@ -30,6 +28,11 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
+HEAD = "0015"
+"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a
+test compares the two.
+"""
+VERSION_TABLE = "hp_alembic_version"
 INSTALL = "install the newer edition on this host and start again"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time."""

@@ -131,10 +131,6 @@ python3 -m verl.trainer.main_ppo {config} \\
   trainer.n_gpus_per_node=8 {more}
 """  # noqa: E501
 MODULES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute"
-NEOX = """{"pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-"seq_length": 2048, "max_position_embeddings": 2048, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-"pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "padded_vocab_size": 50432,
-"train_iters": 10}"""  # noqa: E501
 MEGATRON_DEEPSPEED = """
 deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 \\
@@ -162,7 +158,6 @@ deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-si
             "verl",
         ),
         ("fsdp.sh", VERL.format(config="", strategy="fsdp2", more=""), "verl-fsdp"),
-        ("neox.yml", NEOX, "gpt-neox"),
         ("megatron.sh", MEGATRON_DEEPSPEED, "megatron-deepspeed"),
     ],
 )

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.store import HEAD, open_store, schema
+from hp_tool.store import open_store, schema
+from hp_tool.store.schema import HEAD
 from tests import command_line
 from tests.command_line import Ended
 from tests.store.acting import NewMeasurementFactory

@@ -21,22 +21,6 @@ LOAD = (
     "inference.concurrency=8",
 )
 GPUS = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
-NEOX: dict[str, Any] = {
-    "pipe_parallel_size": 1,
-    "model_parallel_size": 2,
-    "num_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "seq_length": 2048,
-    "max_position_embeddings": 2048,
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "pos_emb": "rotary",
-    "zero_optimization": {"stage": 1},
-    "fp16": {"enabled": True},
-    "padded_vocab_size": 50432,
-    "train_iters": 10,
-}
 NANOTRON = """
 general: {{project: x, run: y}}
 parallelism: {{dp: 16, tp: 1, pp: 1}}
@@ -99,20 +83,6 @@ def test_nanotrons_experts_are_no_dense_model(tmp_path: Path, more: str) -> None
     assert read(tmp_path, "dense.yaml", NANOTRON.format(more=""), *GPUS)[0] in (0, 3)
     code, _, shown = read(tmp_path, "experts.yaml", NANOTRON.format(more=more), *GPUS)
     assert code == 2 and "experts are not modelled for nanotron" in shown
-
-
-def test_gpt_neox_drops_out_and_adds_biases_as_its_file_says(tmp_path: Path) -> None:
-    plain = read(tmp_path, "plain.yml", json.dumps(NEOX), *GPUS)[1]
-    assert plain["training"].get("dropout", 0.0) == 0.0  # its own default, not Megatron's 0.1
-    assert plain["model"]["attention_bias"] is True
-    changed = NEOX | {
-        "hidden_dropout": 0.1,
-        "attention_dropout": 0.2,
-        "use_bias_in_attn_linear": False,
-    }
-    said = read(tmp_path, "said.yml", json.dumps(changed), *GPUS)[1]
-    assert said["training"]["dropout"] == 0.2
-    assert said["model"]["attention_bias"] is False and said["model"]["mlp_bias"] is True
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from benchmarks.service import upgrades
-from hp_tool.store import HEAD, schema
+from hp_tool.store import schema
 from hp_tool.store.engine import opened
+from hp_tool.store.schema import HEAD
 from tests.service.processes import hp_tool
 
 ROWS = 12_000

@@ -59,7 +59,6 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
         shell.prefix,
         shell.nesting,
         shell.stdin,
-        shell.fed,
         list(shell.locals_),
     )
     commands, notes = len(shell.commands), len(shell.notes)
@@ -75,7 +74,6 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
         shell.prefix,
         shell.nesting,
         shell.stdin,
-        shell.fed,
         shell.locals_,
     ) = own
     del shell.commands[commands:], shell.notes[notes:]

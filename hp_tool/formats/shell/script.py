@@ -251,9 +251,7 @@ class _Runner(Statements):
         return True
 
     def _do_let(self, words: list[Word], node: Node) -> bool:
-        for word in words:
-            self.run(f"(( {word.text} ))", first_line=word.line - 1)
-        return True
+        raise self.filler.not_followed(node, "let")
 
     def _do_set(self, words: list[Word], node: Node) -> bool:
         texts = [word.text for word in words]
@@ -305,11 +303,6 @@ class _Runner(Statements):
             else:
                 options += word.text
         self.stdin = None
-        if stdin is None and self.fed is not None:
-            stdin, _, rest_of_loop = self.fed.partition("\n")
-            ended, self.fed = not self.fed, rest_of_loop
-            if ended:
-                return False
         if stdin is None:
             self.note(node, "only running would tell what it reads")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):

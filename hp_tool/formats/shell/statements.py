@@ -81,8 +81,6 @@ class Statements:
     nesting: int = 0
     stdin: str | None = None
     """What a heredoc or a here-string feeds the command that is followed."""
-    fed: str | None = None
-    """Lines that the loop around still has for `read`."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
     undecided: str = ""
     """The last condition that only running would tell."""
@@ -278,24 +276,7 @@ class Statements:
         return True
 
     def _c_style_for_statement(self, node: Node) -> bool:
-        parts: list[list[Node]] = [[]]
-        for child in node.children[2:]:
-            if child.type == "))":
-                break
-            parts.append([]) if child.type == ";" else parts[-1].append(child)
-        start, condition, after = [*parts, [], []][:3]
-
-        def rounds() -> Iterator[bool]:
-            for each in start:
-                self.filler.calculated(
-                    each
-                ) if each.type != "variable_assignment" else self.statement(each)
-            while all(self.filler.calculated(each) for each in condition):
-                yield True
-                for each in after:
-                    self.filler.calculated(each)
-
-        return self._loop(rounds(), node.children[-1])
+        raise self.filler.not_followed(node, "for ((...))")
 
     def _while_statement(self, node: Node) -> bool:
         until, conditions = node.children[0].type == "until", node.children[1:-1]
@@ -421,19 +402,15 @@ class Statements:
                 stdin = self.filler.text(child.children[-1]).text
         inner = node.children[0]
         self.stdin = stdin if inner.type == "command" else None
-        outer, self.fed = self.fed, stdin if inner.type == "while_statement" else self.fed
+        if inner.type == "while_statement" and stdin is not None:
+            raise self.filler.not_followed(node, "a loop over the lines of a text")
         before = len(self.commands)
         done = (
             self.statement(inner)
             if inner.is_named and not inner.type.endswith("_redirect")
             else True
         )
-        self.fed = outer
-        if (
-            stdin is not None
-            and inner.type != "while_statement"
-            and len(self.commands) == before + 1
-        ):
+        if stdin is not None and len(self.commands) == before + 1:
             command = self.commands.pop()
             names = [PurePosixPath(word.text).name for word in command.words]
             if names[:1] == ["cat"] and target:

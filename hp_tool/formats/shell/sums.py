@@ -26,12 +26,10 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     ">=": operator.ge,
     "==": operator.eq,
     "!=": operator.ne,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
     "&&": lambda a, b: int(bool(a) and bool(b)),
     "||": lambda a, b: int(bool(a) or bool(b)),
 }
+_ASSIGNMENT = re.compile(r"[-+*/%&|^]?=|(\*\*|<<|>>)=")
 _TESTS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -44,6 +42,19 @@ _TESTS: dict[str, Callable[[int, int], bool]] = {
 
 class SumError(Exception):
     """A sum that holds what is not known, or is none."""
+
+
+def sets_variable(node: Node) -> bool:
+    """Return whether an arithmetic expression has an assignment or an increment."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node.type.endswith(("_expression", "_assignment")):
+            signs = [child.type for child in node.children if not child.is_named]
+            if any(sign in ("++", "--") or _ASSIGNMENT.fullmatch(sign) for sign in signs):
+                return True
+        waiting += node.children
+    return False
 
 
 def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
@@ -60,30 +71,14 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
 
     if kind == "parenthesized_expression":
         return part(children[1])
+    if kind == "unary_expression":
+        if children[0].type not in ("-", "!") or children[1].type == "binary_expression":
+            raise SumError  # the grammar takes -a + b for -(a + b)
+        return -part(children[1]) if children[0].type == "-" else int(not part(children[1]))
     if kind == "ternary_expression":
-        return part(children[2]) if part(children[0]) else part(children[4])
-    if kind in ("unary_expression", "postfix_expression"):
-        sign, other = (
-            (children[0], children[1]) if kind == "unary_expression" else (children[1], children[0])
-        )
-        if sign.type in ("++", "--"):
-            old = part(other)
-            new = _bounded(old + (1 if sign.type == "++" else -1))
-            filler.variables[source_of(other)] = Word(str(new), filler.line(node))
-            return new if kind == "unary_expression" else old
-        number = part(other)
-        return {"-": -number, "+": number, "!": int(not number), "~": ~number}[sign.type]
-    if kind in ("binary_expression", "variable_assignment"):
-        sign_text = children[1].type
-        if sign_text == "=" or (
-            sign_text.endswith("=") and sign_text[:-1] in ("+", "-", "*", "/", "%")
-        ):
-            number = part(children[2])
-            if sign_text != "=":
-                number = _combined(sign_text[:-1], part(children[0]), number)
-            filler.variables[source_of(children[0])] = Word(str(number), filler.line(node))
-            return number
-        return _combined(sign_text, part(children[0]), part(children[2]))
+        raise SumError
+    if kind == "binary_expression":
+        return _combined(children[1].type, part(children[0]), part(children[2]))
     if kind in ("variable_name", "word"):
         value = filler.value(source_of(node))
         text = (
@@ -95,22 +90,14 @@ def calculate(filler: Filler, node: Node, depth: int = 0) -> int:
         text = filler.text(node).text
     if text is None or OPEN in text:
         raise SumError
-    return _number(filler, text.strip(), depth)
+    return _number(text.strip())
 
 
-def _number(filler: Filler, text: str, depth: int) -> int:
-    """The number a text writes, which may itself be a sum."""
-    from hp_tool.formats.shell.grammar import parse
-
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
-    if not text or len(text) > 1_000:
+def _number(text: str) -> int:
+    """The number that a text writes. Raises SumError."""
+    if not re.fullmatch(r"-?\d{1,18}", text):
         raise SumError
-    root = parse(f"(( {text} ))".encode())
-    inside = root.children[0] if root.children and not root.has_error else None
-    if inside is None or inside.type != "compound_statement" or len(inside.children) != 3:
-        raise SumError
-    return calculate(filler, inside.children[1], depth + 5)
+    return int(text)
 
 
 def _combined(sign: str, one: int, other: int) -> int:
@@ -119,10 +106,8 @@ def _combined(sign: str, one: int, other: int) -> int:
             raise SumError
         quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
         return quotient if sign == "/" else one - quotient * other
-    if sign in ("**", "<<", ">>"):
-        if not 0 <= other <= 64:
-            raise SumError
-        return _bounded({"**": one**other, "<<": one << other, ">>": one >> other}[sign])
+    if sign == "**" and 0 <= other <= 64:
+        return _bounded(one**other)
     if sign not in _OPERATORS:
         raise SumError
     return _bounded(int(_OPERATORS[sign](one, other)))
@@ -173,9 +158,7 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
         return truth, rest[1:]
     if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TESTS):
         left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))
-        return (
-            None if OPEN in left + right else _compared(filler, left, tokens[1], right)
-        ), tokens[3:]
+        return (None if OPEN in left + right else _compared(left, tokens[1], right)), tokens[3:]
     if len(tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", tokens[0]):
         word = filler.without_unset(tokens[1])
         if tokens[0] in ("-z", "-n"):
@@ -185,10 +168,10 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
     return (None if OPEN in word else bool(word)), tokens[1:]
 
 
-def _compared(filler: Filler, left: str, sign: str, right: str) -> bool | None:
+def _compared(left: str, sign: str, right: str) -> bool | None:
     if sign in _TESTS:
         try:
-            return _TESTS[sign](_number(filler, left, 0), _number(filler, right, 0))
+            return _TESTS[sign](_number(left.strip()), _number(right.strip()))
         except SumError:
             return None
     if sign == "=~":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.grammar import parse_script
-from hp_tool.formats.shell.sums import SumError, calculate
+from hp_tool.formats.shell.sums import SumError, calculate, sets_variable
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,16 +27,6 @@ MAX_PATTERN = 4_000
 OPEN, CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
 _PLAIN = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
-_NAMES = ("variable_name", "special_variable_name")
-_LITERAL = (
-    "word",
-    "number",
-    "string_content",
-    "heredoc_content",
-    "regex",
-    "extglob_pattern",
-    *_NAMES,
-)
 _REFERENCES = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
 _ESCAPES = {
     "n": "\n",
@@ -130,6 +120,15 @@ class Filler:
 
     def line(self, node: Node) -> int:
         return self.first_line + int(node.start_point[0]) + 1
+
+    def not_followed(self, node: Node, construct: str) -> InputError:
+        """Return the error of a construct that is not followed, with its line."""
+        source = " ".join(source_of(node).split())[:80]
+        return InputError(
+            f"line {self.line(node)}: {construct} is not supported, because only running the "
+            f"script tells its result: {source}",
+            code="syntax",
+        )
 
     def mark(self, source: str) -> str:
         """A stand-in for what the script does not tell."""
@@ -385,7 +384,9 @@ class Filler:
         return start, max(count, 0) if count >= 0 else max(of + count - start, 0)
 
     def _changed(self, text: str, operator: str, pattern: str, operands: list[Node]) -> str | None:
-        """${X%pattern} and its kin; None where a part is not known."""
+        """Return ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}; None for other operators
+        and where a part is not known.
+        """
         if OPEN in text + pattern or len(text) > MAX_PATTERN or len(pattern) > 100:
             return None
         if operator in ("%", "%%", "#", "##"):
@@ -397,26 +398,10 @@ class Filler:
                 if matches(part):
                     return kept
             return text
-        if operator in ("/", "//"):
-            other = "".join(
-                first(list(self.words(each)) or Word("")).text for each in operands[2:3]
-            )
-            search = re.compile(
-                fnmatch.translate(pattern).removesuffix(r"\Z").replace(".*", "[^ ]*")
-            )
-            return (
-                None if OPEN in other else search.sub(lambda _: other, text, count=operator == "/")
-            )
         if operator == ":":
             start, count = self._slice(operands, of=len(text))
             return text[start : start + count]
-        cases = {
-            ",": text[:1].lower() + text[1:],
-            ",,": text.lower(),
-            "^": text[:1].upper() + text[1:],
-            "^^": text.upper(),
-        }
-        return cases.get(operator)
+        return text.lower() if operator == ",," else None
 
     def sum_text(self, node: Node) -> str:
         """The number of $((a sum)), or its mark."""
@@ -426,6 +411,8 @@ class Filler:
     def calculated(self, node: Node) -> int | None:
         """The number of a sum; None where it holds what is not known."""
         self.step()
+        if sets_variable(node):
+            raise self.not_followed(node, "a sum that sets a variable")
         try:
             return calculate(self, node)
         except SumError:
