@@ -242,6 +242,9 @@ def test_exports_refuse_what_they_dropped() -> None:
     parallel = FIXED | {"pipeline_parallel_size": 2}
     mixed = setup_of(TRAINING | {"cluster": {"stages": stages}, "parallel": parallel})
     refused(get("megatron-lm").write, mixed, "cluster.stages")
+    dense = setup_of(TRAINING | {"parallel": FIXED})
+    narrow = dataclasses.replace(dense, model=dataclasses.replace(dense.model, v_head_dim=64))
+    refused(get("megatron-lm").write, narrow, "model.v_head_dim: 64")
     cache = SERVING["inference"] | {"engine": "trtllm", "kv_cache_precision": "nvfp4"}
     with pytest.raises(UnsupportedError, match="cache in nvfp4"):
         export(result=SERVING | {"inference": cache}, format="trtllm")

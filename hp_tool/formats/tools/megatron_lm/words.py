@@ -6,7 +6,6 @@ from hp_tool.domain.declared import (
     BATCH,
     DENSE,
     EXPERTS,
-    LATENT,
     OVERLAPS,
     SPLITS,
     names,
@@ -16,7 +15,7 @@ TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
 """Values behind each flag, without its dashes; a switch has none."""
 
-SAID = (DENSE | EXPERTS | LATENT | BATCH | SPLITS | OVERLAPS) | names("""
+SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
     architecture query_key_norm attention_sinks num_nextn_predict_layers
     gradient_precision optimizer_precision exp_avg_sq_precision parameter_precision
     master_precision fp8_recipe attention dropout optimizer cross_entropy expert_capacity_factor
@@ -24,7 +23,7 @@ SAID = (DENSE | EXPERTS | LATENT | BATCH | SPLITS | OVERLAPS) | names("""
     context_parallel_communication hierarchical_context_parallel_sizes pipeline_layout
     moe_token_dispatcher_type data_parallel_shard_size rank_order
 """)
-"""Fields of a setup that these flags express."""
+"""Fields of a setup that these flags express; those of LATENT under latent attention alone."""
 
 PACKED = frozenset(
     {"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"}
