@@ -1,106 +1,134 @@
-"""What the built-in profiler cannot run, by name; searches check before they pay for runs, the
-profiler before a run.
+"""What the built-in profilers run, by name: searches check before they pay for runs, a profiler
+before a run. What is not declared here is rejected.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
+from hp_tool.domain.declared import (
+    ACCOUNTING,
+    DENSE,
+    EXPERTS,
+    LATENT,
+    OVERLAPS,
+    RECOMPUTE,
+    SERVER,
+    SPLITS,
+    Declared,
+    any_value,
+    names,
+    setting,
+    undeclared,
+)
+from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ContextCommunication, Strategy
+from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import ends_are_shorter, splits_unevenly
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload
 
 Unsupported = Iterator[tuple[str, str]]
 Sizes: TypeAlias = Any
 """A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
 ENGINES = ("megatron-core", "torch-fsdp")
 """Frameworks that the profiler has an engine for."""
+FEWEST_VLLM_TOKENS = 10_000
+"""`vllm bench latency` draws its prompts from this many tokens."""
 
-_FP32 = (None, "fp32")
-_USUAL_MODEL: dict[str, tuple[Any, ...]] = {
-    "architecture": ("decoder",),
-    "norm_vectors": (None,),
-    "norms_per_layer": (2,),
-    "query_key_norm": (None, "head"),
-    "embedding_norm": (False,),
-    "final_norm": (True,),
-    "attention_sinks": (False,),
-    "output_bias": (None, False),
-    "head_dense": (None, "none"),
-    "sentence_head": (None, False),
-    "type_vocab_size": (None, 0),
-    "expert_bias": (False,),
-    "router_bias": (False,),
-    "index_topk": (None,),
-    "moe_latent_size": (None,),
-    "values_are_keys": (False,),
-    "attention_output_gate": (None,),
+_OF_ENCODERS: Declared = {
+    "output_bias": (False,),
+    "head_dense": ("none",),
+    "sentence_head": (False,),
+    "type_vocab_size": (0,),
 }
-"""What a model's details may be in a run."""
-_USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
-    "framework": ENGINES,
-    "precision": ("bf16", "fp16", "fp32", "fp8"),
-    "cross_entropy": (None, "unfused", "fused", "in_place"),
-    "attention_kernel": (None, "auto"),
-    "offload": (None, "none"),
-    "offload_fraction": (None, 1.0),
-    "cuda_graph_modules": (None,),
-    "expert_precision": (None,),
-    "dispatch_precision": (None, "bf16"),
-    "gradient_reduction": (None, "micro_batch"),
-    "gated_product": (None, "kept"),
-    "kernel_fusion": (True,),
-    "optimizer": ("adam", "sgd"),
-    "optimizer_precision": (*_FP32, "bf16"),
-    "exp_avg_sq_precision": (*_FP32, "bf16"),
-    "master_precision": _FP32,
+"""What a decoder may say that it lacks."""
+_DECODER: Declared = {
+    **any_value(DENSE, names("position_embedding_offset")),
+    **_OF_ENCODERS,
+    "position_embedding": ("learned", "rotary", "none"),
+    "query_key_norm": ("head",),
 }
-"""What a workload may say in a run."""
-_USUAL_FSDP: dict[str, tuple[Any, ...]] = {
-    "precision": ("bf16", "fp32"),
-    "attention": ("flash",),
-    "cross_entropy": (None, "unfused"),
-    "gradient_precision": _FP32,
-    "optimizer_precision": _FP32,
-    "exp_avg_sq_precision": _FP32,
+_WITH_EXPERTS = {**_DECODER, **any_value(EXPERTS)}
+_PREDICTING = {**_WITH_EXPERTS, **any_value(names("num_nextn_predict_layers"))}
+_LLAMA: Declared = {
+    **any_value(DENSE - names("sliding_window sliding_window_layers")),
+    **_OF_ENCODERS,
+    **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias"), (False,)),
+    "query_key_norm": ("head",),
 }
-"""What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
-_SERVED = (
-    "input_length",
-    "output_length",
-    "concurrency",
-    "engine",
-    "engine_version",
-    "load",
-    "precision",
-    "kv_cache_precision",
-)
-"""Fields of a serving load that a run follows, or that `unserved` looks at; any other must be left
-at its default.
-"""
+_WORKLOAD: Declared = {
+    **any_value(names("sequence_length global_batch_size")),
+    "optimizer": ("sgd",),
+    "attention_kernel": ("auto",),
+    "cross_entropy": ("unfused",),
+    "cuda_graphs": (False,),
+    "dispatch_precision": ("bf16",),
+    "gated_product": ("kept",),
+    "gradient_reduction": ("micro_batch",),
+    "offload": ("none",),
+    "offload_fraction": (1.0,),
+    "parameter_precision": ("fp32",),
+    "gradient_precision": ("fp32",),
+    "optimizer_precision": ("fp32",),
+    "exp_avg_sq_precision": ("fp32",),
+    "master_precision": ("fp32",),
+}
+_SIZES = {
+    "megatron-core": SPLITS
+    | names("micro_batch_size zero_stage")
+    | names("context_parallel_communication moe_token_dispatcher_type"),
+    "torch-fsdp": names("""
+        tensor_parallel_size sequence_parallel pipeline_parallel_size
+        virtual_pipeline_parallel_size micro_batch_size zero_stage data_parallel_shard_size
+    """),
+}
+"""Fields of `parallel` that each engine follows, beside recomputation."""
+_COLUMNS = names("recompute_method recompute_num_layers recompute_modules")
+"""Recomputation of many candidates."""
+_BATCH = names("input_length output_length concurrency precision")
+_ENDPOINT = _BATCH | names("""
+    kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction
+""")
+"""Of a load on a server that was started with its own precisions and share of memory."""
 
 
-def _unusual(
-    spec: Any, usual: Mapping[str, Sequence[Any]], *, of: str, where: str = ""
+def _workload(training: TrainingWorkload) -> Declared:
+    """Return what the engine follows of a workload."""
+    if training.framework == "torch-fsdp":  # it casts what it gathers, and stores fp32
+        return {**_WORKLOAD, "precision": ("fp32",)}
+    stored = "bf16" if training.precision == "fp8" else training.precision
+    return {
+        **_WORKLOAD,
+        **any_value(names("fp8_recipe attention dropout expert_capacity_factor")),
+        # Transformer Engine's ring always overlaps.
+        **any_value(OVERLAPS - {"overlap.context_parallel"}),
+        "precision": ("fp16", "fp32", "fp8"),
+        "parameter_precision": (stored,),
+        "gradient_precision": ("fp32", stored),
+        "optimizer_precision": ("fp32", "bf16"),
+        "exp_avg_sq_precision": ("fp32", "bf16"),
+        "cross_entropy": ("unfused", "fused", "in_place"),
+        "cuda_graphs": (False, True),
+    }
+
+
+def _named(spec: Any, *, section: str, declared: Declared, where: str = "") -> Unsupported:
+    for path, value in undeclared(spec, section=section, declared=declared):
+        yield path, f"{setting(path, value)}{where}"
+
+
+def unprofiled_model(
+    model: ModelSpec, *, declared: Declared = _PREDICTING, sequence_length: int, of: str
 ) -> Unsupported:
-    """Fields of `spec` with another value than the usual ones."""
-    for name, values in usual.items():
-        if getattr(spec, name) not in values:
-            yield f"{of}.{name}", f"{name}: {getattr(spec, name)}{where}"
-
-
-def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsupported:
     """(field, words) of what a model has and no run builds. `of`: the query's field that says how
     long sequences are.
     """
-    yield from _unusual(model, _USUAL_MODEL, of="model")
-    if not model.is_uniform:
-        yield "model.blocks", "layers that are not all attention and MLP (blocks)"
+    if model.kv_lora_rank is not None and declared is _PREDICTING:
+        declared = {**declared, **any_value(LATENT)}
+    yield from _named(model, section="model", declared=declared)
     learned, rows = model.positions == "learned", model.max_position_embeddings or 0
     if model.kv_lora_rank is not None and model.positions != "rotary":
         yield "model.position_embedding", "latent attention without rotary positions"
@@ -108,8 +136,6 @@ def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsu
         yield "model.mlp_bias", "experts with biases (mlp_bias)"
     if learned and 0 < rows < sequence_length:
         yield of, f"a sequence_length above max_position_embeddings {rows}"
-    if model.positions == "relative":
-        yield "model.position_embedding", "position_embedding: relative"
     if model.has_mlp_bias and not model.has_attention_bias:
         yield "model.mlp_bias", "mlp_bias without attention_bias"
     if model.attention_output_bias not in (None, model.has_mlp_bias):
@@ -122,67 +148,34 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Uns
     """(field, words) of what no configuration of this query can be run with; nothing where all is
     well.
     """
+    fsdp = training.framework == "torch-fsdp"
+    if training.framework not in ENGINES:
+        yield "training.framework", f"framework: {training.framework}"
     yield from unprofiled_model(
-        model, sequence_length=training.sequence_length, of="training.sequence_length"
+        model,
+        declared=_DECODER if fsdp else _PREDICTING,
+        sequence_length=training.sequence_length,
+        of="training.sequence_length",
     )
-    yield from _unusual(training, _USUAL_TRAINING, of="training")
-    fsdp, narrow = training.framework == "torch-fsdp", training.precision == "fp8"
-    # FSDP casts what it gathers, Megatron keeps a master copy besides.
-    stored = "fp32" if fsdp else "bf16" if narrow else training.precision
-    gradients = "bf16" if narrow else training.precision
-    formats = {
-        "parameter_precision": (None, stored),
-        "gradient_precision": (None, "fp32", gradients),
-    }
-    yield from _unusual(
-        training, formats, of="training", where=f" with precision {training.precision}"
+    yield from _named(
+        training,
+        section="training",
+        declared=_workload(training),
+        where=" under torch-fsdp" if fsdp else "",
     )
-    if training.frozen:
-        yield "training.frozen", "frozen parts"
-    if training.task != "pretrain" or training.lora is not None:
-        yield "training.task", f"task: {training.task}"
-    overlap = training.overlap or OverlapSpec()
-    if overlap.context_parallel is not None:  # Transformer Engine's ring always overlaps
-        yield "training.overlap.context_parallel", "a switch for overlap.context_parallel"
+    if training.cuda_graphs and model.num_experts:
+        yield "training.cuda_graphs", "cuda_graphs of a model with experts"
     if training.narrow_optimizer and gpu == "cpu":
         yield (
             "training.optimizer_precision",
             "optimizer states in 16 bits on a CPU, which has no Transformer Engine",
         )
-    if training.cuda_graphs and model.num_experts:
-        yield "training.cuda_graphs", "cuda_graphs of a model with experts"
-    if training.packed or training.sequence_lengths is not None:
-        yield (
-            "training.packed" if training.packed else "training.sequence_lengths",
-            "packed or unequal sequences",
-        )
-    if fsdp:
-        yield from _unusual(training, _USUAL_FSDP, of="training", where=" under torch-fsdp")
-        if model.num_experts is not None:
-            yield "model.num_experts", "mixture-of-experts models (num_experts) under torch-fsdp"
-        if model.kv_lora_rank is not None:
-            yield "model.kv_lora_rank", "latent attention (kv_lora_rank) under torch-fsdp"
-        if training.dropout > 0.0:
-            yield "training.dropout", "dropout under torch-fsdp"
-        if model.num_nextn_predict_layers > 0:
-            yield (
-                "model.num_nextn_predict_layers",
-                "multi-token prediction (num_nextn_predict_layers) under torch-fsdp",
-            )
-        if training.overlap is not None:
-            yield "training.overlap", "overlap under torch-fsdp"
-        if training.cuda_graphs:
-            yield "training.cuda_graphs", "cuda_graphs under torch-fsdp"
 
 
 def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
-    if strategy.pipeline_layout is not None:
-        yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
-    if cluster.kinds:
-        yield "cluster.stages", "two kinds of GPU (stages)"
-    if cluster.rank_order != DEFAULT_RANK_ORDER:
-        yield "parallel.rank_order", f"rank_order: {cluster.rank_order}"
+    yield from _named(strategy, section="parallel", declared=any_value(_SIZES["megatron-core"]))
+    yield from _named(cluster, section="cluster", declared={})
 
 
 def unprofiled_sizes(
@@ -199,6 +192,7 @@ def unprofiled_sizes(
     communication: of context parallelism. Rings and head exchanges are Transformer Engine's, which
     has no CPU version.
     """
+    yield from _undeclared_sizes(sizes, followed=_SIZES[_engine(training)])
     t, zero = sizes.tensor_parallel_size, sizes.zero_stage
     context = sizes.context_parallel_size > 1
     by_engine = gpu == "cpu" and communication != "all_gather"
@@ -221,8 +215,6 @@ def unprofiled_sizes(
         (layers % (p * v) != 0) & (uneven == 0),
         f"num_hidden_layers {layers} in {p * v} unequal chunks",
     )
-    schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
-    yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"
     apart = training.overlap is not None and training.overlap.pipeline_parallel is False
     yield (
         apart & (v > 1) & (p == 2),
@@ -230,78 +222,87 @@ def unprofiled_sizes(
     )
     if training.framework == "torch-fsdp":
         yield zero < 2, f"zero_stage: {zero} under torch-fsdp"
-        yield context, "context parallelism under torch-fsdp"
         yield (
             (p > 1) & model.tie_word_embeddings,
             "a pipeline whose ends share their weight under torch-fsdp",
         )
     else:
         yield zero > 1, f"zero_stage: {zero}"
-        yield sizes.data_parallel_shard_size > 0, "hybrid sharding (data_parallel_shard_size)"
     yield (
         model.vocab_size % t != 0,
         f"vocab_size {model.vocab_size}, which is not divisible by tensor_parallel_size {t}",
     )
 
 
+def _engine(training: TrainingWorkload) -> str:
+    return "torch-fsdp" if training.framework == "torch-fsdp" else "megatron-core"
+
+
+def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tuple[Any, str]]:
+    if isinstance(sizes, ParallelConfig):
+        declared = any_value(followed, RECOMPUTE)
+        for path, value in undeclared(sizes, section="parallel", declared=declared):
+            yield True, setting(path, value)
+        return
+    usual = ParallelConfig()
+    for name in (each.name for each in fields(sizes)):
+        if name not in followed | _COLUMNS and f"parallel.{name}" not in ACCOUNTING:
+            default = getattr(usual, name, None)  # of names the code 0
+            yield getattr(sizes, name) != (0 if default is None else default), name
+
+
 def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) -> Unsupported:
     """(field, words) of what no configuration of this query can be served with; nothing where all
     is well.
     """
-    load, precision, running = inference.load, inference.precision, runner == "endpoint"
+    running = runner == "endpoint"
     by_rate = running and isinstance(inference.request_rate_per_second, int | float)
-    if not running:
-        yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
-    if not running and inference.kv_cache_precision not in (None, precision):
-        yield "inference.kv_cache_precision", "a kv_cache_precision other than precision"
+    if not running and inference.precision not in ("bf16", "fp16", "fp32"):
+        yield "inference.precision", f"precision: {inference.precision}"
     if not by_rate and not isinstance(inference.concurrency, int):
         yield (
             "inference.concurrency",
             "a load without one concurrency" + (" or request rate" if running else ""),
         )
-    if load is not None and load.arrival not in ("closed", "poisson" if by_rate else "closed"):
-        yield "inference.load", f"arrival: {load.arrival}"
-    if running and inference.think_time_s:
-        # Of people who think the requests in flight are no fixed number, which is what
-        # `concurrency` keeps.
+    if running and inference.think_time_s:  # the requests of such people in flight vary
         yield (
             "inference.think_time_s",
             "think_time_s: people who think come at a rate; measure that, request_rate_per_second",
         )
-    # An endpoint was started with its own share of memory: the query states it for the prediction.
-    followed = (
-        (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate", "memory_fraction")
-        if running
-        else _SERVED
-    )
-    defaults = {
-        each.name: (each.default,) for each in fields(inference) if each.name not in followed
+    declared: Declared = {
+        **any_value(_ENDPOINT if running else _BATCH),
+        "load.arrival": ("poisson",) if by_rate else (),
     }
-    yield from _unusual(inference, defaults, of="inference")
+    if not running:
+        declared = {**declared, "kv_cache_precision": (inference.precision,)}
+    yield from _named(inference, section="inference", declared=declared)
+    length = inference.input_length + inference.output_length
     if runner == "megatron-core":
-        length = inference.input_length + inference.output_length
-        if model.kv_lora_rank is not None:
-            yield "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"
-        if model.num_nextn_predict_layers > 0:
-            yield (
-                "model.num_nextn_predict_layers",
-                "multi-token prediction (num_nextn_predict_layers)",
-            )
-        yield from unprofiled_model(model, sequence_length=length, of="inference.output_length")
+        yield from unprofiled_model(
+            model, declared=_WITH_EXPERTS, sequence_length=length, of="inference.output_length"
+        )
+    if runner == "vllm":
+        yield from _named(model, section="model", declared=_LLAMA, where=" with vllm")
+        if not model.gated_mlp or model.normalization != "rmsnorm" or model.positions != "rotary":
+            yield "model", "models shaped otherwise than Llama or Qwen3 with vllm"
+        if model.vocab_size < FEWEST_VLLM_TOKENS:
+            yield "model.vocab_size", f"a vocab_size below {FEWEST_VLLM_TOKENS} with vllm"
 
 
 def unserved_sizes(
-    *, model: ModelSpec, inference: InferenceWorkload, parallel: ServingConfig
+    *,
+    model: ModelSpec,
+    inference: InferenceWorkload,
+    parallel: ServingConfig,
+    runner: Runner = "megatron-core",
 ) -> Unsupported:
     """(field, words) of what this configuration asks for and no run does."""
+    if runner == "endpoint":  # it was started so
+        yield from _named(parallel, section="parallel", declared=any_value(SERVER))
+        return
+    followed = names("tensor_parallel_size max_num_seqs max_num_batched_tokens")
+    yield from _named(parallel, section="parallel", declared=any_value(followed))
     t = parallel.tensor_parallel_size
-    alone = (
-        "pipeline_parallel_size",
-        "expert_parallel_size",
-        "attention_data_parallel_size",
-        "data_parallel_size",
-    )
-    yield from _unusual(parallel, dict.fromkeys(alone, (1,)), of="parallel")
     for count, name in (
         (model.num_attention_heads, "num_attention_heads"),
         (model.kv_heads, "num_key_value_heads"),

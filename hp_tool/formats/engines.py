@@ -5,12 +5,19 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hp_tool.domain.declared import LOAD, SERVER, names
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import bash, invocation, option_lines, required
-from hp_tool.formats.writing import DTYPES, Values, headline, one_word, option_words
+from hp_tool.formats.writing import DTYPES, SHAPE, Values, headline, one_word, option_words
 
+SAID = SHAPE.union(SERVER, LOAD) | names("""
+    precision kv_cache_precision memory_fraction two_batch_overlap
+    speculative.num_speculative_tokens speculative.acceptance_rate
+    speculative.draft_cost_fraction speculative.draft_model
+""")
+"""Fields of a setup that the command of one replica expresses, or that describe its load."""
 WIDE = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
 """The word of --quantization for weights of 16 bits that are narrowed while loading; narrow
@@ -40,16 +47,6 @@ def model_word(setup: ServingSetup) -> str:
 def above_one(size: int) -> int | None:
     """Return a size that has to be said; None for 1."""
     return size if size > 1 else None
-
-
-def refuse_unsaid(setup: ServingSetup) -> None:
-    """Raise UnsupportedError for pools, which a command of one replica cannot say."""
-    if setup.workload.disaggregated is not None:
-        raise UnsupportedError(
-            "the command of one replica does not say inference.disaggregated; leave it out of the "
-            "query that is exported",
-            field="inference.disaggregated",
-        )
 
 
 def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
@@ -100,7 +97,6 @@ def command(
     `last`, with the lines `before` them. Raises UnsupportedError for what the engine's command
     cannot say.
     """
-    refuse_unsaid(setup)
     program, options = start(setup)
     return bash(
         (

@@ -7,27 +7,18 @@ from typing import Any
 
 import yaml
 
+from hp_tool.domain.declared import BATCH, LORA, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
 from hp_tool.formats.tools import accelerate
 from hp_tool.formats.writing import DTYPES, SHAPE, headline, one_word, refuse_unsaid
 
-SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "attention",
-    "optimizer",
-    "micro_batch_size",
-    "recompute",
-    "zero_stage",
-    "data_parallel_shard_size",
-    "task",
-    "lora",
-    "frozen_precision",
-    "cross_entropy",
-}
+SAID = (
+    BATCH
+    | LORA
+    | names("attention optimizer data_parallel_shard_size task frozen_precision cross_entropy")
+)
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "per_layer"),

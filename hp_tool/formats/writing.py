@@ -4,8 +4,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
+from hp_tool.domain.blocks import Block
+from hp_tool.domain.declared import any_value, setting, undeclared
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.setups import ServingSetup, TrainingSetup
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.stated_release import release_in_words
 
@@ -57,30 +60,18 @@ def one_word(name: str) -> str:
     return name
 
 
-SHAPE = {f.name for f in fields(ModelSpec)}
+SHAPE = frozenset({f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for f in fields(Block)})
 """Fields that a tool expresses as a whole: by a model's name, or in the code of a training
 script.
-"""
-ACCOUNTING = {
-    "name",
-    "framework",
-    "framework_version",
-    "total_tokens",
-    "reliability",
-    "attention_mask_flops",
-    "expert_imbalance",
-    "max_position_embeddings",
-    "data_parallel_size",
-    "left_out",
-    "tower_parameters",
-}
-"""Fields that no training command needs: they name, predict or follow from others; the headline
-names what is left out.
 """
 
 
 def refuse_unsaid(
-    setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None
+    setup: TrainingSetup | ServingSetup,
+    *,
+    tool: str,
+    expressed: Collection[str],
+    runs: str | None = None,
 ) -> None:
     """Raise UnsupportedError for the first setting that is not at its default and that the tool has
     no word for.
@@ -89,26 +80,26 @@ def refuse_unsaid(
     framework that the tool runs. Nothing is dropped silently, and a field that a later version adds
     is refused until an export learns it.
     """
-    if runs is not None and setup.workload.framework != runs:
+    workload = setup.workload
+    kind = "training" if isinstance(setup, TrainingSetup) else "inference"
+    if runs is not None and isinstance(workload, TrainingWorkload) and workload.framework != runs:
         raise UnsupportedError(
             f"{tool} runs {runs}, but this configuration was chosen for "
-            f"{setup.workload.framework}; "
+            f"{workload.framework}; "
             f"ask again with training.framework: {runs}",
             field="training.framework",
         )
     sections: tuple[tuple[str, Any], ...] = (
         ("model", setup.model),
-        ("training", setup.workload),
+        (kind, workload),
         ("parallel", setup.parallel),
-        ("parallel", setup.strategy),
+        *((("parallel", setup.strategy),) if isinstance(setup, TrainingSetup) else ()),
+        ("cluster", setup.cluster),
     )
     for section, spec in sections:
-        for f in fields(spec):
-            value = getattr(spec, f.name)
-            if f.name in expressed or f.name in ACCOUNTING or value is None or value == f.default:
-                continue
+        for path, value in undeclared(spec, section=section, declared=any_value(expressed)):
             raise UnsupportedError(
-                f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or "
+                f"{tool} has no setting for {setting(path, value)}; choose another format, or "
                 "leave it out",
-                field=f"{section}.{f.name}",
+                field=path,
             )

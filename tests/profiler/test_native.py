@@ -123,7 +123,7 @@ def test_what_it_runs(case: dict[str, Any]) -> None:
     ("changes", "named"),
     [
         (fsdp(model=MOE), "num_experts"),
-        (fsdp(training={"dropout": 0.1}), "dropout under torch-fsdp"),
+        (fsdp(training={"dropout": 0.1}), "training.dropout: .* under torch-fsdp"),
         (fsdp(training={"precision": "fp16"}), "precision: fp16 under torch-fsdp"),
         (
             fsdp(training={"precision": "bf16", "parameter_precision": "bf16"}),
@@ -141,7 +141,7 @@ def test_what_it_runs(case: dict[str, Any]) -> None:
                     "context_parallel_communication": "all_gather",
                 }
             ),
-            "context parallelism",
+            "parallel.context_parallel_size: 2",
         ),
     ],
 )

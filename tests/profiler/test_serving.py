@@ -69,7 +69,7 @@ def inference_request(
         ({"inference": {"concurrency": None}}, "a load without one concurrency"),
         ({"inference": {"prefix_cache_hit_rate": 0.5}}, "prefix_cache_hit_rate: 0.5"),
         ({"inference": {"load": LoadSpec(arrival="poisson")}}, "arrival: poisson"),
-        ({"model": LATENT}, "multi-head latent attention"),
+        ({"model": LATENT}, "model.kv_lora_rank: 32"),
         (
             {"model": {"num_attention_heads": 1}, "parallel": {"tensor_parallel_size": 2}},
             "num_attention_heads 1",
@@ -112,8 +112,8 @@ def test_vllm_is_asked_for_the_request() -> None:
     } <= set(argv)
     config = vllm_bench.huggingface_config(asked)
     assert config["architectures"] == ["Qwen3ForCausalLM"] and config["num_key_value_heads"] == 2
-    with pytest.raises(UnsupportedError, match="shaped as Llama"):
-        vllm_bench.huggingface_config(inference_request(runner="vllm"))
+    with pytest.raises(UnsupportedError, match="shaped otherwise than Llama"):
+        check_serving(inference_request(runner="vllm"))
 
 
 def test_vllms_two_benchmarks_give_both_latencies() -> None:

@@ -61,7 +61,7 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"model": MOE, "training": {"cuda_graphs": True}}, "cuda_graphs of a model with experts"),
         (
             {"training": {"overlap": OverlapSpec(context_parallel=False)}},
-            "a switch for overlap.context_parallel",
+            "training.overlap.context_parallel: False",
         ),
         ({"training": {"optimizer_precision": "bf16"}}, "optimizer states in 16 bits on a CPU"),
         (
@@ -95,6 +95,12 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"model": {"output_bias": True}}, "output_bias: True"),
         ({"training": {"precision": "fp8"}}, "precision fp8 without Transformer Engine"),
         ({"training": {"precision": "nvfp4"}}, "precision: nvfp4"),
+        (
+            {"training": {"activation_func_fp8_input_store": True}},
+            "training.activation_func_fp8_input_store: True",
+        ),
+        ({"model": {"v_head_dim": 8}}, "model.v_head_dim: 8"),
+        ({"parallel": {"rank_order": "tp-cp-ep-pp-dp"}}, "parallel.rank_order: tp-cp-ep-pp-dp"),
         ({"training": {"framework": "nanotron"}}, "framework: nanotron"),
         ({"training": {"framework": "internevo"}}, "framework: internevo"),
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),

@@ -29,8 +29,10 @@ from typing import Any
 import httpx
 
 from hp_tool.cluster.profiler.__main__ import failure_path, read_request, write_measurement
+from hp_tool.cluster.profiler.support import check_serving
 from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, Tail, Tails
 from hp_tool.domain.requests import InferenceRequest
+from hp_tool.errors import HpToolError
 
 _KEY = "HP_ENDPOINT_API_KEY"
 _VOCABULARY = 10_000
@@ -342,8 +344,9 @@ def main(folder: Path) -> int:
     assert isinstance(request, InferenceRequest)
     key = os.environ.pop(_KEY, None)
     try:
+        check_serving(request)
         measurement = asyncio.run(measure(request, where=where, key=key))
-    except (EndpointError, httpx.HTTPError, ValueError) as error:
+    except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
         away = isinstance(error, httpx.ConnectError)  # says nothing about the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
         cause, tail = (

@@ -73,11 +73,13 @@ def check_serving(request: InferenceRequest) -> None:
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unserved(model=request.model, inference=load, runner=request.runner),
-        *unserved_sizes(model=request.model, inference=load, parallel=parallel),
+        *unserved_sizes(
+            model=request.model, inference=load, parallel=parallel, runner=request.runner
+        ),
     )
     for field, what in unsupported:
         raise UnsupportedError(f"the profiler does not serve {what}", field=field)
-    if request.num_gpus != parallel.tensor_parallel_size:
+    if request.runner != "endpoint" and request.num_gpus != parallel.tensor_parallel_size:
         raise InputError(
             f"one replica of TP {parallel.tensor_parallel_size} is not num_gpus {request.num_gpus}"
         )

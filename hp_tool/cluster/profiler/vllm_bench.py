@@ -21,7 +21,6 @@ from hp_tool.domain.requests import InferenceRequest
 from hp_tool.errors import UnsupportedError
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_PROMPT_TOKENS = 10_000  # vllm bench latency draws its prompts from this many
 _OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",
@@ -34,9 +33,7 @@ _OF_TORCHRUN = (
 
 
 def serve(request: InferenceRequest) -> Measurement:
-    """Run the benchmark. Raises UnsupportedError if vLLM is not installed or the model is not of a
-    supported family.
-    """
+    """Run the benchmark. Raises UnsupportedError if vLLM is not installed."""
     program = shutil.which("vllm")
     if program is None:
         raise UnsupportedError(
@@ -107,9 +104,7 @@ def serving_times(
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """A config.json of the request's shape. Raises UnsupportedError for a family that is not
-    supported here.
-    """
+    """A config.json of the request's shape, which `check_serving` has seen."""
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -131,25 +126,6 @@ def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
 
 def _family(model: ModelSpec) -> dict[str, Any]:
     """The architecture: Llama, or Qwen3 for its norms of queries and keys."""
-    llama_like = (
-        model.gated_mlp and model.normalization == "rmsnorm" and model.positions == "rotary"
-    )
-    plain = not (
-        model.has_attention_bias or model.has_mlp_bias or model.num_experts or model.kv_lora_rank
-    )
-    details = (
-        model.norms_per_layer == 2 and model.sliding_window is None and not model.attention_sinks
-    )
-    if (
-        model.architecture != "decoder"
-        or not (llama_like and plain and details)
-        or model.query_key_norm == "all_heads"
-    ):
-        raise UnsupportedError("runner vllm serves models shaped as Llama or Qwen3", field="model")
-    if model.vocab_size < _PROMPT_TOKENS:
-        raise UnsupportedError(
-            f"runner vllm needs a vocab_size of {_PROMPT_TOKENS} or more", field="model.vocab_size"
-        )
     if model.query_key_norm == "head":
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -5,6 +5,7 @@
 import re
 from typing import Any
 
+from hp_tool.domain.declared import BATCH, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
@@ -16,22 +17,10 @@ from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
-SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "attention",
-    "optimizer",
-    "micro_batch_size",
-    "recompute",
-    "zero_stage",
-    "tensor_parallel_size",
-    "context_parallel_size",
-    "sequence_parallel",
-    "data_parallel_shard_size",
-    "dropout",
-    "context_parallel_communication",
-}
+SAID = BATCH | names("""
+    attention optimizer dropout tensor_parallel_size context_parallel_size sequence_parallel
+    data_parallel_shard_size context_parallel_communication
+""")
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:

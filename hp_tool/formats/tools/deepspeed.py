@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from hp_tool.domain.declared import BATCH, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
@@ -14,19 +15,7 @@ from hp_tool.formats.trainer.arguments import BESIDE
 from hp_tool.formats.writing import SHAPE, refuse_unsaid
 
 TOOL = "DeepSpeed 0.18"
-SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "gradient_precision",
-    "attention",
-    "dropout",
-    "optimizer",
-    "micro_batch_size",
-    "recompute",
-    "zero_stage",
-    "offload",
-}
+SAID = BATCH | names("gradient_precision attention dropout optimizer offload")
 RECOMPUTES = (
     "this file does not make a Trainer recompute activations, and DeepSpeed's "
     "activation_checkpointing block would not either: "

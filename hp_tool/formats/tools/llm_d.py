@@ -12,7 +12,6 @@ import yaml
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engines import refuse_unsaid
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.tools import vllm
 from hp_tool.formats.writing import Values, headline, option_words
@@ -28,7 +27,6 @@ def text(setup: ServingSetup) -> str:
     """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their
     own for workers.
     """
-    refuse_unsaid(setup)
     spec = _workload(setup, vllm.start(setup)[1], port=PORT)
     return f"# {headline(setup)}; {setup.replicas} replicas\n{_manifest(setup, spec)}"
 

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+from hp_tool.domain.declared import BATCH, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, Settings, as_settings, key_values, sort, table
@@ -31,27 +32,11 @@ _RESOLVED = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
 _EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
 _NO_EXPERTS = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
-SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "gradient_precision",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "expert_parallel_size",
-    "context_parallel_size",
-    "micro_batch_size",
-    "sequence_parallel",
-    "recompute",
-    "zero_stage",
-    "gated_mlp",
-    "normalization",
-    "position_embedding",
-    "head_dim",
-    "attention_bias",
-    "mlp_bias",
-    *_MODEL,
-}
+SAID = BATCH | names("""
+    gradient_precision tensor_parallel_size pipeline_parallel_size expert_parallel_size
+    context_parallel_size sequence_parallel gated_mlp normalization position_embedding head_dim
+    attention_bias mlp_bias
+""").union(_MODEL)
 _YOURS = (
     ("general:", "project and run"),
     ("  train_steps:", "how long it trains"),

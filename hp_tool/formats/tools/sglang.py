@@ -4,6 +4,7 @@ from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.engines import (
+    SAID,
     Role,
     above_one,
     command,
@@ -17,7 +18,7 @@ from hp_tool.formats.engines import (
 )
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, words
-from hp_tool.formats.writing import Values
+from hp_tool.formats.writing import Values, refuse_unsaid
 
 VERSION = "0.5.6.post2"
 
@@ -26,6 +27,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
     """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data
     parallelism TP counts all ranks, and limits are divided by the attention groups.
     """
+    refuse_unsaid(setup, tool=f"sglang {VERSION}", expressed=SAID)
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
     deepep = travels_by_deepep(setup)
     if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:

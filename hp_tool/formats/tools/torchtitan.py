@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any
 
+from hp_tool.domain.declared import BATCH, SPLITS, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table
@@ -53,26 +54,14 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
 }
 MAX_DOTS = 1_000
 """On one line: a long list of numbers has some."""
-SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "attention",
-    "optimizer",
-    "parameter_precision",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
-    "sequence_parallel",
-    "recompute",
-    "zero_stage",
-    "data_parallel_shard_size",
-    "context_parallel_communication",
-}
+SAID = (
+    BATCH
+    | SPLITS
+    | names("""
+    attention optimizer parameter_precision data_parallel_shard_size
+    context_parallel_communication
+""")
+)
 
 
 def config(
@@ -350,7 +339,7 @@ def _precision(
     }
     if float8.get("enable_float8_linear") is True:
         converters.add("quantize.linear.float8")
-    for name in sorted(converters - {each for names in _CONVERTERS.values() for each in names}):
+    for name in sorted(converters - {each for known in _CONVERTERS.values() for each in known}):
         reading.refused.append(f"model.converters {name}: is not modelled")
     for ours, theirs in _CONVERTERS.items():
         if theirs and set(theirs) <= converters:

@@ -5,6 +5,7 @@ import json
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engines import (
+    SAID,
     above_one,
     command,
     model_word,
@@ -14,7 +15,7 @@ from hp_tool.formats.engines import (
 )
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, key_within, words
-from hp_tool.formats.writing import Values
+from hp_tool.formats.writing import Values, refuse_unsaid
 
 VERSION = "1.0"
 
@@ -25,6 +26,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
     attention data parallelism every rank of its tensor-parallel group attends to requests of its
     own: groups of several ranks have no word.
     """
+    refuse_unsaid(setup, tool=f"trtllm {VERSION}", expressed=SAID)
     c, w = setup.parallel, setup.workload
     narrowing(setup, engine="trtllm", words={})
     refuse_drafts(setup, tool="trtllm")
@@ -40,6 +42,12 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
             "set inference.memory_fraction"
             " instead of constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
+        )
+    if w.kv_cache_precision not in (None, "fp8", w.precision):
+        raise UnsupportedError(
+            f"trtllm-serve {VERSION} has no setting for a cache in {w.kv_cache_precision} beside "
+            f"weights in {w.precision}; set inference.kv_cache_precision to fp8, or leave it out",
+            field="inference.kv_cache_precision",
         )
     if w.two_batch_overlap:
         raise UnsupportedError(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
+from hp_tool.domain.declared import BATCH
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import TrainingWorkload
@@ -57,15 +58,7 @@ _SIZES = {
     "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }
 """Fields of `parallel`, and their keys under actor.megatron."""
-_SAID = {
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "micro_batch_size",
-    "recompute",
-    "zero_stage",
-    "sequence_parallel",
-}
+_SAID = BATCH | {"sequence_parallel"}
 SAID = _SAID | {"offload", "offload_fraction", "moe_token_dispatcher_type", *_SIZES}
 """Fields that overrides of Megatron's workers express."""
 SAID_BY_FSDP = _SAID | {"data_parallel_shard_size", "context_parallel_size"}

@@ -6,6 +6,7 @@ from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
 from hp_tool.formats.engines import (
+    SAID,
     Role,
     above_one,
     command,
@@ -20,7 +21,7 @@ from hp_tool.formats.engines import (
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import required
 from hp_tool.formats.signs import Sign, words
-from hp_tool.formats.writing import Values
+from hp_tool.formats.writing import Values, refuse_unsaid
 
 VERSION = "0.12.0"
 _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
@@ -29,6 +30,7 @@ _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 
 def start(setup: ServingSetup) -> tuple[str, Values]:
     """vllm serve, options as in vllm/engine/arg_utils.py."""
+    refuse_unsaid(setup, tool=f"vllm {VERSION}", expressed=SAID)
     c, w = setup.parallel, setup.workload
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
     if c.expert_parallel_size not in (1, ranks):

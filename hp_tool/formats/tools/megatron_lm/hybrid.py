@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.domain.blocks import Block
+from hp_tool.domain.declared import BLOCKS, names
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
@@ -27,18 +28,10 @@ LETTERS = {
     ("none", "experts"): "E",
 }
 """Letters of Megatron by mixer and feed-forward."""
-FIELDS = frozenset(
-    {
-        "blocks",
-        "mixer",
-        "feed_forward",
-        "ssm_state_size",
-        "mamba_head_dim",
-        "mamba_n_groups",
-        "mamba_num_heads",
-    }
-    | {"moe_latent_size"}
-)
+FIELDS = BLOCKS | names("""
+    mixer feed_forward ssm_state_size mamba_head_dim mamba_n_groups mamba_num_heads
+    moe_latent_size
+""")
 """Fields of a model that these flags express beside `words.SAID`."""
 RENAMED = {"container": (26, 6), "core": (0, 18)}
 """Releases since which the stack of these layers is called hybrid."""

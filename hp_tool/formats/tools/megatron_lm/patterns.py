@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.domain.blocks import Block
+from hp_tool.domain.declared import BLOCKS
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.domain.setups import TrainingSetup
@@ -28,7 +29,7 @@ SIZES = {
     "linear_conv_kernel_dim": ("linear-conv-kernel-dim", 4),
 }
 """Flags of a delta rule's sizes by field, and their defaults."""
-FIELDS = frozenset({"blocks", "mixer", "feed_forward", "attention_output_gate", *SIZES})
+FIELDS = BLOCKS.union({"mixer", "feed_forward", "attention_output_gate"}, SIZES)
 """Fields of a model that these flags express beside `words.SAID`."""
 
 

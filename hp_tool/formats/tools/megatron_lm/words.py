@@ -2,84 +2,28 @@
 0.16.
 """
 
+from hp_tool.domain.declared import (
+    BATCH,
+    DENSE,
+    EXPERTS,
+    OVERLAPS,
+    SPLITS,
+    names,
+)
+
 TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
 """Values behind each flag, without its dashes; a switch has none."""
 
-SAID = {
-    "architecture",
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "tie_word_embeddings",
-    "gated_mlp",
-    "normalization",
-    "position_embedding",
-    "attention_bias",
-    "mlp_bias",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "num_shared_experts",
-    "shared_expert_intermediate_size",
-    "attention_output_bias",
-    "query_key_norm",
-    "first_k_dense_replace",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "num_nextn_predict_layers",
-    "n_group",
-    "topk_group",
-    "sequence_length",
-    "global_batch_size",
-    "precision",
-    "gradient_precision",
-    "optimizer_precision",
-    "exp_avg_sq_precision",
-    "attention",
-    "dropout",
-    "optimizer",
-    "cross_entropy",
-    "expert_capacity_factor",
-    "overlap",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
-    "sequence_parallel",
-    "recompute",
-    "zero_stage",
-    "context_parallel_communication",
-    "pipeline_layout",
-    "fp8_recipe",
-    "parameter_precision",
-    "cuda_graphs",
-    "moe_token_dispatcher_type",
-    "hierarchical_context_parallel_sizes",
-    "data_parallel_shard_size",
-    "rank_order",
-    "sliding_window",
-    "sliding_window_layers",
-    "attention_sinks",
-    "shared_expert_gate",
-    "offload",
-    "offload_fraction",
-    "master_precision",
-    "kernel_fusion",
-    "task",
-    "cuda_graph_modules",
-}
-"""Fields of a setup that these flags express."""
+SAID = (DENSE | EXPERTS | BATCH | SPLITS | OVERLAPS) | names("""
+    architecture query_key_norm attention_sinks num_nextn_predict_layers
+    gradient_precision optimizer_precision exp_avg_sq_precision parameter_precision
+    master_precision fp8_recipe attention dropout optimizer cross_entropy expert_capacity_factor
+    cuda_graphs cuda_graph_modules offload offload_fraction kernel_fusion task
+    context_parallel_communication hierarchical_context_parallel_sizes pipeline_layout
+    moe_token_dispatcher_type data_parallel_shard_size rank_order
+""")
+"""Fields of a setup that these flags express; those of LATENT under latent attention alone."""
 
 PACKED = frozenset(
     {"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"}

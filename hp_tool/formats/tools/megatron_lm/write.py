@@ -7,6 +7,7 @@ from typing import Any
 from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
+from hp_tool.domain.declared import LATENT
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.releases import (
@@ -34,6 +35,8 @@ def flags(setup: TrainingSetup) -> Flags:
     is_hybrid = hybrid.is_hybrid(setup.model)
     unlike = hybrid.hybrid_flags(setup) if is_hybrid else patterns.pattern_flags(setup)
     expressed = words.SAID | packed | (hybrid.FIELDS if is_hybrid else patterns.FIELDS)
+    if setup.model.kv_lora_rank is not None:
+        expressed |= LATENT
     refuse_unsaid(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
     return option_words({**_model(setup), **_parallel(setup), **_training(setup), **unlike})
 

@@ -5,6 +5,7 @@ megatron/bridge/training/config.py.
 import shlex
 
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
+from hp_tool.domain.declared import LORA
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
@@ -82,7 +83,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     they cannot say.
     """
     packed = PACKED if packed_context(setup) is not None else set()
-    adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
+    adapted = frozenset() if setup.workload.lora is None else LORA | {"task", "frozen_precision"}
     refuse_unsaid(
         setup,
         tool=TOOL,

@@ -1,0 +1,127 @@
+"""Which settings a consumer follows: a profiler, or the writer of another tool's configuration.
+
+A consumer declares the fields that it follows. `undeclared` reads `dataclasses.fields`, so a field
+that nobody has declared, such as one added later, is rejected by its name unless it is at its
+default.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeAlias
+
+from hp_tool.domain.fields import Strict
+
+Declared: TypeAlias = Mapping[str, Collection[Any] | None]
+"""Names of fields below their section, such as `precision` or `overlap.data_parallel`, and which
+values a consumer follows beside the default; None: all.
+"""
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the names in a text."""
+    return frozenset(text.split())
+
+
+ACCOUNTING = names("""
+    model.name model.left_out model.tower_parameters
+    training.framework training.framework_version training.total_tokens training.reliability
+    training.attention_mask_flops training.expert_imbalance
+    parallel.data_parallel_size
+    inference.engine inference.engine_version
+    cluster.name cluster.gpu cluster.num_gpus cluster.gpus_per_node cluster.node_gpus
+    cluster.nvlink_domain_size cluster.nvlink_segment_gpus cluster.domain_gpus
+    cluster.inter_node_bandwidth_bytes_per_second cluster.inter_node_latency_s
+    cluster.network_topology cluster.nodes_per_leaf cluster.network_oversubscription
+    cluster.price_per_gpu_hour cluster.interruptions_per_node_day
+    cluster.grid_carbon_kg_per_kwh cluster.power_usage_effectiveness
+""")
+"""Fields that no consumer has to follow, by path. They name or describe what a run finds in place
+(machines, towers, the load of experts), count (tokens, prices, failures), or follow from others.
+Who runs one framework or engine alone checks that apart.
+"""
+
+DENSE = names("""
+    num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim
+    intermediate_size vocab_size tie_word_embeddings gated_mlp normalization position_embedding
+    max_position_embeddings sliding_window sliding_window_layers attention_bias
+    attention_output_bias mlp_bias
+""")
+"""Fields of a model that describe a decoder with dense layers that are all alike."""
+EXPERTS = names("""
+    num_experts num_experts_per_tok moe_intermediate_size num_shared_experts
+    shared_expert_intermediate_size shared_expert_gate n_group topk_group first_k_dense_replace
+""")
+LATENT = names("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim")
+"""Fields of multi-head latent attention."""
+OVERLAPS = names("""
+    overlap.tensor_parallel overlap.context_parallel overlap.expert_parallel
+    overlap.pipeline_parallel overlap.data_parallel
+""")
+LORA = names("lora.rank lora.target_modules lora.dropout")
+RECOMPUTE = names("""
+    recompute recompute.granularity recompute.method recompute.num_layers recompute.modules
+""")
+BATCH = names("sequence_length global_batch_size precision micro_batch_size zero_stage") | RECOMPUTE
+"""Fields that every tool for training has a setting for."""
+SPLITS = names("""
+    tensor_parallel_size sequence_parallel pipeline_parallel_size virtual_pipeline_parallel_size
+    context_parallel_size expert_parallel_size expert_tensor_parallel_size
+""")
+"""Sizes of `parallel` into which a model is split."""
+BLOCKS = names("blocks.count blocks.mixer blocks.feed_forward")
+"""Fields of layers that differ in mixer and feed-forward alone."""
+LOAD = names("""
+    input_length output_length trace concurrency request_rate_per_second think_time_s
+    prefix_cache_hit_rate expert_imbalance
+    load.arrival load.num_prompts load.client load.warmup
+""")
+"""Fields that describe the requests to a server."""
+SERVER = names("""
+    tensor_parallel_size pipeline_parallel_size expert_parallel_size attention_data_parallel_size
+    redundant_experts max_num_seqs max_num_batched_tokens
+""")
+"""Fields of a serving configuration."""
+
+
+IN_QUERY = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
+"""Keys of a query whose fields have another path in a resolved case."""
+
+
+def any_value(*groups: Collection[str]) -> Declared:
+    """Declare all values of the fields in some groups."""
+    return {name: None for group in groups for name in group}
+
+
+def undeclared(
+    spec: Any, *, section: str, declared: Declared, within: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of every field of a specification that is neither at its default, nor
+    declared with its value, nor in ACCOUNTING.
+
+    Fields of a specification within it, such as those of `overlap`, are declared one by one; one of
+    which none is declared is rejected as a whole.
+    """
+    for field in fields(spec):
+        name, value = f"{within}{field.name}", getattr(spec, field.name)
+        path = f"{section}.{name}"
+        if path in ACCOUNTING or value == default_of(field):
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        specs = [each for each in values if isinstance(each, Strict)]
+        if specs and any(each.startswith(f"{name}.") for each in declared):
+            for each in specs:
+                yield from undeclared(each, section=section, declared=declared, within=f"{name}.")
+            continue
+        followed = declared.get(name, ())
+        if followed is not None and value not in followed:
+            yield IN_QUERY.get(path, path), value
+
+
+def setting(path: str, value: Any) -> str:
+    """Return `training.precision: fp8`, or the path alone of a value with fields of its own."""
+    return f"{path}: {value}" if isinstance(value, str | int | float) else path
+
+
+def default_of(field: Field[Any]) -> Any:
+    """Return a field's default; MISSING if a value is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
