@@ -91,6 +91,7 @@ def test_other_suffixes_are_refused_before_anything_is_computed(
     plots.check_path(tmp_path / "plot.html")
 
 
+@pytest.mark.components
 def test_a_png(tmp_path: Path) -> None:
     if find_spec("kaleido") is None:
         skip_or_fail(

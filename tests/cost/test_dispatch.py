@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -188,7 +188,6 @@ def test_an_all_gather_sends_every_token_to_every_rank() -> None:
     assert found["allgather"] != found["alltoall"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     chosen=st.integers(1, 16),
     size=st.sampled_from((1, 2, 4, 8, 16, 32, 64)),

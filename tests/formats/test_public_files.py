@@ -122,7 +122,7 @@ def test_a_public_file_is_read_right_or_refused_by_name(name: str) -> None:
             assert value_at(reading.query, key) == value, key
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(sorted(FILES)),
     place=st.integers(0, 10_000),

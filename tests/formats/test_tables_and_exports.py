@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -52,6 +52,7 @@ own exclusions).
 """
 
 
+@pytest.mark.components
 def test_every_argument_of_megatron_core_has_its_line() -> None:
     """The loop's parser is made of Core's fields: a switch that is on by default is turned off by
     --no-... or --disable-...
@@ -217,7 +218,6 @@ def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
         "torchtitan",
     ],
 )
-@settings(max_examples=25)
 @given(data=st.data())
 def test_what_is_exported_comes_back_the_same_in_every_field(
     format: str, data: st.DataObject

@@ -41,7 +41,7 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The cluster with both nodes idle and an empty queue. Mark its users `slurm`; none may leave a
+    """The cluster with both nodes idle and an empty queue. None may leave a
     job behind.
     """
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.folder / "slurm.conf"))
@@ -62,7 +62,7 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
-    """A Ray cluster of this session's own. Mark its users `ray`."""
+    """A Ray cluster of this session's own."""
     if importlib.util.find_spec("ray") is None:
         skip_or_fail(component="RAY", reason="ray (the ray extra) is not installed")
     cluster = RayCluster()

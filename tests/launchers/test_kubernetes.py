@@ -78,7 +78,7 @@ class TestKubernetesContract(OnKubernetes, LauncherContract):
     """The stand-in starts an interpreter for each question."""
 
 
-@pytest.mark.slow
+@pytest.mark.components
 class TestKubernetesLauncher(OnKubernetes):
     def test_a_cancelled_job_is_deleted_and_its_log_stays(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path

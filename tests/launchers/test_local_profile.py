@@ -16,7 +16,7 @@ from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 TP2 = {"tensor_parallel_size": 2, "sequence_parallel": True}
 

@@ -34,7 +34,7 @@ from tests.launchers.contract import (
 from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.profiler.requests import request
 
-pytestmark = [pytest.mark.ray, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _COUNT = itertools.count()

@@ -29,7 +29,7 @@ from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.launchers.ray_proxy import PAGE, proxy_of
 from tests.launchers.slurm_cluster import QUERY, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 ROOT = Path(__file__).parents[2]
 GPUS, STEPS_S, AWAY_S = 2, 2.0, 4.0

@@ -32,7 +32,7 @@ from tests.launchers.contract import (
 )
 from tests.launchers.slurm_cluster import SlurmCluster, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 BRIEF = "import time; time.sleep(2)\n" + GOOD
 

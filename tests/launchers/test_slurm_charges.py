@@ -21,7 +21,7 @@ from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
 from tests.launchers.slurm_cluster import QUERY, SlurmCluster, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 GPUS, HELD_S = 2, 1.5
 TRAINER = """

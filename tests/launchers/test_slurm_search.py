@@ -26,7 +26,7 @@ from tests.launchers.slurm_cluster import SlurmCluster, until
 from tests.profiler.requests import request
 from tests.service.processes import process as hp_tool_process
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.components
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TUNE = (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", "--json")

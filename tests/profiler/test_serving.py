@@ -141,7 +141,7 @@ DOUBLE = {
 }
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: int) -> None:
     """`answers.py` serves each request, and again without a cache: every token the whole sequence
@@ -173,7 +173,7 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     ]
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 def test_an_inference_run_through_the_launcher(tmp_path: Path) -> None:
     _needs_megatron()
     launcher = create("local", root=tmp_path, cpu_only=True)

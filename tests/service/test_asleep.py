@@ -24,7 +24,7 @@ from tests.service.faults.processes import Service, preload
 from tests.service.processes import wait_for
 from tests.store.acting import claimed, intended
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 
 @pytest.fixture

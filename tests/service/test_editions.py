@@ -95,7 +95,7 @@ def test_a_command_line_sends_what_was_asked(
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None:
     """The same body and key answer the same search and measurement, whatever defaults joined them;
     another body does not.
@@ -130,7 +130,7 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
     assert [len(ids) for ids in answers.values()] == [1, 1]
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long
 def test_editions_work_side_by_side(tmp_path: Path) -> None:
     """It says so once, finishes what it has, and stops; the newer worker takes the search."""
@@ -189,9 +189,10 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
     assert refused.returncode != 0 and "install" in refused.stderr, refused.stderr
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize(
-    "place", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])]
+    "place",
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
 )
 def test_a_worker_older_than_the_schema_takes_nothing_new(
     tmp_path: Path, place: str, request: pytest.FixtureRequest

@@ -18,7 +18,7 @@ from tests.service.faults.campaign import QUERY
 from tests.service.faults.processes import Service, preload
 from tests.service.processes import wait_for
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 LEASE_S = 0.5
 NARROW = {
     "gpu": "cpu",

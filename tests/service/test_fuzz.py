@@ -31,7 +31,7 @@ def test_no_mutation_is_answered_with_a_fault() -> None:
     assert set(told["outcomes"]["http"]) == {"200", "422"}
 
 
-@pytest.mark.slow
+@pytest.mark.components
 def test_generated_requests_of_a_fresh_seed_are_answered_without_a_server_error() -> None:
     """A minute of `benchmarks.service.fuzz`; a failure prints the seed and each request as a curl
     command.

@@ -82,7 +82,7 @@ def largest_memory(process: psutil.Process) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_memory_of_the_service_stays_level_under_hostile_files(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int

@@ -20,7 +20,7 @@ from tests.service.processes import api, free_port, of_home, process, ranks, wai
 
 Query = dict[str, Any]
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_worker_told_to_end_hands_its_search_over(
 
 
 @pytest.mark.long
-@pytest.mark.postgres
+@pytest.mark.components
 def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, query: Query) -> None:
     """PostgreSQL, then migrate, then the API and two workers, as docker-compose.yml starts them."""
     query["search"]["budget_runs"] = 1

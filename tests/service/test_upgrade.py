@@ -20,7 +20,7 @@ from tests.service.editions import THIS, Edition, expected_step_s, newer, older,
 from tests.service.processes import wait_for
 from tests.service.test_editions import QUERY
 
-pytestmark = [pytest.mark.long, pytest.mark.distributed]
+pytestmark = [pytest.mark.long, pytest.mark.components]
 REPORT = {
     "query": {
         name: value
@@ -32,7 +32,7 @@ REPORT = {
 }
 LEASE = ("--lease-s", "2")
 LIMIT_S = 180.0
-BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.components)]
 
 
 @pytest.fixture(params=BOTH)

@@ -28,8 +28,7 @@ search: {launcher: local, budget_runs: 2, run_timeout_s: 120, steps: 2, warmup_s
 """  # noqa: E501
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.long
 def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, monkeypatch):
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
@@ -49,8 +48,7 @@ def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, mo
     assert {row.parallel.moe_token_dispatcher_type for row in result.recommendations} == set(losses)
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path, monkeypatch):
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core are not installed")

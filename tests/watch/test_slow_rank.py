@@ -45,7 +45,7 @@ TRAINING = textwrap.dedent("""
 """)
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long  # beside other jobs the noise of its steps hides the change
 def test_one_slow_rank_of_a_real_training_is_named(tmp_path: Path) -> None:
     torch_or_skip()
