@@ -48,7 +48,7 @@ def run_together(
         timeout_s=180.0,
     )
     launcher = create("local", root=root, cpu_only=True)
-    wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=240)
+    wait(launcher, launcher.submit(plan), until={JobState.FINISHED})
     results = {
         path.name.split(".")[0]: path.read_bytes()
         for path in (root / "ranks").glob("*.result.json")

@@ -146,7 +146,7 @@ def test_a_search_from_the_empty_page_to_its_command(
     ):
         page.locator("h1 + .state", has_text="succeeded").wait_for()
         assert page.url == search
-        wait_for(lambda: page.locator("#connection").inner_text() == "", timeout_s=30)
+        wait_for(lambda: page.locator("#connection").inner_text() == "")
         rows = page.locator("tbody[data-part=rows] > tr")
         rows.nth(1).wait_for()
         assert rows.count() == 2

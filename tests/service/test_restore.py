@@ -92,7 +92,7 @@ def test_a_job_of_before_a_restore_is_told(tmp_path: Path) -> None:
         assert run.job_name in check["detail"] and check["status"] == "warning"
     finally:
         (tmp_path / "go").touch()
-        wait_for(lambda: (tmp_path / "runs" / run.job_name / "ended.json").exists(), timeout_s=60)
+        wait_for(lambda: (tmp_path / "runs" / run.job_name / "ended.json").exists())
 
 
 def test_a_restored_database_does_not_know_the_leases_of_before(tmp_path: Path) -> None:
