@@ -43,9 +43,9 @@ def counted_share(parts: int, *, experts: int, chosen: int, groups: int, kept: i
     return hits / total
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 4), (4, 2), (2, 1)])
-@pytest.mark.parametrize("chosen", [1, 2, 3])
+@pytest.mark.parametrize("chosen", [1, 3])
 def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> None:
     given = {"experts": 8, "chosen": chosen, "groups": groups, "kept": kept}
     if kept * 8 // groups < chosen:
