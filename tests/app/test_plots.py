@@ -33,6 +33,11 @@ SERVING: Any = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _plotly() -> None:
+    pytest.importorskip("plotly", reason="the plot extra is not installed")
+
+
 def bars(figure: Any, legend: str) -> list[float]:
     """Length of each row's stack in one half of the picture."""
     columns = [trace.x for trace in figure.data if trace.legend == legend]

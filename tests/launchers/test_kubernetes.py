@@ -269,7 +269,7 @@ SITES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.y
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
 def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Path) -> None:
-    import kubernetes_validate
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
     options = KubernetesOptions.parse(yaml.safe_load(path.read_text()), origin=str(path))
     asked = replace(
@@ -391,7 +391,7 @@ def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("version", ["1.30", "1.33"])
 def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
-    import kubernetes_validate
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
     asked = KubernetesOptions.parse(options, origin="test")
     given = replace(plan(GOOD, job_name="Search_1.run-1"), num_gpus=16)
