@@ -44,7 +44,7 @@ time.sleep(300)
 """
 
 
-def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 60.0) -> LaunchPlan:
+def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 300.0) -> LaunchPlan:
     """A launch plan that runs `script` in the job's folder."""
     return LaunchPlan(
         job_name=job_name,

@@ -52,7 +52,7 @@ def inference_request(
             "num_gpus": config.tensor_parallel_size,
             "gpu": "cpu",
             "repetitions": 3,
-            "timeout_s": 120.0,
+            "timeout_s": 1200.0,
             **changes,
         }
     )
@@ -164,7 +164,7 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
         command=command,
         environment=environment,
         files={**plan.files, **files},
-        timeout_s=120.0,
+        timeout_s=1200.0,
     )
     wait(launcher, launcher.submit(plan), until={JobState.FINISHED})
     log = (tmp_path / "answers" / "job.log").read_text()
