@@ -87,10 +87,11 @@ def typed_commands() -> list[tuple[str, str]]:
 
 
 def test_commands_of_the_documentation_exist_with_their_options(subtests: pytest.Subtests) -> None:
+    program = typer.main.get_command(build())
     for page, command in typed_commands():
         with subtests.test(page=str(page), command=str(command)):
             words = shlex.split(command)
-            node: Any = typer.main.get_command(build())
+            node: Any = program
             while hasattr(node, "commands") and words and words[0] in node.commands:
                 node = node.commands[words.pop(0)]
             assert not hasattr(node, "commands"), f"{page}: no command {command}"

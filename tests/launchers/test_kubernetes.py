@@ -247,6 +247,7 @@ class TestKubernetesLauncher(OnKubernetes):
         assert launcher.fetch(handle).status == "ok"
 
 
+@pytest.mark.components
 def test_a_job_set_runs_is_cancelled_and_is_one_job_of_pods(tmp_path: Path) -> None:
     launcher = over_the_stand_in(tmp_path, workload="jobset")()
     assert "JobSets may be created" in launcher.answers()

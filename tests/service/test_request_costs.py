@@ -28,6 +28,8 @@ from service.app import create_app
 from service.settings import Settings, from_environment
 from tests.service.processes import api_process, served, wait_for
 
+pytestmark = pytest.mark.components
+
 CHEAP_S = 2.0
 """Processor seconds that no refusal takes."""
 TRAINING: dict[str, Any] = {
