@@ -178,7 +178,7 @@ def test_windows_lacks_fcntl_and_gets_answers(tmp_path: Path) -> None:
     assert "WSL" in ended[3][1]
     assert "`hp-tool tune` needs Linux, macOS or WSL" in ended[4][2]
     code = (
-        "import sys; sys.modules['fcntl'] = None; from hp_tool import launchers; "
+        "import sys; sys.modules['fcntl'] = None; from hp_tool.cluster import launchers; "
         "launchers.create(sys.argv[1])"
     )
     for name in ("local", "slurm", "ray", "kubernetes", "endpoint"):
