@@ -44,6 +44,7 @@ def test_the_readme_shows_commands() -> None:
 COMMANDS = [page for page in PAGES if console.shown(page.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     for shown, printed in console.run_page(page.read_text(encoding="utf-8"), tmp_path):

@@ -87,6 +87,8 @@ PAIRS = [
         case,
         marks=pytest.mark.long
         if format in OF_MEGATRON[1:] and case not in ("dense", "uneven")
+        else pytest.mark.components
+        if case not in ("dense", "uneven", "lora")
         else (),
     )
     for format in writable("training")

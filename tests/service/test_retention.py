@@ -36,6 +36,7 @@ def sample(text: str, name: str) -> float:
     return float(match[1])
 
 
+@pytest.mark.components
 def test_metrics_and_worker(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "hp-somebody-r0-t1"
     folder.mkdir(parents=True)
