@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup quickstart test lint types format check docs benchmarks slurm slurm-stop clean
+.PHONY: help setup setup-light hooks quickstart test components lint types format check docs benchmarks slurm slurm-stop clean
 
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 setup: .venv/.ready  ## Create .venv with everything: profiler, tests, linters
 
@@ -14,11 +14,24 @@ setup: .venv/.ready  ## Create .venv with everything: profiler, tests, linters
 	$(BIN)/pip install --quiet --editable '.[profiler,dev]'
 	@touch $@
 
+setup-light: .venv-light/.ready  ## Create .venv-light for changes of formulas: the default tests, linters, no torch, Ray or browser
+
+.venv-light/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-light
+	.venv-light/bin/pip install --quiet --editable '.[light]'
+	@touch $@
+
+hooks:  ## Check each commit with ruff, mypy and the form of its subject
+	scripts/venv.sh pre-commit install --hook-type pre-commit --hook-type commit-msg
+
 quickstart: setup  ## A real search on this machine
 	$(BIN)/hp-tool tune examples/quickstart.yaml
 
-test: setup  ## All tests; what needs a component that is missing is skipped and says so
-	$(BIN)/python -m pytest -n 3
+test: setup  ## The default tests: units, properties, contracts, each interface once
+	$(BIN)/python -m pytest -n auto
+
+components: setup  ## The tests with real components; what needs one that is missing is skipped and says so
+	$(BIN)/python -m pytest -n 3 -m components
 
 lint: setup  ## Style and common mistakes
 	$(BIN)/ruff check .
@@ -31,7 +44,7 @@ format: setup  ## Mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint types test  ## Everything a change must pass
+check: lint types test components  ## Everything a change must pass
 
 docs: setup  ## The documentation site into site/; a warning is an error
 	$(BIN)/mkdocs build --strict
@@ -51,4 +64,4 @@ slurm-stop:
 	scripts/slurm-cluster.sh stop $(SLURM_DIR)
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-light .mypy_cache .ruff_cache .pytest_cache .hypothesis

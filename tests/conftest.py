@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -21,10 +22,9 @@ from hypothesis import settings
 from hp_tool.catalog import library
 from hp_tool.store import schema
 
-settings.register_profile(
-    "hp_tool", deadline=None
-)  # a machine at work on something else is no failure
-settings.load_profile("hp_tool")
+settings.register_profile("quick", deadline=None, max_examples=25)  # busy machines miss deadlines
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.load_profile("quick")
 
 
 def skip_or_fail(*, component: str, reason: str) -> NoReturn:
@@ -34,48 +34,82 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-COORDINATED = {"tests/launchers/": "launchers' jobs", "tests/service/": "services' jobs"}
+COMPONENT_FIXTURES = {
+    "browser",
+    "postgres_server_url",
+    "ray_cluster",
+    "slurm_cluster",
+    "torchs",
+    "transformers",
+}
+"""Fixtures that start or import a real component."""
+COMPONENT_MODULES = ("deepspeed", "megatron", "playwright", "ray", "torch", "transformers")
+"""Modules that only tests marked `components` import."""
+SHARED_PROCESSES = {
+    **dict.fromkeys(("launchers", "service"), "{folder}"),
+    **dict.fromkeys(
+        ("learning", "profiler", "traces", "trainers", "tuning", "watch"), "measured jobs"
+    ),
+    **dict.fromkeys(("cost", "space"), "megatron"),
+}
+"""With -n, marked tests of these folders share one process per group."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n, all tests that start real jobs to measure them go to one process: two at once would
-    share the processor and measure each other. So do those about launchers, which share their
-    clusters, and those about services. Other files go wherever there is room; those that ask the
-    program which counts Megatron's bytes share it. They go in the order of collection: the most
-    tests first, which is xdist's own, would leave one process with the few long ones at the end.
+    """Schedule tests file by file, in the order of collection.
+
+    Marked tests of some folders share one process: jobs that are measured would slow each other,
+    tests of launchers share one Slurm and one Ray cluster, tests of the service share its fork
+    server, and tests against Megatron Core share the process that counts its bytes. Without
+    components there is no such reason.
     """
     from xdist.scheduler import LoadScopeScheduling
+
+    with_components = "not components" not in config.option.markexpr
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if file.startswith("tests/cost/test_megatron_"):
-                return "megatron's bytes"
-            if not starts_real_jobs(config.rootpath / file):
-                return file
-            return next(
-                (scope for folder, scope in COORDINATED.items() if file.startswith(folder)),
-                "measured jobs",
-            )
+            folder = Path(file).parts[1] if Path(file).parts[0] == "tests" else ""
+            if with_components and folder in SHARED_PROCESSES and is_marked(config.rootpath / file):
+                return SHARED_PROCESSES[folder].format(folder=folder)
+            return file
 
+    # xdist would start with the files of most tests, and leave the long ones for the end.
     config.option.loadscopereorder = False
     return Scheduler(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that take long go first, real jobs before all."""
-    first = {
-        item.path: 0 if starts_real_jobs(item.path) else 1
-        for item in items
-        if starts_real_jobs(item.path) or item.get_closest_marker("slow")
-    }
-    items.sort(key=lambda item: first.get(item.path, 2))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the users of component fixtures, deselect long tests unless `-m` names them, and put
+    files with components first.
+    """
+    for item in items:
+        if COMPONENT_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.components)
+    if "long" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items.sort(key=lambda item: not is_marked(item.path))
 
 
 @functools.cache
-def starts_real_jobs(file: Path) -> bool:
-    return "pytest.mark.distributed" in file.read_text(encoding="utf-8")
+def is_marked(file: Path) -> bool:
+    """Return True if a file marks tests `components` by name."""
+    return "pytest.mark.components" in file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _imports_no_component(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail an unmarked test that imports a component: the default tests run without any."""
+    loaded = {name for name in COMPONENT_MODULES if name in sys.modules}
+    yield
+    if not any(request.node.get_closest_marker(mark) for mark in ("components", "long")):
+        imported = {name for name in COMPONENT_MODULES if name in sys.modules} - loaded
+        assert not imported, f"mark this test `components`: it imports {', '.join(imported)}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -134,7 +168,7 @@ def postgres_server_url() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres_server_url: str) -> Iterator[str]:
-    """An empty PostgreSQL database for one test. Mark its users `postgres`."""
+    """An empty PostgreSQL database for one test."""
     with new_database(postgres_server_url) as url:
         yield url
 

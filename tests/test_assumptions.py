@@ -31,24 +31,31 @@ def test_the_file_holds_what_the_types_name_and_no_more() -> None:
     assert [(group, name) for group, entries in document.items() for name in entries] == FIGURES
 
 
-@pytest.mark.parametrize(("group", "name"), FIGURES)
-def test_each_figure_has_its_type_and_says_what_it_is(group: str, name: str) -> None:
-    entry = documents.read(FILE)[group][name]
-    assert entry.keys() == {"value", "unit", "means", "evidence"}
-    assert entry["unit"] and entry["means"].endswith(".") and entry["evidence"]
-    for command in re.findall(r"python -m ([\w.]+)", entry["evidence"]):
-        assert any(
-            (ROOT / command.replace(".", "/")).with_suffix(end).exists() for end in (".py", "")
-        ), command
-    value, hint = getattr(getattr(assumed(), group), name), get_type_hints(GROUPS[group])[name]
-    if hint in (int, float):
-        assert type(value) is hint
-    elif isinstance(value, tuple):
-        assert {type(each) for each in value} == {float}
-    else:
-        assert isinstance(value, Mapping) and {type(each) for each in value.values()} == {float}
-        with pytest.raises(TypeError):
-            value["gpu"] = 1.0  # type: ignore[index]
+def test_each_figure_has_its_type_and_says_what_it_is(subtests: pytest.Subtests) -> None:
+    for group, name in FIGURES:
+        with subtests.test(group=str(group), name=str(name)):
+            entry = documents.read(FILE)[group][name]
+            assert entry.keys() == {"value", "unit", "means", "evidence"}
+            assert entry["unit"] and entry["means"].endswith(".") and entry["evidence"]
+            for command in re.findall(r"python -m ([\w.]+)", entry["evidence"]):
+                assert any(
+                    (ROOT / command.replace(".", "/")).with_suffix(end).exists()
+                    for end in (".py", "")
+                ), command
+            value, hint = (
+                getattr(getattr(assumed(), group), name),
+                get_type_hints(GROUPS[group])[name],
+            )
+            if hint in (int, float):
+                assert type(value) is hint
+            elif isinstance(value, tuple):
+                assert {type(each) for each in value} == {float}
+            else:
+                assert isinstance(value, Mapping) and {type(each) for each in value.values()} == {
+                    float
+                }
+                with pytest.raises(TypeError):
+                    value["gpu"] = 1.0  # type: ignore[index]
 
 
 def test_each_figure_is_used() -> None:

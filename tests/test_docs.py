@@ -28,10 +28,11 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=str(page)):
+            for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+                assert target.startswith("http") or (page.parent / target).exists(), target
 
 
 def test_the_readme_shows_commands() -> None:
@@ -43,6 +44,7 @@ def test_the_readme_shows_commands() -> None:
 COMMANDS = [page for page in PAGES if console.shown(page.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     for shown, printed in console.run_page(page.read_text(encoding="utf-8"), tmp_path):
@@ -85,21 +87,23 @@ def typed_commands() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "command"), typed_commands())
-def test_commands_of_the_documentation_exist_with_their_options(page: str, command: str) -> None:
-    words = shlex.split(command)
-    node: Any = typer.main.get_command(build())
-    while hasattr(node, "commands") and words and words[0] in node.commands:
-        node = node.commands[words.pop(0)]
-    assert not hasattr(node, "commands"), f"{page}: no command {command}"
-    known = {
-        option
-        for parameter in node.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    } | {"--help"}
-    assert {
-        word.partition("=")[0] for word in words if word.startswith("-") and word != "-"
-    } <= known
+def test_commands_of_the_documentation_exist_with_their_options(subtests: pytest.Subtests) -> None:
+    program = typer.main.get_command(build())
+    for page, command in typed_commands():
+        with subtests.test(page=str(page), command=str(command)):
+            words = shlex.split(command)
+            node: Any = program
+            while hasattr(node, "commands") and words and words[0] in node.commands:
+                node = node.commands[words.pop(0)]
+            assert not hasattr(node, "commands"), f"{page}: no command {command}"
+            known = {
+                option
+                for parameter in node.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            } | {"--help"}
+            assert {
+                word.partition("=")[0] for word in words if word.startswith("-") and word != "-"
+            } <= known
 
 
 ELSEWHERE = {"search.md", "service.md"}

@@ -268,7 +268,6 @@ def real() -> list[Preset]:
     return presets(Path(named) / FILE)
 
 
-@pytest.mark.slow
 def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> None:
     text = CATALOGUE.read_text()
     assert text == recipes(releases(real)), "python -m benchmarks.recipes FILE --write"

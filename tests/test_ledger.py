@@ -246,6 +246,7 @@ def test_laws_compare_many_models(name: str) -> None:
     assert checked >= len(laws.models())
 
 
+@pytest.mark.components
 def test_the_ledger_without_data_checks_headlines_and_laws() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
     command = [sys.executable, "-m", "benchmarks.accuracy.ledger"]

@@ -84,6 +84,7 @@ def test_failed_runs_teach_nothing() -> None:
     assert fit(rows=rows + failed) == fit(rows=rows)
 
 
+@pytest.mark.components
 def test_limits_on_the_published_grid_by_constants_of_the_other_model() -> None:
     named = os.environ.get("HP_REFERENCE_DATA")
     if not named or not Path(named).is_dir():

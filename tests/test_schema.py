@@ -325,7 +325,7 @@ def answered(
 
 
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(changes=mutations(QUERY), as_text=st.booleans())
 def test_any_training_query_is_answered_or_refused(
     changes: list[tuple[str, Any]], as_text: bool
@@ -337,7 +337,7 @@ def test_any_training_query_is_answered_or_refused(
 
 
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(changes=mutations(SERVING), as_text=st.booleans())
 def test_any_serving_query_is_answered_or_refused(
     changes: list[tuple[str, Any]], as_text: bool
@@ -345,7 +345,6 @@ def test_any_serving_query_is_answered_or_refused(
     answered(mutated(SERVING, changes), as_text=as_text)
 
 
-@settings(max_examples=150, deadline=None)
 @given(text=st.text(max_size=200) | st.binary(max_size=200))
 def test_any_text_is_a_query_or_refused(text: str | bytes) -> None:
     try:

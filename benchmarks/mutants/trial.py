@@ -27,7 +27,7 @@ they are not run.
 """
 LOCKING = ("launchers", "store")
 """Folders whose tests see locks, and no predictions: they are run where a lock may be lost."""
-SELECTION = "not long and not slow and not distributed and not slurm and not ray"
+SELECTION = "not components and not long"
 """Of the default run, what starts no training job or cluster."""
 FIRST_FILES = 4
 TEST_LIMIT_S = 300

@@ -164,33 +164,37 @@ def looked_into(case: str) -> tuple[TrainingProblem, Estimate, tuple[anatomy.Sta
     return problem, found, anatomy.stages(problem=problem, config=found.parallel)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_fullest_stage_is_the_estimates(case: str) -> None:
-    _, found, each = looked_into(case)
-    assert found.memory is not None
-    fullest = max(each, key=lambda stage: stage.total_bytes / stage.capacity_bytes)
-    assert fullest.total_bytes == pytest.approx(found.memory.total_bytes, rel=1e-9)
-    if not any(stage.total_bytes == fullest.total_bytes for stage in each if stage is not fullest):
-        assert fullest.rank == found.memory.worst_stage
-    for name, size in fullest.memory_bytes.items():
-        assert size == pytest.approx(getattr(found.memory, f"{name}_bytes"), rel=1e-9)
+def test_the_fullest_stage_is_the_estimates(subtests: pytest.Subtests) -> None:
+    for case in CASES:
+        with subtests.test(case=str(case)):
+            _, found, each = looked_into(case)
+            assert found.memory is not None
+            fullest = max(each, key=lambda stage: stage.total_bytes / stage.capacity_bytes)
+            assert fullest.total_bytes == pytest.approx(found.memory.total_bytes, rel=1e-9)
+            if not any(
+                stage.total_bytes == fullest.total_bytes for stage in each if stage is not fullest
+            ):
+                assert fullest.rank == found.memory.worst_stage
+            for name, size in fullest.memory_bytes.items():
+                assert size == pytest.approx(getattr(found.memory, f"{name}_bytes"), rel=1e-9)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_stages_hold_the_whole_model(case: str) -> None:
-    problem, found, each = looked_into(case)
-    assert found.parallel is not None
-    copies = 2 if found.parallel.pipeline_schedule == "dualpipe" else 1
-    held = sum(stage.layers for stage in each)
-    if problem.cluster.kinds:  # stages of a kind hold equally many, rounded up
-        assert problem.model.total_layers <= held < problem.model.total_layers + len(each)
-    else:
-        assert held == pytest.approx(problem.model.total_layers)
-    assert (
-        sum(stage.holds_embedding for stage in each)
-        == sum(stage.holds_output for stage in each)
-        == copies
-    )
+def test_stages_hold_the_whole_model(subtests: pytest.Subtests) -> None:
+    for case in CASES:
+        with subtests.test(case=str(case)):
+            problem, found, each = looked_into(case)
+            assert found.parallel is not None
+            copies = 2 if found.parallel.pipeline_schedule == "dualpipe" else 1
+            held = sum(stage.layers for stage in each)
+            if problem.cluster.kinds:  # stages of a kind hold equally many, rounded up
+                assert problem.model.total_layers <= held < problem.model.total_layers + len(each)
+            else:
+                assert held == pytest.approx(problem.model.total_layers)
+            assert (
+                sum(stage.holds_embedding for stage in each)
+                == sum(stage.holds_output for stage in each)
+                == copies
+            )
 
 
 @pytest.mark.parametrize("case", ["1f1b", "interleaved", "gpipe", "zb-h1", "experts"])

@@ -125,7 +125,6 @@ def rows_of(rows: CostedRows, values: np.ndarray[Any, Any]) -> set[tuple[float, 
     return set(zip(*(column.tolist() for column in columns), values.round(9).tolist(), strict=True))
 
 
-@settings(max_examples=30, deadline=None)
 @given(small_problems(), st.sampled_from((1, 5, 20)), st.sampled_from(("expected", "mean")))
 def test_it_finds_what_brute_force_finds_and_counts_the_rest(
     problem: TrainingProblem, keep: int, rank_by: Any
@@ -158,14 +157,13 @@ def holds_with_every_exchange(problem: TrainingProblem) -> None:
 WITH_EXCHANGES = small_problems(lengths=(4096,), framework="megatron-core")
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(WITH_EXCHANGES)
 def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
     holds_with_every_exchange(problem)
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None)
 @given(WITH_EXCHANGES)
 def test_thirty_spaces_of_all_axes_are_searched_as_exactly(problem: TrainingProblem) -> None:
     holds_with_every_exchange(problem)

@@ -33,6 +33,11 @@ SERVING: Any = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _plotly() -> None:
+    pytest.importorskip("plotly", reason="the plot extra is not installed")
+
+
 def bars(figure: Any, legend: str) -> list[float]:
     """Length of each row's stack in one half of the picture."""
     columns = [trace.x for trace in figure.data if trace.legend == legend]
@@ -91,6 +96,7 @@ def test_other_suffixes_are_refused_before_anything_is_computed(
     plots.check_path(tmp_path / "plot.html")
 
 
+@pytest.mark.components
 def test_a_png(tmp_path: Path) -> None:
     if find_spec("kaleido") is None:
         skip_or_fail(

@@ -81,6 +81,7 @@ def test_better_hardware_is_never_slower(found: Sensitivity) -> None:
 
 
 def test_it_is_drawn(found: Sensitivity, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the plot extra is not installed")
     path = tmp_path / "sensitivity.html"
     plots.write(plots.sensitivity_figure(found, title="Llama"), path=path)
     assert "without zero stage" in path.read_text(encoding="utf-8")

@@ -69,7 +69,6 @@ def test_no_evidence_is_the_identity(prior):
 
 
 @given(factor=st.floats(0.4, 2.5), seed=st.integers(0, 50))
-@settings(max_examples=25, deadline=None)
 def test_one_consistent_factor_is_recovered(factor, seed):
     parts, unseen = make_parts(12, seed), make_parts(8, seed + 1000)
     calibration = fit_calibration(
@@ -164,7 +163,7 @@ def test_layer_overhead_is_found_where_passes_vary():
 
 
 @given(order=st.permutations(range(10)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_order_of_rows_does_not_matter(order):
     parts = make_parts(10, 5)
     measured = total(parts) * np.random.default_rng(1).lognormal(0.2, 0.05, 10)
@@ -177,7 +176,7 @@ def test_the_order_of_rows_does_not_matter(order):
 
 
 @given(scale=st.floats(0.1, 10.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_parts_scale(scale):
     """Doubling every prediction and every measurement doubles new predictions: nothing but ratios
     is learnt (bar overheads).
@@ -234,7 +233,6 @@ def test_intervals_widen_with_less_evidence_and_cover_the_truth():
     fractions=st.lists(st.floats(0.3, 1.2), min_size=1, max_size=6),
     measured=st.lists(st.floats(0.1, 0.29), min_size=0, max_size=4),
 )
-@settings(max_examples=40, deadline=None)
 def test_what_ran_out_of_memory_is_never_called_fitting(fractions, measured):
     predicted = CAPACITY * np.array([*fractions, *measured])
     oom = np.arange(predicted.size) < len(fractions)

@@ -34,7 +34,7 @@ fractions = st.floats(0.2, 0.95)
 overheads = st.floats(1e-6, 2e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(peak=fractions, bandwidth=fractions, overhead=overheads)
 def test_a_roofline_is_found_again(peak, bandwidth, overhead):
     flops, traffic = np.concatenate([SIZES, SIZES * 0.1]), np.concatenate([SIZES * 0.1, SIZES])
@@ -48,7 +48,7 @@ def test_a_roofline_is_found_again(peak, bandwidth, overhead):
     assert np.median(errors) < 0.01
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(peak=fractions, bandwidth=fractions, overhead=overheads)
 def test_so_is_an_additive_one(peak, bandwidth, overhead):
     flops, traffic = np.concatenate([SIZES, SIZES * 0.1]), np.concatenate([SIZES * 0.1, SIZES])
@@ -60,7 +60,7 @@ def test_so_is_an_additive_one(peak, bandwidth, overhead):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(fraction=fractions, overhead=overheads)
 def test_so_are_memory_bound_kernels(fraction, overhead):
     kernels = np.tile([1.0, 2.0], len(SIZES) // 2)
@@ -70,7 +70,7 @@ def test_so_are_memory_bound_kernels(fraction, overhead):
     assert (found, per_kernel) == pytest.approx((fraction, overhead), rel=0.02)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(fraction=fractions, latency=overheads, per_peer=overheads)
 def test_so_is_a_link(fraction, latency, per_peer):
     peers = np.tile([2.0, 4.0, 8.0, 2.0], len(SIZES) // 4)

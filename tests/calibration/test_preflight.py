@@ -49,7 +49,7 @@ def test_groups_of_ranks_apart_deal_out_all_ranks():
     assert group_ranks(8, size=4, stride=1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_equals_are_left_alone(seed):
     assert find_outliers(timed(seed=seed), hosts=HOSTS) == ()
 

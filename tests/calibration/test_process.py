@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from scipy.optimize import approx_fprime
 
 from hp_tool.loop.assumptions import assumed
@@ -37,11 +38,9 @@ def some_process(count=20, seed=0, logs=LOGS):
 
 def covariance(process, one, other):
     """Written out, with scikit-learn's Matern."""
-    from sklearn.gaussian_process.kernels import (
-        Matern,
-    )  # here: every process of pytest-xdist imports this file
+    kernels = pytest.importorskip("sklearn.gaussian_process.kernels")
 
-    matern = Matern(assumed().variances.similar_distance, nu=2.5)
+    matern = kernels.Matern(assumed().variances.similar_distance, nu=2.5)
     common, groups, model, layout, _ = process.scales
     found = one.jacobian @ np.diag([common, groups, groups]) @ other.jacobian.T
     found = found + model * np.outer(one.model_log_sd, other.model_log_sd) * matern(

@@ -58,46 +58,53 @@ def test_the_devices_that_queries_rely_on() -> None:
     assert set(catalog.names("gpus")) >= GPUS
 
 
-@pytest.mark.parametrize("name", sorted(GPUS - {"cpu"}))
-def test_a_device_is_plausible_and_sourced(name: str) -> None:
-    gpu = catalog.gpu(name)
-    assert gpu.name == name
-    assert "datasheet" in gpu.source
-    # Programs are offered somewhat less than the figure in the name, in GB or GiB.
-    racks = {"gb200-nvl72": 192, "gb300-nvl72": 288}
-    marketed = racks.get(name) or int(name.rsplit("-", 1)[1].removesuffix("gb"))
-    assert 0.90 * marketed * 1e9 < gpu.memory_bytes < marketed * GIB
-    rates = gpu.peak_flops_per_second
-    assert gpu.power_w > 0.0 and gpu.host_power_w > 0.0
-    if name == "gaudi3-128gb":  # one matrix engine, one rate
-        assert rates == {"bf16": 1835e12, "fp8": 1835e12}
-        return
-    assert rates["fp16"] > rates["fp32"]
-    # Each halving of the operands' width doubles the dense rate; Blackwell Ultra and GeForce have
-    # more of nvfp4.
-    for narrow, wide, most in (("fp8", "bf16", 2.0), ("mxfp8", "bf16", 2.0), ("nvfp4", "fp8", 4.0)):
-        if narrow in rates:
-            assert 1.98 <= rates[narrow] / rates[wide] <= 1.02 * most
-    if gpu.nvlink_bandwidth_bytes_per_second is None:
-        host = gpu.pcie_bandwidth_bytes_per_second
-        assert local_bandwidth(gpu) == (host if gpu.peer_to_peer else host / 2)
-    else:
-        assert gpu.memory_bandwidth_bytes_per_second > gpu.nvlink_bandwidth_bytes_per_second
-        assert gpu.nvlink_bandwidth_bytes_per_second > gpu.inter_node_bandwidth_bytes_per_second
+def test_a_device_is_plausible_and_sourced(subtests: pytest.Subtests) -> None:
+    for name in sorted(GPUS - {"cpu"}):
+        with subtests.test(name=str(name)):
+            gpu = catalog.gpu(name)
+            assert gpu.name == name
+            assert "datasheet" in gpu.source
+            # Programs are offered somewhat less than the figure in the name, in GB or GiB.
+            racks = {"gb200-nvl72": 192, "gb300-nvl72": 288}
+            marketed = racks.get(name) or int(name.rsplit("-", 1)[1].removesuffix("gb"))
+            assert 0.90 * marketed * 1e9 < gpu.memory_bytes < marketed * GIB
+            rates = gpu.peak_flops_per_second
+            assert gpu.power_w > 0.0 and gpu.host_power_w > 0.0
+            if name == "gaudi3-128gb":  # one matrix engine, one rate
+                assert rates == {"bf16": 1835e12, "fp8": 1835e12}
+                continue
+            assert rates["fp16"] > rates["fp32"]
+            # Each halving of the operands' width doubles the dense rate. Blackwell Ultra and
+            # GeForce have more of nvfp4.
+            for narrow, wide, most in (
+                ("fp8", "bf16", 2.0),
+                ("mxfp8", "bf16", 2.0),
+                ("nvfp4", "fp8", 4.0),
+            ):
+                if narrow in rates:
+                    assert 1.98 <= rates[narrow] / rates[wide] <= 1.02 * most
+            if gpu.nvlink_bandwidth_bytes_per_second is None:
+                host = gpu.pcie_bandwidth_bytes_per_second
+                assert local_bandwidth(gpu) == (host if gpu.peer_to_peer else host / 2)
+            else:
+                assert gpu.memory_bandwidth_bytes_per_second > gpu.nvlink_bandwidth_bytes_per_second
+                assert (
+                    gpu.nvlink_bandwidth_bytes_per_second
+                    > gpu.inter_node_bandwidth_bytes_per_second
+                )
 
 
-@pytest.mark.parametrize(("name", "expected"), ADDED.items())
-def test_what_people_own_is_found_by_its_common_name(
-    name: str, expected: tuple[str, float, float]
-) -> None:
-    common, bf16, memory = expected
-    gpu = catalog.gpu(common)
-    assert gpu.name == name
-    assert gpu.peak_flops_per_second["bf16"] == bf16 * 1e12
-    assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(memory * 1e12, rel=0.02)
-    assert gpu.predict_only == name.startswith(("mi3", "gaudi"))
-    if name.endswith("gb"):  # also without its memory
-        assert catalog.gpu(name.rpartition("-")[0]) == gpu
+def test_what_people_own_is_found_by_its_common_name(subtests: pytest.Subtests) -> None:
+    for name, expected in ADDED.items():
+        with subtests.test(name=str(name), expected=str(expected)):
+            common, bf16, memory = expected
+            gpu = catalog.gpu(common)
+            assert gpu.name == name
+            assert gpu.peak_flops_per_second["bf16"] == bf16 * 1e12
+            assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(memory * 1e12, rel=0.02)
+            assert gpu.predict_only == name.startswith(("mi3", "gaudi"))
+            if name.endswith("gb"):  # also without its memory
+                assert catalog.gpu(name.rpartition("-")[0]) == gpu
 
 
 def test_geforce_and_rented_gpus_without_peer_access() -> None:
@@ -139,17 +146,19 @@ def test_precisions_follow_the_hardware() -> None:
     assert catalog.gpu("a100-sxm-80gb").peak_flops_per_second["bf16"] == 312e12
 
 
-@pytest.mark.parametrize("name", catalog.names("clusters"))
-def test_each_node_type_makes_a_cluster(name: str) -> None:
-    node = catalog.node_type(name)
-    assert node.source
-    cluster = catalog.cluster(name)
-    assert cluster.name == name
-    assert cluster.gpu == catalog.gpu(node.gpu)
-    assert cluster.num_gpus == (node.num_gpus or node.gpus_per_node)
-    assert (
-        cluster.inter_node_bandwidth_bytes_per_second == node.inter_node_bandwidth_bytes_per_second
-    )
+def test_each_node_type_makes_a_cluster(subtests: pytest.Subtests) -> None:
+    for name in catalog.names("clusters"):
+        with subtests.test(name=str(name)):
+            node = catalog.node_type(name)
+            assert node.source
+            cluster = catalog.cluster(name)
+            assert cluster.name == name
+            assert cluster.gpu == catalog.gpu(node.gpu)
+            assert cluster.num_gpus == (node.num_gpus or node.gpus_per_node)
+            assert (
+                cluster.inter_node_bandwidth_bytes_per_second
+                == node.inter_node_bandwidth_bytes_per_second
+            )
 
 
 def test_gpu_and_count_take_the_usual_server() -> None:

@@ -61,16 +61,17 @@ def published_count(model: ModelSpec) -> float:
     return body + h * (model.vocab_size * (1 if model.tie_word_embeddings else 2) + positions)
 
 
-@pytest.mark.parametrize("entry", library.entries("models"), ids=lambda entry: entry.name)
-def test_each_model_has_its_published_size_and_a_source(entry: catalog.Entry) -> None:
-    model = catalog.model(entry.name)
-    assert model.name == entry.name
-    assert entry.source
-    if entry.parameters is not None:
-        count = published_count(model) if model.is_uniform else total_parameters(model)
-        assert count == pytest.approx(
-            entry.parameters, rel=PRINTED_TO_TWO_DIGITS.get(entry.name, 0.02)
-        )
+def test_each_model_has_its_published_size_and_a_source(subtests: pytest.Subtests) -> None:
+    for entry in library.entries("models"):
+        with subtests.test(entry=str(entry)):
+            model = catalog.model(entry.name)
+            assert model.name == entry.name
+            assert entry.source
+            if entry.parameters is not None:
+                count = published_count(model) if model.is_uniform else total_parameters(model)
+                assert count == pytest.approx(
+                    entry.parameters, rel=PRINTED_TO_TWO_DIGITS.get(entry.name, 0.02)
+                )
 
 
 def test_most_models_carry_a_published_size() -> None:

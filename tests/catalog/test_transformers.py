@@ -486,10 +486,11 @@ def test_counts_of_released_models(transformers: Any, name: str) -> None:
     assert total_parameters(read) == sum(parameter.numel() for parameter in built.parameters())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_the_published_ones(name: str) -> None:
-    config, parameters = PUBLISHED[name]
-    assert total_parameters(catalog.model_from_mapping(config)) == parameters
+def test_counts_are_the_published_ones(subtests: pytest.Subtests) -> None:
+    for name in PUBLISHED:
+        with subtests.test(name=str(name)):
+            config, parameters = PUBLISHED[name]
+            assert total_parameters(catalog.model_from_mapping(config)) == parameters
 
 
 def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests import command_line
 from tests.command_line import Ended
+from tests.torch_or_skip import profiler_extra_or_skip
 
 LLAMA = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "64")
 LOAD = (
@@ -67,6 +68,7 @@ def test_a_short_training_has_days_and_energy_with_digits() -> None:
 
 
 def test_a_plan_before_any_run_keeps_within_its_limits(tmp_path: Path) -> None:
+    profiler_extra_or_skip()
     url = f"sqlite:///{tmp_path / 'new.db'}"
     answer = hp_tool("tune", "examples/quickstart.yaml", "--plan", "--json", HP_DATABASE_URL=url)
     plan = json.loads(answer.stdout)["plan"]

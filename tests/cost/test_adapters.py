@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import model
@@ -46,7 +46,6 @@ TARGETS = [
     ("down_proj",),
     ("linear_proj", "up_proj"),
 ]
-few = settings(max_examples=40, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +206,7 @@ SHAPE = ModelSpec(
 )
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(
     "targets",
     [None, ("linear_qkv",), ("q_proj", "v_proj"), ("down_proj",), ("linear_proj", "up_proj")],
@@ -221,6 +221,7 @@ def test_saved_bytes_are_those_of_autograd(targets: tuple[str, ...] | None, rank
     assert formula == autograd_saves(SHAPE, tokens=32, trained=False, lora=lora)
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(
     "targets", [None, ("linear_fc1",), ("down_proj",), ("up_proj", "linear_fc2"), ("linear_qkv",)]
 )
@@ -246,6 +247,7 @@ def test_adapters_of_experts_keep_what_autograd_keeps_of_every_copy_of_a_token(
     assert found[0] - alone[0] == found[1] - alone[1]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_routed_experts_of_a_rank_share_an_adapter(ranks: int) -> None:
     """Against modules: a dense MLP, then two layers with a pair for each rank's experts and one for
@@ -279,6 +281,7 @@ def test_the_routed_experts_of_a_rank_share_an_adapter(ranks: int) -> None:
     )
 
 
+@pytest.mark.components
 def test_saved_bytes_of_full_training_are_those_of_autograd() -> None:
     workload = TrainingWorkload(sequence_length=32, global_batch_size=1)
     formula = layer_bytes(
@@ -292,7 +295,6 @@ def adapted(problem: Problem, rank: int = 16, targets: tuple[str, ...] | None = 
     return replace(problem, workload=replace(problem.workload, task="lora", lora=lora))
 
 
-@few
 @given(problems(), st.sampled_from((0, 1, 2, 3)))
 def test_adapters_cost_less_than_training_everything(
     case: tuple[Problem, ParallelConfig], zero: int
@@ -312,7 +314,6 @@ def test_adapters_cost_less_than_training_everything(
     assert lora.parts["data_parallel"][0] <= full.parts["data_parallel"][0] * (1 + 1e-12)
 
 
-@few
 @given(problems(), st.sampled_from((1, 8)), st.sampled_from((16, 64)))
 def test_a_larger_rank_never_costs_less(
     case: tuple[Problem, ParallelConfig], low: int, high: int
@@ -329,7 +330,6 @@ def test_a_larger_rank_never_costs_less(
         assert large[name][0] >= small[name][0], name
 
 
-@few
 @given(problems())
 def test_parts_sum_and_one_alone_is_a_batch_of_one(case: tuple[Problem, ParallelConfig]) -> None:
     problem, config = case

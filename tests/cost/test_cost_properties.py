@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog.efficiency import efficiency
@@ -25,7 +25,6 @@ from hp_tool.space import default_axes, legal_chunks
 from tests.cost.cases import Problem, columns, problems, rows
 
 EXACT = 1e-12
-few = settings(max_examples=60, deadline=None)
 
 
 def space(problem: Problem) -> Candidates:
@@ -44,7 +43,6 @@ def one_stage(problem: Problem, config: ParallelConfig) -> tuple[Problem, Parall
     return replace(problem, cluster=replace(problem.cluster, num_gpus=gpus)), config
 
 
-@few
 @given(problems())
 def test_parts_sum_to_totals_and_everything_is_finite(case: tuple[Problem, ParallelConfig]) -> None:
     problem, _ = case
@@ -60,7 +58,6 @@ def test_parts_sum_to_totals_and_everything_is_finite(case: tuple[Problem, Paral
     assert np.all(costs.layer_activations_bytes <= costs.memory_parts["activations"])
 
 
-@few
 @given(problems(), st.randoms(use_true_random=False))
 def test_a_row_depends_on_nothing_but_its_configuration(
     case: tuple[Problem, ParallelConfig], random
@@ -86,7 +83,6 @@ def test_a_row_depends_on_nothing_but_its_configuration(
             assert alone[name] == one[name][0] and not isinstance(alone[name], np.ndarray), name
 
 
-@few
 @given(problems())
 def test_a_configuration_survives_the_way_through_arrays(
     case: tuple[Problem, ParallelConfig],
@@ -98,7 +94,6 @@ def test_a_configuration_survives_the_way_through_arrays(
     assert rows(again) == rows(candidates)
 
 
-@few
 @given(problems())
 def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) -> None:
     """t = p = d = 1: no communication, no bubble; 18 bytes a parameter and every layer's saved
@@ -130,7 +125,6 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
     )
 
 
-@few
 @given(problems(replicas=4))
 def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig]) -> None:
     problem, config = case
@@ -147,7 +141,6 @@ def test_states_never_rise_with_zero_stage(case: tuple[Problem, ParallelConfig])
     )
 
 
-@few
 @given(problems())
 def test_saved_activations_never_rise_with_recomputation_or_sequence_parallelism(
     case: tuple[Problem, ParallelConfig],
@@ -169,7 +162,6 @@ def test_saved_activations_never_rise_with_recomputation_or_sequence_parallelism
         assert on < off
 
 
-@few
 @given(problems())
 def test_saved_activations_never_rise_with_tensor_parallelism(
     case: tuple[Problem, ParallelConfig],
@@ -203,7 +195,6 @@ def slower(cluster: ClusterSpec, part: str) -> ClusterSpec:
     return replace(cluster, gpu=replace(cluster.gpu, **{name: getattr(cluster.gpu, name) / 2}))
 
 
-@few
 @given(
     problems(),
     st.sampled_from(("network", "latency", "nvlink", "memory")),
@@ -227,7 +218,6 @@ def test_slower_hardware_never_makes_a_step_faster(
     assert np.all(after >= before * (1 - EXACT))
 
 
-@few
 @given(problems(replicas=8))
 def test_more_replicas_never_raise_compute(case: tuple[Problem, ParallelConfig]) -> None:
     """The same batch on 1, 2, 4 and 8 replicas."""
@@ -242,7 +232,6 @@ def test_more_replicas_never_raise_compute(case: tuple[Problem, ParallelConfig])
     assert np.all(np.diff(computed) < 0)
 
 
-@few
 @given(problems())
 def test_recomputation_costs_time_and_full_costs_most(case: tuple[Problem, ParallelConfig]) -> None:
     problem, config = case

@@ -91,26 +91,20 @@ def layer_seconds(model: dict[str, Any], *, layers_on_stage: int, **question: An
 
 
 SWAPS = [
-    *(
-        ("deepseek-v3", {"stages": stages})
-        for stages in (1, 2, 3, 5, 7, 8, 12, 16, 20, 31, 32, 60, 61)
-    ),
+    *(("deepseek-v3", {"stages": stages}) for stages in (1, 2, 16, 61)),
     *(
         ("deepseek-v3", {"stages": stages, "pipeline_schedule": "dualpipe"})
-        for stages in (2, 8, 12, 16, 30, 32, 60)
+        for stages in (2, 30, 60)
     ),
-    *(
-        ("deepseek-v3", {"stages": stages, "pipeline_schedule": "dualpipe-v"})
-        for stages in (2, 8, 12, 16, 30)
-    ),
-    *(("glm-4.5", {"stages": stages, "pipeline_schedule": "zbv"}) for stages in (2, 23, 46)),
-    *(("kimi-k2", {"stages": stages}) for stages in (1, 2, 9, 16, 61)),
-    *(("glm-4.5", {"stages": stages}) for stages in (1, 4, 23, 46)),
+    *(("deepseek-v3", {"stages": stages, "pipeline_schedule": "dualpipe-v"}) for stages in (2, 30)),
+    *(("glm-4.5", {"stages": stages, "pipeline_schedule": "zbv"}) for stages in (2, 46)),
+    *((name, {"stages": 9}) for name in ("kimi-k2", "glm-4.5")),
     ("deepseek-v3", {"stages": 8, "virtual_pipeline_parallel_size": 3}),
     ("glm-4.5", {"stages": 4, "virtual_pipeline_parallel_size": 23}),
     ("glm-4.5", {"stages": 8, "virtual_pipeline_parallel_size": 2, "recompute": "full"}),
     ("deepseek-v3", {"stages": 16, "tensor_parallel_size": 8, "training": {"optimizer": "muon"}}),
 ]
+"""For each schedule: few stages, many, and one layer per stage or chunk; each model once."""
 
 
 @pytest.mark.parametrize(("name", "question"), SWAPS, ids=str)
@@ -148,9 +142,9 @@ def test_a_swapped_layer_moves_the_step_by_no_more_than_its_own_time(
 
 
 EQUAL = [
-    *(("deepseek-v3", 64, stages) for stages in (8, 16, 32, 64)),
-    *(("kimi-k2", 60, stages) for stages in (10, 12, 20, 30)),
-    *(("glm-4.5", 96, stages) for stages in (8, 16, 24, 48)),
+    *(("deepseek-v3", 64, stages) for stages in (8, 64)),
+    ("kimi-k2", 60, 30),
+    ("glm-4.5", 96, 24),
 ]
 """(model, layers, stages): equally many layers on each stage."""
 
@@ -182,24 +176,18 @@ def test_a_few_dense_layers_save_their_turn_alone_while_other_stages_have_expert
 
 
 LAID_OUT = [
-    (4, 1, 64),
-    (8, 1, 64),
-    (16, 1, 64),
-    (32, 1, 64),
-    (64, 1, 64),
     (2, 1, 64),
     (5, 1, 60),
-    (4, 4, 64),
+    (64, 1, 64),
     (8, 2, 64),
     (8, 8, 64),
     (2, 8, 64),
-    (4, 5, 60),
 ]
 """(stages, chunks, layers)."""
 
 
 @pytest.mark.parametrize(("stages", "chunks", "layers"), LAID_OUT, ids=str)
-@pytest.mark.parametrize("dense", [1, 2, 3, 5, 17, 31, 59])
+@pytest.mark.parametrize("dense", [1, 5, 17, 59])
 @pytest.mark.parametrize(
     "wide", [18432, 200_000], ids=["experts are slower", "dense layers are slower"]
 )

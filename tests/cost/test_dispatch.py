@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -43,9 +43,9 @@ def counted_share(parts: int, *, experts: int, chosen: int, groups: int, kept: i
     return hits / total
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 4), (4, 2), (2, 1)])
-@pytest.mark.parametrize("chosen", [1, 2, 3])
+@pytest.mark.parametrize("chosen", [1, 3])
 def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> None:
     given = {"experts": 8, "chosen": chosen, "groups": groups, "kept": kept}
     if kept * 8 // groups < chosen:
@@ -188,7 +188,6 @@ def test_an_all_gather_sends_every_token_to_every_rank() -> None:
     assert found["allgather"] != found["alltoall"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     chosen=st.integers(1, 16),
     size=st.sampled_from((1, 2, 4, 8, 16, 32, 64)),

@@ -189,22 +189,21 @@ def slower(cluster: ClusterSpec, link: str) -> ClusterSpec:
     )
 
 
-@pytest.mark.parametrize("link", LINKS)
 def test_slower_hardware_never_makes_a_step_faster(
-    case: tuple[TrainingProblem, Candidates], link: str
+    case: tuple[TrainingProblem, Candidates],
 ) -> None:
     problem, candidates = case
     before = problem.costs(candidates).step_s
-    cluster = slower(problem.cluster, link)
-    kinds = tuple(
-        replace(kind, cluster=changed)
-        for kind, changed in zip(problem.kinds, cluster.kinds, strict=True)
-    )
-    after = replace(problem, cluster=cluster, kinds=kinds).costs(candidates).step_s
-    assert np.all(after >= before * (1 - EXACT))
-    assert (
-        np.any(after > before) or "host" in link or link == "pcie"
-    )  # those two are for what is offloaded
+    for link in LINKS:
+        cluster = slower(problem.cluster, link)
+        kinds = tuple(
+            replace(kind, cluster=changed)
+            for kind, changed in zip(problem.kinds, cluster.kinds, strict=True)
+        )
+        after = replace(problem, cluster=cluster, kinds=kinds).costs(candidates).step_s
+        assert np.all(after >= before * (1 - EXACT)), link
+        # A slower host and PCIe matter to offloading alone.
+        assert np.any(after > before) or "host" in link or link == "pcie", link
 
 
 @pytest.mark.parametrize("feature", ["optimizer on the host", "activations on the host"])

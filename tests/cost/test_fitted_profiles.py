@@ -45,11 +45,14 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
     assert set(found.matmul) <= set(gpu(name).peak_flops_per_second)
 
 
-@pytest.mark.parametrize("name", names("gpus"))
-def test_every_gpu_of_the_catalogue_has_a_profile(name: str) -> None:
-    found = efficiency(gpu=gpu(name), framework="megatron-core")
-    assert found.gpu.gpu == (gpu(name).silicon or "generic")
-    assert found.gpu.measured == (found.gpu.gpu not in ("generic", "v100", "mi300x", "mi355x"))
+def test_every_gpu_of_the_catalogue_has_a_profile(subtests: pytest.Subtests) -> None:
+    for name in names("gpus"):
+        with subtests.test(name=str(name)):
+            found = efficiency(gpu=gpu(name), framework="megatron-core")
+            assert found.gpu.gpu == (gpu(name).silicon or "generic")
+            assert found.gpu.measured == (
+                found.gpu.gpu not in ("generic", "v100", "mi300x", "mi355x")
+            )
 
 
 def test_an_unmeasured_gpu_borrows_generic_constants() -> None:

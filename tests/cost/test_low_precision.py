@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -96,7 +96,6 @@ def test_current_scaling_takes_longer_than_delayed() -> None:
     assert delayed == none and tensorwise.step_s > delayed.step_s
 
 
-@settings(max_examples=25, deadline=None)
 @given(problems(gpu="h100-sxm-80gb"), st.sampled_from((0, 1, 3)))
 def test_weights_kept_in_eight_bits_are_as_many_bytes_and_half_the_traffic(
     case: tuple[Problem, ParallelConfig], zero: int

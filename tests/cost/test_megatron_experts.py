@@ -25,7 +25,7 @@ from tests.cost.test_megatron_layers import (
     workload,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 MIXTRAL = ModelSpec(
     num_hidden_layers=2,

@@ -24,7 +24,7 @@ from tests.cost.test_megatron_layers import (
 )
 from tests.cost.test_megatron_modules import LATENT_FAMILIES, latent_case, left_out
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 DIVISIONS = ((1, False), (2, False), (2, True), (4, True))
 CASES = list(itertools.product(LATENT_FAMILIES, DIVISIONS, ("none", "selective", "full")))

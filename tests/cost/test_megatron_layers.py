@@ -25,7 +25,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from tests.conftest import skip_or_fail
 from tests.cost.cases import case_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 LLAMA = {"gated_mlp": True, "normalization": "rmsnorm", "vocab_size": 1024}
 FAMILIES = {

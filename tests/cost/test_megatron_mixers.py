@@ -22,7 +22,7 @@ from tests.cost.test_megatron_layers import (
     workload,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 MODELS = {
     "mamba2": ModelSpec(

@@ -24,7 +24,7 @@ from tests.cost.test_megatron_layers import (
     workload,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 DIVISIONS = ((1, False), (8, False), (8, True))
 DENSE = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
@@ -292,7 +292,6 @@ def test_retries_cost_the_same_time_on_any_number_of_stages() -> None:
     assert lost == pytest.approx([lost[0]] * 3)
 
 
-@settings(deadline=None)
 @given(host=st.floats(0.0, 0.001), stall=st.floats(0.0, 0.01), held=st.floats(0.0, 1.0))
 def test_slower_hosts_never_speed_a_step_up(host: float, stall: float, held: float) -> None:
     config = ParallelConfig(

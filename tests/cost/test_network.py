@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -155,7 +155,6 @@ def cases() -> dict[str, tuple[Problem, Candidates]]:
     return {name: spaces(name) for name in ("llama-3-8b", "mixtral-8x7b")}
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(("llama-3-8b", "mixtral-8x7b")),
     order=st.sampled_from(ORDERS),

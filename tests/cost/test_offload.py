@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import gpu
@@ -32,7 +32,6 @@ QUERY: dict[str, Any] = {
     "parallel": {"recompute": "full"},
 }
 PARAMETERS = 8_030_261_248
-few = settings(max_examples=25, deadline=None)
 shares = st.sampled_from((0.25, 0.5, 1.0))
 
 
@@ -63,6 +62,7 @@ def test_states_move_to_the_host_which_updates_them() -> None:
     assert moved.time.parts_s["optimizer"] == 0 and plain.time.parts_s["offload"] == 0
 
 
+@pytest.mark.components
 def test_pinned_memory_is_what_torch_keeps_on_the_host() -> None:
     """Parameter, gradient and both states of a CPU AdamW, as Megatron's hybrid optimizer runs
     it.
@@ -81,7 +81,6 @@ def test_pinned_memory_is_what_torch_keeps_on_the_host() -> None:
     assert memory.host_bytes == pytest.approx(held / 1000 * PARAMETERS, rel=1e-3)
 
 
-@few
 @given(problems(gpu="a100-sxm-80gb"), shares, st.sampled_from(("adam", "sgd")))
 def test_what_leaves_the_device_is_the_share_asked_for(
     case: tuple[Problem, ParallelConfig], share: float, optimizer: str
@@ -105,7 +104,6 @@ def test_what_leaves_the_device_is_the_share_asked_for(
         )
 
 
-@few
 @given(problems(gpu="a100-sxm-80gb"), shares)
 def test_activations_on_the_host_never_need_more_of_the_device_nor_less_time(
     case: tuple[Problem, ParallelConfig], share: float
@@ -120,7 +118,6 @@ def test_activations_on_the_host_never_need_more_of_the_device_nor_less_time(
     assert columns(alone)["memory_total_bytes"] == after.memory_total_bytes[0]
 
 
-@few
 @given(problems(gpu="a100-sxm-80gb"), st.sampled_from(("optimizer", "activations")), shares)
 def test_a_slower_link_never_makes_a_step_faster(
     case: tuple[Problem, ParallelConfig], what: str, share: float

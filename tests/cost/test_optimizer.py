@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import model
@@ -30,6 +30,7 @@ QUERY: dict[str, Any] = {
 }
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(
     ("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9}), ("Muon", {})]
 )
@@ -85,7 +86,7 @@ def test_bytes_of_a_parameter(precisions: dict[str, Any], total: float) -> None:
     assert size.weights + size.gradients + size.optimizer == total
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.components
 @given(rows=st.sampled_from((64, 96, 160)), columns=st.sampled_from((64, 128, 224)))
 def test_orthogonalisation_has_the_flops_that_torch_counts(rows: int, columns: int) -> None:
     torch = torch_or_skip()
@@ -174,7 +175,6 @@ def test_muon_reduces_whole_gradients_where_states_are_dealt_out_by_matrix() -> 
     assert saved[0] < saved[1]
 
 
-@settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from(("sgd", "adam", "muon")))
 def test_cheaper_optimizers_never_keep_more(
     case: tuple[Problem, ParallelConfig], name: str

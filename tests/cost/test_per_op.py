@@ -126,6 +126,7 @@ def kept_bytes(model: ModelSpec) -> tuple[int, int]:
     return sum(storages.values()), sum(again)
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("model", SHAPES, ids=("mha", "gqa"))
 def test_bytes_and_matmuls_are_those_of_torch(model: ModelSpec) -> None:
     config = ParallelConfig(micro_batch_size=BATCH, recompute="per_op", zero_stage=3)
@@ -194,6 +195,7 @@ def test_where_it_is_not_known_it_is_refused(said: dict[str, Any], word: str) ->
     assert caught.value.field == "parallel.recompute" and word in str(caught.value)
 
 
+@pytest.mark.components
 def test_eager_mlps_keep_the_activated_gate() -> None:
     """Gate, up, the activated gate and their product, as torch saves them of silu(w1 x) * w3 x
     before w2.

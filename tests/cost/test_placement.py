@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster
@@ -53,7 +53,7 @@ def members(group: Group) -> list[int]:
     return sorted(sum(parts) for parts in itertools.product(*offsets))
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.components
 @given(SIZES, SIZES, SIZES, SIZES, ORDERS)
 def test_groups_are_megatrons(t: int, c: int, d: int, p: int, order: str) -> None:
     config = ParallelConfig(
@@ -83,7 +83,7 @@ def test_groups_are_megatrons(t: int, c: int, d: int, p: int, order: str) -> Non
         assert members(found) == sorted(experts.get_ranks("-".join(names))[0]), names
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.components
 @given(SIZES, SIZES, SIZES, ORDERS, st.sampled_from((4, 6, 8, 12)))
 def test_the_short_side_of_a_block_is_counted(
     t: int, d: int, p: int, order: str, block: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
@@ -42,7 +42,6 @@ ORDERS: dict[str, Callable[..., list[Order]]] = {
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
 }
-few = settings(max_examples=80, deadline=None)
 seconds = st.floats(0.3, 2.0)
 
 
@@ -90,7 +89,6 @@ def held(order: Order, *, waiting_share: float) -> float:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@few
 @given(st.data())
 def test_every_micro_batch_passes_every_stage_once(name: str, data: st.DataObject) -> None:
     config, m = data.draw(legal(name))
@@ -106,7 +104,6 @@ def test_every_micro_batch_passes_every_stage_once(name: str, data: st.DataObjec
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@few
 @given(st.data(), seconds, seconds, seconds)
 def test_bubble(name: str, data: st.DataObject, t_f: float, t_b: float, t_w: float) -> None:
     if name in (
@@ -130,7 +127,6 @@ def test_bubble(name: str, data: st.DataObject, t_f: float, t_b: float, t_w: flo
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@few
 @given(st.data(), seconds, seconds, seconds)
 def test_zbv_is_never_slower_than_said(
     data: st.DataObject, t_f: float, t_b: float, t_w: float
@@ -161,7 +157,6 @@ def test_published_bubbles() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@few
 @given(st.data(), st.floats(0.0, 1.0))
 def test_activations_held(name: str, data: st.DataObject, waiting_share: float) -> None:
     config, m = data.draw(legal(name))
@@ -174,7 +169,6 @@ def test_activations_held(name: str, data: st.DataObject, waiting_share: float) 
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
-@few
 @given(st.data())
 def test_passes_that_run_together(name: str, data: st.DataObject) -> None:
     """The fewest forward passes that any rank runs in one block with a backward pass."""
@@ -250,6 +244,7 @@ def chunkwise(order: Order) -> list[Operation]:
     return [operation for block in order for operation in block]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 24)])
 def test_orders_are_torchs(torchs: Any, p: int, m: int) -> None:
     assert zbv(p=p, m=m) == of_torch(torchs, "ScheduleZBVZeroBubble", p=p, stages=2 * p, m=m)
@@ -261,6 +256,7 @@ def test_orders_are_torchs(torchs: Any, p: int, m: int) -> None:
     assert [chunkwise(order) for order in ours] == [chunkwise(order) for order in theirs]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])
 def test_dualpipe_is_torchs_folded_in_the_middle(torchs: Any, p: int, m: int) -> None:
     """DualPipeV runs on half the ranks what DualPipe's first half runs: its second chunk is the
@@ -274,6 +270,7 @@ def test_dualpipe_is_torchs_folded_in_the_middle(torchs: Any, p: int, m: int) ->
         assert ours == [tuple(tuple(o) for o in block) for block in folded[rank]]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])
 @pytest.mark.parametrize("t_w", [0.6, 1.0])
 def test_zb_h1_takes_as_long_as_torchs(torchs: Any, p: int, m: int, t_w: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -29,7 +29,6 @@ STATES = ("weights", "gradients", "optimizer")
 zero_stages = st.sampled_from((1, 2, 3))
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems(replicas=8), zero_stages, st.sampled_from((1, 2, 4)))
 def test_states_are_those_of_a_cluster_of_one_shard_group(
     case: tuple[Problem, ParallelConfig], zero: int, size: int
@@ -54,7 +53,6 @@ def test_states_are_those_of_a_cluster_of_one_shard_group(
         assert hybrid[name][0] >= whole[name][0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems(replicas=8), zero_stages)
 def test_one_shard_group_of_all_replicas_is_plain_zero(
     case: tuple[Problem, ParallelConfig], zero: int
@@ -68,7 +66,6 @@ def test_one_shard_group_of_all_replicas_is_plain_zero(
         np.testing.assert_array_equal(column, spelled[name], err_msg=name)
 
 
-@settings(max_examples=40, deadline=None)
 @given(problems(replicas=8), zero_stages, st.sampled_from((1, 2, 4, 8)), st.floats(0, 1))
 def test_a_slower_network_never_makes_hybrid_sharding_faster(
     case: tuple[Problem, ParallelConfig], zero: int, size: int, overlap: float
@@ -112,7 +109,6 @@ def test_only_shards_of_gradients_cross_the_network() -> None:
     assert costs.parts["data_parallel"][0] != flat
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     layers=st.integers(1, 12),
     gather=st.floats(0.01, 10),

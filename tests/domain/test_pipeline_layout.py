@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.domain.pipeline_layout import MAX_TEXT, check_layout, parse_layout
@@ -43,6 +43,7 @@ def megatron_chunks(text: str) -> list[tuple[int, int, int, int]]:
     return [tuple(chunk.count(kind) for kind in kinds) for chunk in chunks]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_megatron_core_reads_the_same(text: str) -> None:
     ours = [
@@ -90,7 +91,6 @@ def test_what_is_no_layout_is_told_apart(text: str, word: str) -> None:
 
 
 @given(text=st.text(alphabet="EtmL|()*0123456789,", max_size=60))
-@settings(max_examples=200, deadline=None)
 def test_any_text_is_read_or_refused_at_once(text: str) -> None:
     start = time.process_time()
     try:

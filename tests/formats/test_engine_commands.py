@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -41,7 +41,6 @@ def served(engine: str, *, parallel: dict[str, int], **inference: Any) -> dict[s
     }
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     engine=st.sampled_from(("vllm", "sglang")),
     t=st.sampled_from((1, 2, 4)),

@@ -129,6 +129,7 @@ def test_bash_is_asked(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.components
 def test_bash_reads_every_script(tmp_path: Path) -> None:
     made = exported()
     assert {format for format, _ in made} == {

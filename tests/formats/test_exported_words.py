@@ -105,6 +105,7 @@ def test_an_answer_under_bridges_recipe_is_exported_to_bridge() -> None:
     assert "grad_reduce_in_fp32:false" in values["mixed_precision"]
 
 
+@pytest.mark.components
 def test_bridges_words_are_fields_of_megatron_cores_optimizer() -> None:
     try:
         from megatron.core.optimizer import OptimizerConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -50,7 +50,6 @@ def fsdp(**parallel: Any) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     zero=st.sampled_from((0, 1, 2, 3)),
     micro=st.sampled_from((1, 2, 4)),
@@ -106,6 +105,7 @@ def test_deepspeed_reads_it(tmp_path: Path) -> None:
     assert [line for line in ran.stdout.splitlines() if line.startswith("read")] == expected
 
 
+@pytest.mark.components
 def test_accelerate_reads_it(tmp_path: Path) -> None:
     config_args = pytest.importorskip(
         "accelerate.commands.config.config_args", reason="accelerate is not installed"

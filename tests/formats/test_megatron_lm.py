@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import detect, read_query
@@ -81,7 +81,6 @@ def test_a_pipeline_laid_out_by_hand_comes_back_the_same() -> None:
     same_work(setup_of(again), setup)
 
 
-@settings(max_examples=60, deadline=None)
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict) -> None:
     setup = setup_of(query)
@@ -90,7 +89,7 @@ def test_what_was_exported_comes_back_the_same(query: dict) -> None:
     same_work(setup_of(again), setup)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.components
 @given(queries())
 def test_every_flag_sets_a_field_that_megatron_core_has(query: dict) -> None:
     known = known_fields()
@@ -98,7 +97,7 @@ def test_every_flag_sets_a_field_that_megatron_core_has(query: dict) -> None:
         assert RENAMED.get(flag, flag.replace("-", "_")) in known, flag
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.components
 @given(queries())
 def test_the_yaml_puts_every_key_in_the_section_of_its_class(query: dict) -> None:
     known_fields()

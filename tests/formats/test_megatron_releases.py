@@ -105,6 +105,7 @@ def needs_megatron() -> None:
         skip_or_fail(component="MEGATRON", reason="megatron-core is not installed")
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("release", RELEASES)
 def test_rows_of_random_rankings_start_in_their_release(release: str) -> None:
     needs_megatron()
@@ -118,6 +119,7 @@ def test_many_rows_of_random_rankings_start_in_their_release(release: str) -> No
     assert check(range(FEW, MANY), release=release) > MANY
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_first_row_of_a_mixture_runs_and_takes_what_was_predicted(release: str) -> None:
     needs_megatron()

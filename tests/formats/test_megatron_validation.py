@@ -123,6 +123,7 @@ def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     return words, dict(exported)
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(("model", "gpu"), CASES)
 def test_exported_commands_pass_what_megatron_checks(model: str, gpu: str) -> None:
     try:

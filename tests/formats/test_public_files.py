@@ -90,39 +90,42 @@ def test_there_are_a_hundred_and_more() -> None:
     assert len(FILES) >= 180
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_public_file_is_read_right_or_refused_by_name(name: str) -> None:
-    expected, text = FILES[name]
-    if "error" in expected:
-        with pytest.raises(InputError, match=expected["error"]):
-            read_as(expected, text)
-        return
-    assert detect(text, files=expected.get("files")) == expected.get("format", "megatron-lm")
-    reading, refusal = read_as(expected, text)
-    if "refused" not in expected and "missing" not in expected:
-        assert refusal is None, refusal
-        schema.parse_query(reading.query)
-    assert {each.field for each in reading.missing} >= set(expected.get("missing", ()))
-    for word in expected.get("refused", ()):
-        assert refusal is not None and word in refusal.message
-    for flag in expected.get("ignored", ()):
-        assert any(each.flag == flag and each.reason for each in reading.ignored)
-    for key, value in expected.items():
-        if key.startswith("line "):
-            assert [each.line for each in reading.read if each.flag == key[5:]] == [value]
-        elif key.startswith("hint "):
-            assert [
-                each.hint
-                for each in reading.missing
-                if each.field == key[5:] and str(value) in each.hint
-            ], reading.missing
-        elif key == "num_gpus":
-            assert reading.num_gpus == value
-        elif key not in FACTS:
-            assert value_at(reading.query, key) == value, key
+def test_a_public_file_is_read_right_or_refused_by_name(subtests: pytest.Subtests) -> None:
+    for name in FILES:
+        with subtests.test(name=str(name)):
+            expected, text = FILES[name]
+            if "error" in expected:
+                with pytest.raises(InputError, match=expected["error"]):
+                    read_as(expected, text)
+                continue
+            assert detect(text, files=expected.get("files")) == expected.get(
+                "format", "megatron-lm"
+            )
+            reading, refusal = read_as(expected, text)
+            if "refused" not in expected and "missing" not in expected:
+                assert refusal is None, refusal
+                schema.parse_query(reading.query)
+            assert {each.field for each in reading.missing} >= set(expected.get("missing", ()))
+            for word in expected.get("refused", ()):
+                assert refusal is not None and word in refusal.message
+            for flag in expected.get("ignored", ()):
+                assert any(each.flag == flag and each.reason for each in reading.ignored)
+            for key, value in expected.items():
+                if key.startswith("line "):
+                    assert [each.line for each in reading.read if each.flag == key[5:]] == [value]
+                elif key.startswith("hint "):
+                    assert [
+                        each.hint
+                        for each in reading.missing
+                        if each.field == key[5:] and str(value) in each.hint
+                    ], reading.missing
+                elif key == "num_gpus":
+                    assert reading.num_gpus == value
+                elif key not in FACTS:
+                    assert value_at(reading.query, key) == value, key
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(sorted(FILES)),
     place=st.integers(0, 10_000),

@@ -80,14 +80,14 @@ def by_us(script: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from(FORMS), words=WORDS)
 def test_words_are_those_that_bash_passes_on(form: str, words: list[str]) -> None:
     script = form.format(words=" ".join(words))
     assert by_us(script) == by_bash(script)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from([form for form in FORMS if "bash" not in form]), words=WORDS)
 def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
     """Every word of the command is read, ignored with a reason or refused by name, however it is
@@ -218,7 +218,6 @@ def test_what_asks_for_too_much_is_refused(text: str) -> None:
         shell.read(text)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("AB$(){}[]@=+*\"' -\n#\\1;&|<>!:%/"), max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(InputError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -52,6 +52,7 @@ own exclusions).
 """
 
 
+@pytest.mark.components
 def test_every_argument_of_megatron_core_has_its_line() -> None:
     """The loop's parser is made of Core's fields: a switch that is on by default is turned off by
     --no-... or --disable-...
@@ -91,19 +92,22 @@ def test_every_argument_of_megatron_core_has_its_line() -> None:
                 ), each
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_names_each_argument_once_with_a_reason(name: str) -> None:
-    content = yaml.safe_load(
-        (Path(scripts.__file__).parents[2] / "tables" / f"{name}.yaml").read_text(encoding="utf-8")
-    )
-    said = [
-        entry.partition("=")[0]
-        for fate in ("read", "ignored", "refused")
-        for names_ in (content.get(fate) or {}).values()
-        for entry in names_.split()
-    ]
-    assert sorted(set(said)) == sorted(said)
-    assert all(each.why for each in table(name).values())
+def test_a_table_names_each_argument_once_with_a_reason(subtests: pytest.Subtests) -> None:
+    for name in TABLES:
+        with subtests.test(name=str(name)):
+            content = yaml.safe_load(
+                (Path(scripts.__file__).parents[2] / "tables" / f"{name}.yaml").read_text(
+                    encoding="utf-8"
+                )
+            )
+            said = [
+                entry.partition("=")[0]
+                for fate in ("read", "ignored", "refused")
+                for names_ in (content.get(fate) or {}).values()
+                for entry in names_.split()
+            ]
+            assert sorted(set(said)) == sorted(said)
+            assert all(each.why for each in table(name).values())
 
 
 def test_the_formats_are_those_that_help_texts_name() -> None:
@@ -217,7 +221,6 @@ def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
         "torchtitan",
     ],
 )
-@settings(max_examples=25)
 @given(data=st.data())
 def test_what_is_exported_comes_back_the_same_in_every_field(
     format: str, data: st.DataObject

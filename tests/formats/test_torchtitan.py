@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -71,7 +71,6 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None)
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
     setup = setup_of(query)
@@ -81,6 +80,7 @@ def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
     same_work(setup_of(again), setup)
 
 
+@pytest.mark.components
 def test_torchtitan_reads_it(tmp_path: Path) -> None:
     try:
         root = importlib.metadata.distribution("torchtitan").locate_file("torchtitan")

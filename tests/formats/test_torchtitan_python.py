@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.exchange import read_configuration, read_query
@@ -138,7 +138,6 @@ def query_of(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> 
     }
 
 
-@settings(max_examples=40, deadline=None)
 @given(queries())
 def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
     setup = setup_of(query)

@@ -87,6 +87,8 @@ PAIRS = [
         case,
         marks=pytest.mark.long
         if format in OF_MEGATRON[1:] and case not in ("dense", "uneven")
+        else pytest.mark.components
+        if case not in ("dense", "uneven", "lora")
         else (),
     )
     for format in writable("training")
@@ -128,6 +130,7 @@ def test_a_case_is_written_or_what_the_tool_cannot_say_is_named(format: str, cas
         assert re.search(rf"\b{re.escape(field)}\b", unsaid), unsaid
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("case", TRAININGS)
 def test_megatrons_arguments_hold_to_four_releases(case: str) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -173,6 +176,7 @@ def test_slurm_and_kubernetes_start_megatrons_own_command(case: str) -> None:
     assert own and [each.partition("pretrain_gpt.py")[2] for each in scripts] == [own, own]
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("format", ["accelerate", "trl", "llama-factory"])
 def test_accelerate_reads_its_file(format: str, tmp_path: Path) -> None:
     config_args = pytest.importorskip(
@@ -224,6 +228,7 @@ def test_deepspeed_reads_each_file(tmp_path: Path) -> None:
     assert [(int(line[2]), int(line[3])) for line in lines] == [(world, 128) for world in worlds]
 
 
+@pytest.mark.components
 def test_torchtitan_reads_each_file(tmp_path: Path) -> None:
     try:
         root = importlib.metadata.distribution("torchtitan").locate_file("torchtitan")

@@ -41,14 +41,12 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The cluster with both nodes idle and an empty queue. Mark its users `slurm`; none may leave a
-    job behind.
-    """
+    """The cluster with both nodes idle and an empty queue. A test leaves no job behind."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.folder / "slurm.conf"))
     monkeypatch.delenv("HP_SLURM_CONFIG", raising=False)
     yield slurm_cluster
     try:
-        until(lambda: slurm_cluster.open_jobs() == [], limit_s=20)
+        until(lambda: slurm_cluster.open_jobs() == [])
     except AssertionError:  # one test's failure is not the next one's
         slurm_cluster.run("scancel", "--partition=batch")
         raise
@@ -62,7 +60,7 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
-    """A Ray cluster of this session's own. Mark its users `ray`."""
+    """A Ray cluster of this session's own."""
     if importlib.util.find_spec("ray") is None:
         skip_or_fail(component="RAY", reason="ray (the ray extra) is not installed")
     cluster = RayCluster()

@@ -44,7 +44,7 @@ time.sleep(300)
 """
 
 
-def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 60.0) -> LaunchPlan:
+def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 300.0) -> LaunchPlan:
     """A launch plan that runs `script` in the job's folder."""
     return LaunchPlan(
         job_name=job_name,
@@ -57,7 +57,7 @@ def plan(script: str, *, job_name: str = "job-1", timeout_s: float = 60.0) -> La
 
 
 def wait(
-    launcher: Launcher, handle: str, *, until: set[JobState], limit_s: float = 120.0
+    launcher: Launcher, handle: str, *, until: set[JobState], limit_s: float = 300.0
 ) -> JobState:
     """Poll until the job is in one of the states; fails after limit_s."""
     deadline = time.monotonic() + limit_s
@@ -106,7 +106,7 @@ def started(launcher: Launcher, script: str = STUBBORN, **options: float) -> str
     return handle
 
 
-def await_the_end(job_name: str, *, limit_s: float = 120.0) -> None:
+def await_the_end(job_name: str, *, limit_s: float = 300.0) -> None:
     """Wait until no process of the job lives: one that was killed is there until it has had its
     turn.
     """

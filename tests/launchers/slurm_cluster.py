@@ -172,7 +172,7 @@ class SlurmCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout
@@ -205,7 +205,7 @@ def free_ports(*, count: int = 3, among: range = range(10_000, 20_000)) -> int:
     raise AssertionError("no free ports")
 
 
-def until(condition: Callable[[], object], *, limit_s: float = 120.0) -> None:
+def until(condition: Callable[[], object], *, limit_s: float = 300.0) -> None:
     """Wait for the condition; one that cannot be asked yet is not fulfilled."""
     deadline = time.monotonic() + limit_s
     while True:

@@ -26,6 +26,8 @@ from tests.launchers.contract import GOOD, await_the_end, plan, processes, wait
 from tests.launchers.slurm_cluster import until
 from tests.store.acting import claimed, intended
 
+pytestmark = pytest.mark.components
+
 ENDED = {JobState.FINISHED, JobState.CANCELLED, JobState.PREEMPTED, JobState.LOST}
 DAMAGE = {
     "lock removed": "os.remove('lock')",
@@ -106,13 +108,13 @@ def _measured(launcher: Launcher, handle: str) -> Measurement | None:
 
 def _ends_and_others_run(launcher: Launcher, handle: str) -> Measurement | None:
     """What the ended job brought; another one runs after it."""
-    wait(launcher, handle, until=ENDED, limit_s=60)
+    wait(launcher, handle, until=ENDED)
     measurement = _measured(launcher, handle)
     assert measurement is None or measurement.status in ("crashed", "preempted")
     assert launcher.open_jobs() == []
     await_the_end("job-1")
     other = launcher.submit(plan(GOOD, job_name="job-2"))
-    assert wait(launcher, other, until=ENDED, limit_s=60) is JobState.FINISHED
+    assert wait(launcher, other, until=ENDED) is JobState.FINISHED
     assert launcher.fetch(other).status == "ok"
     return measurement
 
@@ -206,7 +208,7 @@ def test_a_log_without_end_ends_the_run(
 ) -> None:
     monkeypatch.setenv("HP_JOB_LOG_MIB", "4")
     handle = launcher.submit(plan("while True: print('x' * 4096)"))
-    assert wait(launcher, handle, until=ENDED, limit_s=60) is JobState.FINISHED
+    assert wait(launcher, handle, until=ENDED) is JobState.FINISHED
     measurement = launcher.fetch(handle)
     assert measurement.status == "crashed" and "its log grew beyond 4 MiB" in (
         measurement.cause or ""

@@ -43,9 +43,10 @@ DRIVERS = {
 """Names that are not in the catalogue stay close to the driver's."""
 
 
-@pytest.mark.parametrize(("driver", "catalogue"), DRIVERS.items())
-def test_catalogue_name(driver: str, catalogue: str) -> None:
-    assert devices.catalogue_name(driver) == catalogue
+def test_catalogue_name(subtests: pytest.Subtests) -> None:
+    for driver, catalogue in DRIVERS.items():
+        with subtests.test(driver=str(driver), catalogue=str(catalogue)):
+            assert devices.catalogue_name(driver) == catalogue
 
 
 def test_every_nvidia_gpu_of_the_catalogue_is_recognised() -> None:

@@ -78,7 +78,7 @@ class TestKubernetesContract(OnKubernetes, LauncherContract):
     """The stand-in starts an interpreter for each question."""
 
 
-@pytest.mark.slow
+@pytest.mark.components
 class TestKubernetesLauncher(OnKubernetes):
     def test_a_cancelled_job_is_deleted_and_its_log_stays(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
@@ -247,6 +247,7 @@ class TestKubernetesLauncher(OnKubernetes):
         assert launcher.fetch(handle).status == "ok"
 
 
+@pytest.mark.components
 def test_a_job_set_runs_is_cancelled_and_is_one_job_of_pods(tmp_path: Path) -> None:
     launcher = over_the_stand_in(tmp_path, workload="jobset")()
     assert "JobSets may be created" in launcher.answers()
@@ -269,7 +270,7 @@ SITES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.y
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
 def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Path) -> None:
-    import kubernetes_validate
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
     options = KubernetesOptions.parse(yaml.safe_load(path.read_text()), origin=str(path))
     asked = replace(
@@ -391,7 +392,7 @@ def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("version", ["1.30", "1.33"])
 def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
-    import kubernetes_validate
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
     asked = KubernetesOptions.parse(options, origin="test")
     given = replace(plan(GOOD, job_name="Search_1.run-1"), num_gpus=16)

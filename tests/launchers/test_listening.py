@@ -26,7 +26,7 @@ from tests.launchers.contract import wait
 from tests.launchers.slurm_cluster import until
 from tests.profiler.requests import request
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def _request(**changes: object) -> ProfileRequest:
         "gpu": "cpu",
         "steps": 2,
         "warmup_steps": 1,
-        "timeout_s": 60.0,
+        "timeout_s": 300.0,
     }
     return ProfileRequest(**{**values, **changes})  # type: ignore[arg-type]
 

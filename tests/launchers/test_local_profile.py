@@ -16,7 +16,7 @@ from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 TP2 = {"tensor_parallel_size": 2, "sequence_parallel": True}
 
@@ -33,7 +33,7 @@ def _megatron() -> None:
 def _profile(root: Path, **changes: Any) -> Measurement:
     launcher = create("local", root=root, cpu_only=True)
     handle = launcher.submit(launcher.plan(request(**changes), job_name="run"))
-    assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=120) is JobState.FINISHED
+    assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
     folder = str(root / "run")
     assert not [
         p for p in psutil.process_iter() if folder in _folder_of(p) and not _is_supervisor(p)

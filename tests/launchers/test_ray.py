@@ -34,7 +34,7 @@ from tests.launchers.contract import (
 from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.profiler.requests import request
 
-pytestmark = [pytest.mark.ray, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _COUNT = itertools.count()
@@ -66,14 +66,14 @@ class TestRayLauncher(OnRay, EngineContract):
             "SystemExit\n"
         )
         handle = launcher.submit(replace(plan(both + GOOD), num_gpus=2))
-        assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=60) is JobState.FINISHED
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
         stuck = (
             "import os, time\nif os.environ['PET_NODE_RANK'] == '0': time.sleep(300)\nraise "
             "ValueError('node 1 is on fire')"
         )
         handle = launcher.submit(replace(plan(stuck, job_name="job-2"), num_gpus=2, timeout_s=60.0))
-        assert wait(launcher, handle, until={JobState.FINISHED}, limit_s=60) is JobState.FINISHED
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == (
             "crashed",

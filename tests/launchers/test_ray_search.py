@@ -29,7 +29,7 @@ from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.launchers.ray_proxy import PAGE, proxy_of
 from tests.launchers.slurm_cluster import QUERY, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 ROOT = Path(__file__).parents[2]
 GPUS, STEPS_S, AWAY_S = 2, 2.0, 4.0
@@ -89,13 +89,13 @@ def test_a_head_that_is_away_is_waited_for_and_nothing_is_lost_or_run_twice(
         assert launcher.find("job-1") is None  # the client's first words are about versions
         proxy.status = 503
         search = pool.submit(tune, query=query, store=store, launcher=launcher, on_event=hear)
-        until(lambda: search.done() or waits, limit_s=60)
+        until(lambda: search.done() or waits)
         time.sleep(AWAY_S)
         assert not search.done() and ray_jobs(ray_cluster, "away-") == {}
         proxy.status = None
-        until(lambda: first_job_is("RUNNING"), limit_s=60)
+        until(lambda: first_job_is("RUNNING"))
         proxy.status, seen = 429, proxy.refused
-        until(lambda: first_job_is("SUCCEEDED"), limit_s=60)
+        until(lambda: first_job_is("SUCCEEDED"))
         time.sleep(AWAY_S)
         assert not search.done() and proxy.refused > seen
         proxy.lost_submissions, proxy.status = 1, None

@@ -21,7 +21,7 @@ from tests.command_line import hp_tool
 from tests.launchers import ray_cluster as ray_engine
 from tests.launchers import slurm_cluster
 
-pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.slurm, pytest.mark.distributed]
+pytestmark = [pytest.mark.long, pytest.mark.components]
 
 ENGINES = ("local", "slurm", "ray")
 GPUS, STARTUP_S = 2, 1.0

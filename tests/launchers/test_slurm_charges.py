@@ -21,7 +21,7 @@ from hp_tool.questions import schema
 from hp_tool.store import SqlStore, open_store
 from tests.launchers.slurm_cluster import QUERY, SlurmCluster, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
+pytestmark = pytest.mark.components
 
 GPUS, HELD_S = 2, 1.5
 TRAINER = """
@@ -77,7 +77,7 @@ class Site:
         with ThreadPoolExecutor(1) as pool:
             query = schema.parse_query({**QUERY, **changes})
             ended = pool.submit(tune, query=query, store=self.store, launcher=launcher)
-            until(lambda: ended.done() or self.began(), limit_s=60)
+            until(lambda: ended.done() or self.began())
             if not self.began():
                 ended.result()  # says why
             claim = self.began()[0].with_name("claim")

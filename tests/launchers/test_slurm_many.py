@@ -20,7 +20,7 @@ from hp_tool.store import open_store
 from tests.launchers.slurm_cluster import OPTIONS, QUERY, SlurmCluster, until
 from tests.service.processes import process as hp_tool_process
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.long]
+pytestmark = [pytest.mark.components, pytest.mark.long]
 
 SEARCHES, WORKERS, POLL_S = 20, 2, 2.0
 COUNTED = """#!/bin/bash

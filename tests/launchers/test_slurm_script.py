@@ -182,7 +182,7 @@ def test_a_request_for_other_hardware_is_refused(tmp_path: Path, wrong: dict[str
     assert refused.value.code == "launcher_mismatch"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(arguments=st.lists(HOSTILE, max_size=4))
 def test_the_program_gets_its_arguments_byte_for_byte(arguments: list[str]) -> None:
     """The rendered script under a real bash; srun stands for itself by running what follows its
@@ -220,7 +220,6 @@ def test_the_program_gets_its_arguments_byte_for_byte(arguments: list[str]) -> N
         assert not (folder / "pwned").exists()
 
 
-@settings(max_examples=200)
 @given(
     value=HOSTILE,
     name=st.sampled_from(_OPTIONS),
@@ -249,7 +248,7 @@ def test_an_option_is_a_plain_word_or_refused(value: str, name: str) -> None:
 
 
 @given(command=st.lists(HOSTILE, min_size=1, max_size=3), text=HOSTILE)
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 def test_files_that_travel_in_the_script_arrive_as_they_were(command: list[str], text: str) -> None:
     """What stands between the script and the node is played by `cat`: the here-document's text
     reaches it unchanged.

@@ -26,7 +26,7 @@ from tests.launchers.slurm_cluster import SlurmCluster, until
 from tests.profiler.requests import request
 from tests.service.processes import process as hp_tool_process
 
-pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.components
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TUNE = (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", "--json")
@@ -96,10 +96,7 @@ def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> No
     launcher = slurm.launcher(root=tmp_path, gpus_per_node=1)
     asked = request(parallel={"tensor_parallel_size": 2, "sequence_parallel": True})
     handle = launcher.submit(launcher.plan(asked, job_name="two-nodes"))
-    assert (
-        wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}, limit_s=120)
-        is JobState.FINISHED
-    )
+    assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
     measurement = launcher.fetch(handle)
     assert measurement.status == "ok", measurement.log_tail
     assert len(measurement.step_times_s) == 2
@@ -117,10 +114,7 @@ def test_a_run_that_its_time_limit_ends_keeps_its_steps(
         parallel={"tensor_parallel_size": 2}, steps=10_000_000, warmup_steps=1, timeout_s=45.0
     )
     handle = launcher.submit(launcher.plan(asked, job_name="endless"))
-    assert (
-        wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}, limit_s=120)
-        is JobState.FINISHED
-    )
+    assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
     measurement = launcher.fetch(handle)
     assert measurement.status == "ok", measurement.log_tail
     assert (
@@ -138,7 +132,7 @@ def test_a_run_that_its_time_limit_ends_keeps_its_steps(
 @pytest.mark.long
 def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
-    until(lambda: len(search.jobs()) == 2, limit_s=120)
+    until(lambda: len(search.jobs()) == 2)
     search.slurm.stop_controller()
     search.slurm.start_controller()
     stdout, stderr = process.communicate(timeout=300)
@@ -154,7 +148,7 @@ def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
 @pytest.mark.long
 def test_a_search_whose_process_is_killed_adopts_its_running_job(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "2")
-    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()))
     process.kill()
     process.communicate(timeout=30)
     (running,) = search.jobs()
@@ -174,7 +168,7 @@ def test_a_search_whose_process_is_killed_adopts_its_running_job(search: Search)
 
 def test_a_search_that_is_cancelled_leaves_no_job_behind(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
-    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+    until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()))
     with search.store() as store:
         store.request_cancel(search_id=search.id())
         process.communicate(timeout=60)
@@ -196,7 +190,7 @@ def test_a_restarted_worker_adopts_the_jobs_of_a_killed_one(
             hp_tool_process, "worker", "--lease-s", "2", database_url=search.url, home=tmp_path
         )
         with worker() as first:
-            until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()), limit_s=120)
+            until(lambda: any("RUNNING" in job for job in search.slurm.open_jobs()))
             first.kill()
             first.wait()
         adopted = search.jobs()
@@ -250,7 +244,7 @@ def test_a_held_job_is_shown_is_not_charged_and_ends_the_search_when_its_time_is
                     .get("reason")
                 )
 
-        until(pending, limit_s=60)
+        until(pending)
         assert pending() in ("PartitionDown", "None", "Priority")
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 1 and "queue_timeout_s of 8 s" in stderr, stderr

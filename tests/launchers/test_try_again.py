@@ -38,6 +38,7 @@ RESULT = {"status": "ok", "step_s": 0.5, "step_times_s": [0.5, 0.5], "losses": [
 OPTIONS = {"gpu": "cpu", "gpus_per_node": 2, "poll_s": 0.1}
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("what", ["submit", "logs"])
 def test_a_head_without_agents_is_waited_for(what: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:

@@ -15,7 +15,7 @@ from service.app import create_app
 from service.settings import Settings
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.components)])
 def http(request, tmp_path) -> Iterator[httpx.Client]:
     url = (
         f"sqlite:///{tmp_path / 'hp.sqlite3'}"

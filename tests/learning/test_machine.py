@@ -90,8 +90,7 @@ def test_what_cannot_be_timed_is_refused() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 def test_the_command_measures_this_host(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_the_gain_shrinks_as_sequences_grow() -> None:
     assert gains == sorted(gains, reverse=True) and gains[-1] == 1.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(256, ROW), min_size=1, max_size=12),
     st.sampled_from((1, 2, 4)),

@@ -20,7 +20,7 @@ from hp_tool.cost.lengths.sequences import (
 
 ROW = 4096
 lengths = st.lists(st.integers(1, ROW), min_size=1, max_size=60)
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=15)
 
 
 def distribution(values: list[int]) -> LengthDistribution:

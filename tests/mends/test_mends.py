@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -165,7 +165,6 @@ def test_a_budget_is_met_by_what_is_told() -> None:
 sizes = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     t=sizes,
     p=sizes,

@@ -16,7 +16,7 @@ from hp_tool.cli.main import build
 from hp_tool.extras import EXTRAS, Extra
 from tests.packaging import lean
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 WEB = {"fastapi", "starlette", "uvicorn"}
 CALL = """

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 
 def is_sent(name: str) -> bool:

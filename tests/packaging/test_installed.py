@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import skip_or_fail
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LARGEST_BYTES = 130e6
 """Of an installation that answers, all of Python's packages but pip and setuptools."""

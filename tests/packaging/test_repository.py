@@ -49,3 +49,29 @@ def test_the_workflow_runs_what_is_here() -> None:
 
 def test_the_citation_names_this_version() -> None:
     assert yaml.safe_load(CITATION.read_text())["version"] == hp_tool.__version__
+
+
+@pytest.mark.parametrize(
+    ("subject", "named"),
+    [
+        ("cost: charge NVL72 rails per tray", None),
+        ("docs/cost-model: state the ring's latency", None),
+        ("Merge branch 'pins'", None),
+        ("Charge NVL72 rails per tray", "area: verb object"),
+        ("cost: Charge NVL72 rails per tray", "area: verb object"),
+        ("cost: charge NVL72 rails per tray.", "area: verb object"),
+        ("cost: " + "x" * 67, "73 characters"),
+    ],
+)
+def test_a_commit_s_subject_has_an_area_and_a_verb(
+    subject: str, named: str | None, tmp_path: Path
+) -> None:
+    message = tmp_path / "message"
+    message.write_text(f"{subject}\n\nWhy.\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "commit_subject.py", message],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (named is not None)
+    assert named is None or named in done.stderr

@@ -18,7 +18,7 @@ import pytest
 import hp_tool
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.components
 
 SMOKE = """
 import io, json, sys, traceback

@@ -79,7 +79,7 @@ def request(
             "gpu": "cpu",
             "steps": 2,
             "warmup_steps": 1,
-            "timeout_s": 120.0,
+            "timeout_s": 1200.0,
             **changes,
         }
     )

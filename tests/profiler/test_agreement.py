@@ -15,7 +15,7 @@ from hp_tool.domain.workload import OverlapSpec
 from tests.profiler.requests import DEEPSEEK, LATENT, LLAMA, MOE
 from tests.profiler.together import run_together
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 TP2 = {"tensor_parallel_size": 2}
 TP2_SP = {**TP2, "sequence_parallel": True}

@@ -20,6 +20,8 @@ from hp_tool.questions import schema
 from hp_tool.questions.training.setup import training_setup
 from tests.conftest import skip_or_fail
 
+pytestmark = pytest.mark.components
+
 GPU = "h100-sxm-80gb"
 QUERIES: dict[str, dict[str, Any]] = {
     "dense": {

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.components
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _torch() -> None:

@@ -7,6 +7,8 @@ import pytest
 from hp_tool.cluster.profiler.__main__ import failure
 from hp_tool.domain.measurement import DeviceState
 
+pytestmark = pytest.mark.components
+
 # nvidia-smi --query-gpu=... --format=csv,noheader,nounits on 2 x H100 and a card that tells little.
 PRINTED = """\
 1755, 1980, 0x0000000000000004, 0, 61, 698.12, 700.00, 550.54.15

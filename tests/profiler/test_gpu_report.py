@@ -42,7 +42,7 @@ def test_the_grid_is_large_and_some_of_it_fits_on_no_device() -> None:
     assert len(largest) == 2
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long
 def test_the_command_writes_a_dated_report(tmp_path: Path) -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.torch_or_skip import torch_or_skip
 
+pytestmark = pytest.mark.components
+
 SHAPE = {
     "layers": 2,
     "hidden": 64,

@@ -78,14 +78,14 @@ def all_measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurem
     return run({*SINGLE, *DOUBLE}, folders=tmp_path_factory)
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*SINGLE, *DOUBLE])
 def test_losses_depend_on_no_division(all_measured: dict[str, Measurement], name: str) -> None:
     agree(all_measured, name)
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize("name", FEW)
 def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], name: str) -> None:
     agree(measured, name)
@@ -101,7 +101,7 @@ def agree(measured: dict[str, Measurement], name: str) -> None:
     assert last < first
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
     found = measured["qwen-tp2-sp"]
     assert found.status == "ok" and len(found.step_times_s) == 2 and len(found.losses) == 3

@@ -17,7 +17,7 @@ from tests.conftest import skip_or_fail
 from tests.launchers.contract import wait
 from tests.profiler.requests import request
 
-pytestmark = [pytest.mark.distributed, pytest.mark.long]
+pytestmark = [pytest.mark.components, pytest.mark.long]
 
 
 def test_rivals_train_the_same_model_and_one_that_cannot_run_ends_the_job(tmp_path):
@@ -36,7 +36,7 @@ def test_rivals_train_the_same_model_and_one_that_cannot_run_ends_the_job(tmp_pa
     launcher = create("local", root=tmp_path, cpu_only=True)
     plan = launcher.plan(replace(first, rivals=rivals), job_name="rivals")
     handle = launcher.submit(plan)
-    wait(launcher, handle, until={JobState.FINISHED}, limit_s=240)
+    wait(launcher, handle, until={JobState.FINISHED})
     result = launcher.fetch(handle)
     assert isinstance(result, JobResult)
     assert result.status == "ok", result.cause

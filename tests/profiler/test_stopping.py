@@ -7,6 +7,7 @@ import pytest
 from tests.profiler.requests import request
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(
     ("times", "limits", "words"),
     [

@@ -111,6 +111,7 @@ def test_shapes_come_from_columns_files_names_and_variants(tmp_path):
         model_of({"model": "nobody-knows"}, {})
 
 
+@pytest.mark.components
 def test_every_method_finds_the_best_and_the_output_has_its_promised_shape(
     grid, capsys, monkeypatch
 ):

@@ -108,7 +108,7 @@ class Edition:
             serving,
             log,
         ):
-            wait_for(lambda: serving.poll() is not None or _ready(url), timeout_s=120)
+            wait_for(lambda: serving.poll() is not None or _ready(url))
             assert serving.poll() is None, log.read_text()
             yield url
 

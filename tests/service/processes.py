@@ -22,6 +22,9 @@ from fastapi import FastAPI
 
 from service.app import server_options
 
+HANG_S = 300.0
+"""What has not happened by then never will, on a busy machine either."""
+
 
 def hp_tool(*arguments: str) -> list[str]:
     """argv of `hp-tool` with the interpreter that runs the tests."""
@@ -48,7 +51,7 @@ def process(*arguments: str, database_url: str, home: Path) -> Iterator[subproce
         finally:
             if running.poll() is None:
                 running.send_signal(signal.SIGTERM)
-                running.wait(timeout=30)
+                running.wait(timeout=HANG_S)
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def api_process(
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with process("serve", "--port", str(port), database_url=database_url, home=home) as serving:
-        wait_for(lambda: serving.poll() is not None or _ready(url), timeout_s=60)
+        wait_for(lambda: serving.poll() is not None or _ready(url))
         assert serving.poll() is None, "the API ended; see its log"
         yield url, psutil.Process(serving.pid)
 
@@ -93,12 +96,12 @@ def served(app: FastAPI, *, port: int = 0) -> Iterator[str]:
 
 def _ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz").status_code == 200
+        return httpx.get(f"{url}/readyz", timeout=30).status_code == 200
     except httpx.TransportError:
         return False
 
 
-def wait_for(condition: Callable[[], object], *, timeout_s: float) -> None:
+def wait_for(condition: Callable[[], object], *, timeout_s: float = HANG_S) -> None:
     """Return once the condition holds; AssertionError after timeout_s."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -24,7 +24,7 @@ from tests.service.faults.processes import Service, preload
 from tests.service.processes import wait_for
 from tests.store.acting import claimed, intended
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_worker_that_wakes_to_a_cancelled_search_starts_no_job(
     service.ensure_workers(2)
     search = httpx.post(f"{service.url}/v1/searches", json=QUERY).json()["id"]
     sleep_through_cancel(scene, place="within")
-    wait_for(lambda: "lease_lost" in (tmp_path / "worker.log").read_text(), timeout_s=30)
+    wait_for(lambda: "lease_lost" in (tmp_path / "worker.log").read_text())
     service.stop()
     leftovers = [" ".join(process.cmdline()) for process in service.leftovers()]
     found = audit(
@@ -77,7 +77,7 @@ def test_any_worker_ends_and_books_a_job_that_no_search_owns(scene: Scene, tmp_p
         )
         assert launcher.open_jobs() == [run.job_name]
         scene.service.ensure_workers(1)
-        wait_for(lambda: store.runs(search_id=run.search_id)[0].gpu_seconds, timeout_s=60)
+        wait_for(lambda: store.runs(search_id=run.search_id)[0].gpu_seconds)
         assert (launcher.open_jobs(), processes(run.job_name)) == ([], [])
         assert store.runs(search_id=run.search_id)[0].gpu_seconds == 2 * (
             launcher.fetch(handle).wall_s or 0.0

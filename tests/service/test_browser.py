@@ -73,7 +73,7 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
     colour = "getComputedStyle(document.querySelector('.plot circle')).fill"
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
-    wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)
+    wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)")
 
 
 def test_a_page_whose_scripts_were_cut_off_mends_itself(

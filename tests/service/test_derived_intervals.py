@@ -54,45 +54,44 @@ AGAINST_BASE = {"tokens_per_second_per_gpu", "mfu", "mfu_causal", "hfu", "model_
 AGAINST_BASE |= {"cost_per_million_output_tokens", "cost_per_million_input_tokens"}
 
 
-@pytest.mark.parametrize(
-    "figure",
-    (
-        *figures.TRAINING,
-        *agents.TRAINING,
-        figures.DAYS,
-        figures.REQUESTS,
-        figures.PER_MILLION,
-        figures.INPUT_PRICE,
-    ),
-    ids=lambda figure: figure.name,
-)
-def test_figures_vary_with_their_base_or_against_it(figure: figures.Figure) -> None:
+def test_figures_vary_with_their_base_or_against_it(subtests: pytest.Subtests) -> None:
     """A base of 10 (seconds per step, or output tokens per second) in 8 to 20, which is not
     symmetric in logarithms.
 
     A figure of 40 in proportion to it is 40 x 0.8 to 40 x 2; one in inverse proportion is 40 / 2 to
     40 / 0.8.
     """
-    estimate: dict[str, Any] = dict.fromkeys((*WITH_BASE, *AGAINST_BASE, "energy"), 40.0)
-    estimate |= {
-        "time": {"step_s": 10.0},
-        "output_tokens_per_second_per_gpu": 10.0,
-        "memory": {"total_bytes": 40.0},
-    }
-    estimate |= {"cost_per_million_tokens": {"input": 40.0}}
-    ends = {
-        "step_s": [8.0, 20.0],
-        "output_tokens_per_second_per_gpu": [8.0, 20.0],
-        "memory_total_bytes": [30.0, 60.0],
-    }
-    expected = {
-        **dict.fromkeys(WITH_BASE, (32.0, 80.0)),
-        **dict.fromkeys(AGAINST_BASE, (20.0, 50.0)),
-        "step_s": (8.0, 20.0),
-        "memory_total_bytes": (30.0, 60.0),
-        "energy": None,  # no interval is stated: a step that waits longer draws less power
-    }[figure.name]
-    assert figure.between(estimate | {"intervals": ends}) == (expected and pytest.approx(expected))
+    for figure in (
+        *figures.TRAINING,
+        *agents.TRAINING,
+        figures.DAYS,
+        figures.REQUESTS,
+        figures.PER_MILLION,
+        figures.INPUT_PRICE,
+    ):
+        with subtests.test(figure=str(figure)):
+            estimate: dict[str, Any] = dict.fromkeys((*WITH_BASE, *AGAINST_BASE, "energy"), 40.0)
+            estimate |= {
+                "time": {"step_s": 10.0},
+                "output_tokens_per_second_per_gpu": 10.0,
+                "memory": {"total_bytes": 40.0},
+            }
+            estimate |= {"cost_per_million_tokens": {"input": 40.0}}
+            ends = {
+                "step_s": [8.0, 20.0],
+                "output_tokens_per_second_per_gpu": [8.0, 20.0],
+                "memory_total_bytes": [30.0, 60.0],
+            }
+            expected = {
+                **dict.fromkeys(WITH_BASE, (32.0, 80.0)),
+                **dict.fromkeys(AGAINST_BASE, (20.0, 50.0)),
+                "step_s": (8.0, 20.0),
+                "memory_total_bytes": (30.0, 60.0),
+                "energy": None,  # no interval is stated: a step that waits longer draws less power
+            }[figure.name]
+            assert figure.between(estimate | {"intervals": ends}) == (
+                expected and pytest.approx(expected)
+            )
 
 
 def derived(estimate: dict[str, Any], step_s: float) -> dict[str, float]:

@@ -87,7 +87,7 @@ def test_a_command_line_sends_what_was_asked(
     with THIS.process(
         *command, database_url=f"sqlite:///{tmp_path / 'none.sqlite3'}", home=tmp_path
     ) as (tuning, log):
-        wait_for(lambda: store.list_searches().items or tuning.poll() is not None, timeout_s=60)
+        wait_for(lambda: store.list_searches().items or tuning.poll() is not None)
         (record,) = store.list_searches().items
         store.request_cancel(search_id=record.id)
         tuning.wait(timeout=60)
@@ -95,7 +95,7 @@ def test_a_command_line_sends_what_was_asked(
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None:
     """The same body and key answer the same search and measurement, whatever defaults joined them;
     another body does not.
@@ -130,7 +130,7 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
     assert [len(ids) for ids in answers.values()] == [1, 1]
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long
 def test_editions_work_side_by_side(tmp_path: Path) -> None:
     """It says so once, finishes what it has, and stops; the newer worker takes the search."""
@@ -151,13 +151,13 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
         _as_this_editions(url, first)
         worker, log = stack.enter_context(THIS.process("worker", "--searches", "2", **running))
         with closing(open_store(url)) as store:
-            wait_for(lambda: store.get_search(search_id=first).state == "running", timeout_s=60)
+            wait_for(lambda: store.get_search(search_id=first).state == "running")
             second = (
                 httpx.post(f"{api}/v1/searches", json=later, timeout=30)
                 .raise_for_status()
                 .json()["id"]
             )
-            wait_for(lambda: "newer" in log.read_text(), timeout_s=60)
+            wait_for(lambda: "newer" in log.read_text())
             time.sleep(3)
             assert worker.poll() is None, log.read_text()  # it has a search yet
             assert [store.get_search(search_id=each).state for each in (first, second)] == [
@@ -179,7 +179,7 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
                 and "db upgrade" not in lines[0]
             )
             stack.enter_context(new.process("worker", **running))
-            wait_for(lambda: store.get_search(search_id=second).state.ended, timeout_s=60)
+            wait_for(lambda: store.get_search(search_id=second).state.ended)
             assert store.get_search(search_id=second).state == "succeeded"
             for run in store.runs(search_id=second):
                 assert run.measurement is not None and run.measurement.step_s == expected_step_s(
@@ -189,9 +189,10 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
     assert refused.returncode != 0 and "install" in refused.stderr, refused.stderr
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize(
-    "place", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])]
+    "place",
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
 )
 def test_a_worker_older_than_the_schema_takes_nothing_new(
     tmp_path: Path, place: str, request: pytest.FixtureRequest
@@ -208,10 +209,10 @@ def test_a_worker_older_than_the_schema_takes_nothing_new(
     with closing(open_store(url)) as store:
         first = store.create_search(query=QUERY).id
         with THIS.process("worker", "--searches", "2", **running) as (worker, log):
-            wait_for(lambda: store.get_search(search_id=first).state == "running", timeout_s=60)
+            wait_for(lambda: store.get_search(search_id=first).state == "running")
             _set_revision(url, "9999")
             second = store.create_search(query=QUERY).id
-            wait_for(lambda: "newer" in log.read_text(), timeout_s=60)
+            wait_for(lambda: "newer" in log.read_text())
             go.touch()
             worker.wait(timeout=60)
         assert [store.get_search(search_id=each).state for each in (first, second)] == [

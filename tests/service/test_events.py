@@ -119,7 +119,7 @@ def test_followers_miss_nothing_while_the_server_restarts(
                 pool.submit(lambda: asyncio.run(follow_too(search))),
             ]
             lease = claim(store, search)
-            wait_for(lambda: all(ids and ids[-1] == 2 for ids in seen), timeout_s=20)
+            wait_for(lambda: all(ids and ids[-1] == 2 for ids in seen))
         one_run(store, lease, OK)
         time.sleep(1.0)
         assert all(ids == [1, 2] for ids in seen)
@@ -289,12 +289,12 @@ def test_a_stream_that_ends_early_leaves_nothing_in_the_log(
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as wire,
     ):
         wire.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-        wait_for(lambda: app.state.watch._waiting, timeout_s=20)
+        wait_for(lambda: app.state.watch._waiting)
         if ends == "the reader leaves":
             wire.close()
         else:
             monkeypatch.setattr(app.state.watch, "_heads", away)
-        wait_for(lambda: not app.state.watch._waiting, timeout_s=20)
+        wait_for(lambda: not app.state.watch._waiting)
     assert [
         record.message for record in caplog.records if record.levelno >= logging.WARNING
     ] == []  # the server has ended

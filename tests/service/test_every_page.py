@@ -108,7 +108,6 @@ def test_no_page_is_forgotten(site: Site) -> None:
     assert without_a_page({}) == [route.path for route in html_routes()] != []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "looks", [FEW, pytest.param(ALL, marks=pytest.mark.long)], ids=["few", "all"]
 )

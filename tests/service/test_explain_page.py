@@ -107,6 +107,7 @@ def test_a_change_leads_to_its_configuration_and_what_runs_it(server: str, tmp_p
     assert httpx.get(f"{server}{runs[0]}", timeout=60).status_code == 200
 
 
+@pytest.mark.components
 def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
     server: str, store: SqlStore, traces: list[Path], kept: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_log_with_timers_is_taken_too(
     assert not list(kept.iterdir())
 
 
+@pytest.mark.components
 @pytest.mark.parametrize(
     ("parts", "code", "field"),
     [
@@ -130,6 +131,7 @@ def test_an_upload_has_its_kind_and_its_rank_once(server: str, traces: list[Path
         client.explain(traces=[trace, trace])
 
 
+@pytest.mark.components
 def test_a_long_trace_ends_at_the_processor_time_of_a_request(tmp_path: Path) -> None:
     app = create_app(
         Settings(database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", max_upload_cpu_s=0.2)

@@ -16,9 +16,9 @@ import yaml
 
 from tests.service.faults.campaign import QUERY
 from tests.service.faults.processes import Service, preload
-from tests.service.processes import wait_for
+from tests.service.processes import HANG_S, wait_for
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 LEASE_S = 0.5
 NARROW = {
     "gpu": "cpu",
@@ -53,29 +53,34 @@ def submit(service: Service, **changed: Any) -> str:
     answer = httpx.post(
         f"{service.url}/v1/searches",
         json=QUERY | {"search": QUERY["search"] | {"budget_runs": 1}} | changed,
+        timeout=HANG_S,
     )
     assert answer.status_code == httpx.codes.ACCEPTED, answer.text
     return str(answer.json()["id"])
 
 
 def search(service: Service, search_id: str) -> dict[str, Any]:
-    body: dict[str, Any] = httpx.get(f"{service.url}/v1/searches/{search_id}").json()
+    body: dict[str, Any] = httpx.get(
+        f"{service.url}/v1/searches/{search_id}", timeout=HANG_S
+    ).json()
     return body
 
 
 def steer(service: Service, search_id: str, action: str) -> tuple[int, str | None]:
-    answer = httpx.post(f"{service.url}/v1/searches/{search_id}/{action}")
+    answer = httpx.post(f"{service.url}/v1/searches/{search_id}/{action}", timeout=HANG_S)
     return answer.status_code, answer.json().get("state")
 
 
 def wait_for_state(service: Service, search_id: str, state: str) -> None:
-    wait_for(lambda: search(service, search_id)["state"] == state, timeout_s=60)
+    wait_for(lambda: search(service, search_id)["state"] == state)
 
 
 def run_states(service: Service, search_id: str) -> list[str]:
     return [
         trial["state"]
-        for trial in httpx.get(f"{service.url}/v1/searches/{search_id}/trials").json()["trials"]
+        for trial in httpx.get(
+            f"{service.url}/v1/searches/{search_id}/trials", timeout=HANG_S
+        ).json()["trials"]
     ]
 
 
@@ -131,10 +136,7 @@ def test_a_search_waits_until_the_folder_of_its_runs_is_mended(
     with trouble(service.home / "runs") as mend:
         asked = submit(service)
         service.start_worker()
-        wait_for(
-            lambda: search(service, asked)["state"] == "failed" or told(service, asked),
-            timeout_s=60,
-        )
+        wait_for(lambda: search(service, asked)["state"] == "failed" or told(service, asked))
         assert (search(service, asked)["state"], reason in told(service, asked)) == (
             "running",
             True,
@@ -154,7 +156,7 @@ def test_a_search_that_waits_for_its_folder_can_be_cancelled(service: Service) -
     with no_folder(service.home / "runs"):
         asked = submit(service)
         service.start_worker()
-        wait_for(lambda: told(service, asked), timeout_s=60)
+        wait_for(lambda: told(service, asked))
         steer(service, asked, "cancel")
         wait_for_state(service, asked, "cancelled")
         assert run_states(service, asked) == ["abandoned"]

@@ -16,7 +16,7 @@ from tests.service.faults.databases import Database, Postgres, Sqlite
 from tests.service.faults.injections import CLOCK, FAULTS, FOLDER_FULL, OLDER, RESTART
 from tests.service.faults.processes import preload
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL, CLOCK, OLDER)]
 """Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime
 (`benchmarks.service.faults`), or history, which has a test of its own.
@@ -42,7 +42,9 @@ def profiler_extra() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.components)]
+)
 def test_a_worker_of_an_older_edition(tmp_path: Path, kind: str) -> None:
     if (reason := extract(tmp_path / "older")) is not None:
         pytest.skip(reason)
@@ -67,7 +69,7 @@ def test_faults_on_sqlite(tmp_path: Path) -> None:
     clean(Sqlite(tmp_path), SQLITE, tmp_path)
 
 
-@pytest.mark.postgres
+@pytest.mark.components
 @pytest.mark.long
 def test_faults_on_postgresql(tmp_path: Path) -> None:
     try:

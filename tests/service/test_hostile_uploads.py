@@ -26,6 +26,8 @@ from service.http import asgi_body
 from tests.service.hostile import HOSTILE, many_ranks_log
 from tests.service.processes import api_process, wait_for
 
+pytestmark = pytest.mark.components
+
 LEVEL_BYTES = 150 * 2**20
 """How much the service process may grow while it refuses files: modules that load at the first
 upload, and its caches.
@@ -82,7 +84,6 @@ def largest_memory(process: psutil.Process) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_memory_of_the_service_stays_level_under_hostile_files(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
@@ -152,7 +153,7 @@ def test_an_abandoned_upload_ends_at_once(
 ) -> None:
     url, process = service
     connection = _begin_upload(url, files["ranks.json.gz"])
-    wait_for(lambda: _children(process), timeout_s=20)
+    wait_for(lambda: _children(process))
     time.sleep(1.0)
     connection.close()
     wait_for(lambda: not _children(process), timeout_s=3)
@@ -163,7 +164,7 @@ def test_sigterm_ends_a_service_that_reads_an_upload(
 ) -> None:
     url, process = service
     with _begin_upload(url, files["ranks.json.gz"]):
-        wait_for(lambda: _children(process), timeout_s=20)
+        wait_for(lambda: _children(process))
         child = process.children(recursive=True)[0]
         os.kill(process.pid, signal.SIGTERM)
         process.wait(timeout=10)
@@ -175,7 +176,7 @@ def test_a_killed_service_leaves_no_reader(
 ) -> None:
     url, process = service
     with _begin_upload(url, files["ranks.json.gz"]):
-        wait_for(lambda: _children(process), timeout_s=20)
+        wait_for(lambda: _children(process))
         child = process.children(recursive=True)[0]
         time.sleep(1.0)
         os.kill(process.pid, signal.SIGKILL)
@@ -203,7 +204,7 @@ def test_an_upload_delays_no_other_key(tmp_path: Path, files: dict[str, Path]) -
         threads = [threading.Thread(target=occupy) for _ in range(4)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: _children(process), timeout_s=20)
+        wait_for(lambda: _children(process))
         started = time.monotonic()
         answer = send(url, small, headers=second)
         assert answer.status_code == 200, answer.text

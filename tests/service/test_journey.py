@@ -19,7 +19,7 @@ from tests.service.processes import api, free_port, process, wait_for
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 PATIENCE_MS = 240_000
 MODEL = """model: {name: gpt-tiny, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 512}
 search: {steps: 2, warmup_steps: 1, configurations_per_job: 2}
@@ -38,7 +38,7 @@ SEEN = """() => {
 
 
 @pytest.fixture(
-    params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])]
+    params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])]
 )
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
@@ -146,7 +146,7 @@ def test_a_search_from_the_empty_page_to_its_command(
     ):
         page.locator("h1 + .state", has_text="succeeded").wait_for()
         assert page.url == search
-        wait_for(lambda: page.locator("#connection").inner_text() == "", timeout_s=30)
+        wait_for(lambda: page.locator("#connection").inner_text() == "")
         rows = page.locator("tbody[data-part=rows] > tr")
         rows.nth(1).wait_for()
         assert rows.count() == 2

@@ -49,7 +49,6 @@ def twin(http: TestClient, page: Page) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "keyboard", [True, pytest.param(False, marks=pytest.mark.long)], ids=["keyboard", "mouse"]
 )

@@ -154,7 +154,6 @@ def form_of(query: dict[str, Any]) -> dict[str, str]:
     return {"kind": "training", "model": query["model"], **fields}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "num_gpus"), SAMPLE)
 def test_a_ranked_configuration_is_the_same_everywhere(
     shared_http: TestClient, model: str, num_gpus: int

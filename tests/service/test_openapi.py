@@ -177,6 +177,7 @@ def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
     return [found.ok() for found in api.get_all_operations()]
 
 
+@pytest.mark.components
 def test_every_operation_answers_what_it_declares(
     operations: list[schemathesis.APIOperation],
 ) -> None:

@@ -20,7 +20,7 @@ from tests.service.processes import api, free_port, of_home, process, ranks, wai
 
 Query = dict[str, Any]
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.components
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_a_killed_worker_costs_nothing_but_time(
     with api(database_url=database_url, home=tmp_path) as url, Client(server=url) as client:
         search = client.submit_search(query=query).id
         with process("worker", "--lease-s", "2", database_url=database_url, home=tmp_path) as first:
-            wait_for(lambda: _running_second(client, search, tmp_path), timeout_s=120)
+            wait_for(lambda: _running_second(client, search, tmp_path))
             before = client.trials(search_id=search).trials
             os.kill(first.pid, signal.SIGKILL)
             first.wait()
@@ -89,7 +89,7 @@ def test_a_killed_worker_costs_nothing_but_time(
     assert (
         after[1].run_id == before[1].run_id
     )  # the run that was under way is the run that was finished
-    wait_for(lambda: not of_home(tmp_path), timeout_s=30)
+    wait_for(lambda: not of_home(tmp_path))
 
 
 @pytest.mark.long
@@ -103,8 +103,7 @@ def test_a_worker_told_to_end_hands_its_search_over(
             wait_for(
                 lambda: any(
                     t.state is RunState.SUBMITTED for t in client.trials(search_id=search).trials
-                ),
-                timeout_s=60,
+                )
             )
             job = client.trials(search_id=search).trials[0]
             first.send_signal(signal.SIGTERM)
@@ -119,7 +118,7 @@ def test_a_worker_told_to_end_hands_its_search_over(
 
 
 @pytest.mark.long
-@pytest.mark.postgres
+@pytest.mark.components
 def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, query: Query) -> None:
     """PostgreSQL, then migrate, then the API and two workers, as docker-compose.yml starts them."""
     query["search"]["budget_runs"] = 1
@@ -140,7 +139,7 @@ def test_the_compose_layout_as_processes(tmp_path: Path, postgres_url: str, quer
         trials = [client.trials(search_id=search).trials for search in searches]
     assert [result.search.profile_runs for result in results] == [1, 1]
     assert [len(found) for found in trials] == [1, 1]
-    wait_for(lambda: not of_home(tmp_path), timeout_s=30)
+    wait_for(lambda: not of_home(tmp_path))
 
 
 def _running_second(client: Client, search: str, home: Path) -> bool:

@@ -84,7 +84,6 @@ def configuration(http: TestClient, query: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

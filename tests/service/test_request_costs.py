@@ -28,6 +28,8 @@ from service.app import create_app
 from service.settings import Settings, from_environment
 from tests.service.processes import api_process, served, wait_for
 
+pytestmark = pytest.mark.components
+
 CHEAP_S = 2.0
 """Processor seconds that no refusal takes."""
 TRAINING: dict[str, Any] = {
@@ -354,9 +356,9 @@ def test_work_ends_when_its_asker_hangs_up(tmp_path: Any, monkeypatch: pytest.Mo
                     f"{len(body) + 1}\r\n\r\n"
                 )
                 asker.sendall(head.encode() + body + b"\n")
-                wait_for(lambda since_s=begun_s: service.cpu_s() - since_s > 1.0, timeout_s=60)  # type: ignore[misc]
+                wait_for(lambda since_s=begun_s: service.cpu_s() - since_s > 1.0)  # type: ignore[misc]
             hung_up_s = service.cpu_s()
-            wait_for(lambda: _idle(service), timeout_s=60)
+            wait_for(lambda: _idle(service))
             assert service.cpu_s() - hung_up_s < 3.0
 
 
@@ -383,13 +385,13 @@ def test_a_key_has_so_many_requests_under_way(store: SqlStore) -> None:
         for connection in slow:  # the rest of the body never comes
             head = f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9\r\n"
             connection.sendall(f"{head}Authorization: {ada['Authorization']}\r\n\r\n{{".encode())
-        wait_for(lambda: listing(ada).status_code == 429, timeout_s=10)
+        wait_for(lambda: listing(ada).status_code == 429)
         refused = listing(ada)
         assert (refused.json()["code"], refused.headers["Retry-After"]) == ("too_many_at_once", "1")
         assert listing(bob).status_code == 200
         for connection in slow:
             connection.close()
-        wait_for(lambda: listing(ada).status_code == 200, timeout_s=10)
+        wait_for(lambda: listing(ada).status_code == 200)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.service.processes import wait_for
 from tests.service.test_editions import QUERY
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.long
 def test_restores_mix_nothing_up(tmp_path: Path) -> None:
     """Its searches run again, under other names; doctor tells what the lost time left behind."""
@@ -67,7 +67,7 @@ def finished(url: str, search: str, home: Path) -> set[str]:
     return {run.job_name for run in runs}
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_job_of_before_a_restore_is_told(tmp_path: Path) -> None:
     """One that still runs, of a search that the restored database never had."""
     path, saved = tmp_path / "hp.sqlite3", tmp_path / "saved.sqlite3"
@@ -92,7 +92,7 @@ def test_a_job_of_before_a_restore_is_told(tmp_path: Path) -> None:
         assert run.job_name in check["detail"] and check["status"] == "warning"
     finally:
         (tmp_path / "go").touch()
-        wait_for(lambda: (tmp_path / "runs" / run.job_name / "ended.json").exists(), timeout_s=60)
+        wait_for(lambda: (tmp_path / "runs" / run.job_name / "ended.json").exists())
 
 
 def test_a_restored_database_does_not_know_the_leases_of_before(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def sample(text: str, name: str) -> float:
     return float(match[1])
 
 
+@pytest.mark.components
 def test_metrics_and_worker(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "hp-somebody-r0-t1"
     folder.mkdir(parents=True)
@@ -52,8 +53,6 @@ def test_metrics_and_worker(url: str, tmp_path: Path) -> None:
         with subprocess.Popen(
             hp_tool("worker"), env=environment, stderr=subprocess.DEVNULL
         ) as worker:
-            wait_for(
-                lambda: httpx.get(f"{address}/v1/searches").json()["items"] == [], timeout_s=60
-            )
+            wait_for(lambda: httpx.get(f"{address}/v1/searches").json()["items"] == [])
             worker.terminate()
     assert folder.exists()

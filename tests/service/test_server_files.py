@@ -100,6 +100,7 @@ def attempts(place: str, folder: Path) -> tuple[str, ...]:
     return (*PATHS, f"{folder}/{{}}.yaml") if place in OF_FILES else ("{}.yaml",)
 
 
+@pytest.mark.components
 def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
     """Every route where the command line takes a path and at a sixth of all places, with a third of
     the paths: each place and each path on some routes.

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts.fields_table import PAGE, with_tables
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,7 @@ def test_the_tables_of_the_page_are_those_of_the_fields() -> None:
     assert page == with_tables(page), "run: python scripts/fields_table.py"
 
 
+@pytest.mark.components
 def test_a_new_knob_is_one_field(tmp_path: Path) -> None:
     """In a copy of the code with one field more, which nothing else names."""
     for name in ("hp_tool", "service", "scripts", "migrations"):

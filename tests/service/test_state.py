@@ -36,7 +36,7 @@ def test_back_takes_back_a_slider_and_a_silent_server_is_said(
             page.wait_for_url(f"**mbs={value}**")
             page.locator(".findings[aria-busy=false]").wait_for()
         page.go_back()
-        wait_for(lambda: choice.input_value() == first, timeout_s=30)
+        wait_for(lambda: choice.input_value() == first)
         page.locator(".findings[aria-busy=false]").wait_for()
         assert heading.inner_text() == before
         page.route("**/explorer?**", lambda route: route.abort())

@@ -20,7 +20,7 @@ from tests.service.editions import THIS, Edition, expected_step_s, newer, older,
 from tests.service.processes import wait_for
 from tests.service.test_editions import QUERY
 
-pytestmark = [pytest.mark.long, pytest.mark.distributed]
+pytestmark = [pytest.mark.long, pytest.mark.components]
 REPORT = {
     "query": {
         name: value
@@ -31,8 +31,7 @@ REPORT = {
     "measurement": {"status": "ok", "step_s": 0.25},
 }
 LEASE = ("--lease-s", "2")
-LIMIT_S = 180.0
-BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.components)]
 
 
 @pytest.fixture(params=BOTH)
@@ -58,7 +57,7 @@ def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
             stack.enter_context(before.process("worker", *LEASE, **running)) for _ in range(2)
         ]
         searches = [submit(old_api) for _ in range(3)]
-        wait_for(lambda: len(started(tmp_path)) == 2, timeout_s=LIMIT_S)
+        wait_for(lambda: len(started(tmp_path)) == 2)
         under_way = started(tmp_path)
         upgrade(after, url=url, home=tmp_path)
         api = stack.enter_context(after.api(**running))
@@ -70,10 +69,7 @@ def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
         searches += [submit(api), submit(api), submit(old_api)]
         go.touch()
         store = stack.enter_context(closing(open_store(url)))
-        wait_for(
-            lambda: all(store.get_search(search_id=each).state.ended for each in searches),
-            timeout_s=LIMIT_S,
-        )
+        wait_for(lambda: all(store.get_search(search_id=each).state.ended for each in searches))
         assert workers[1][0].poll() is None, workers[1][1].read_text()
         runs = [run for each in searches for run in store.runs(search_id=each)]
         told = [store.get_search(search_id=each) for each in searches]
@@ -103,12 +99,12 @@ def test_a_restore_under_running_searches(
             THIS.process("worker", *LEASE, database_url=url, home=tmp_path)
         )
         go.touch()
-        wait_for(lambda: any(run.state.ended for run in runs_of(store, begun)), timeout_s=LIMIT_S)
+        wait_for(lambda: any(run.state.ended for run in runs_of(store, begun)))
         save(url, restored, home=tmp_path)
-        wait_for(lambda: store.get_search(search_id=waiting).state.ended, timeout_s=LIMIT_S)
+        wait_for(lambda: store.get_search(search_id=waiting).state.ended)
         go.unlink()
         lost = store.create_search(query=query).id
-        wait_for(lambda: submitted(store, [lost]), timeout_s=LIMIT_S)
+        wait_for(lambda: submitted(store, [lost]))
         worker.kill()
         worker.wait()
         day.write_text("10")
@@ -122,7 +118,7 @@ def test_a_restore_under_running_searches(
         assert 0 < len(known) < query["search"]["budget_runs"] and not runs_of(after, waiting)
         stack.enter_context(THIS.process("worker", *LEASE, database_url=restored, home=tmp_path))
         go.touch()
-        wait_for(lambda: after.get_search(search_id=waiting).state.ended, timeout_s=LIMIT_S)
+        wait_for(lambda: after.get_search(search_id=waiting).state.ended)
         assert [after.get_search(search_id=each).state for each in (begun, waiting)] == [
             "succeeded"
         ] * 2
@@ -132,9 +128,7 @@ def test_a_restore_under_running_searches(
             )
         names = [{run.job_name for run in runs_of(each, waiting)} for each in (store, after)]
         assert not names[0] & names[1]
-        wait_for(
-            lambda: (tmp_path / "runs" / stray.job_name / "ended.json").exists(), timeout_s=LIMIT_S
-        )
+        wait_for(lambda: (tmp_path / "runs" / stray.job_name / "ended.json").exists())
 
 
 def test_an_earlier_editions_keys_are_honoured(url: str, tmp_path: Path) -> None:

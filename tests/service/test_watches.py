@@ -201,7 +201,7 @@ class Training:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-        wait_for(lambda: self.reporter.close(timeout_s=40.0), timeout_s=120)
+        wait_for(lambda: self.reporter.close(timeout_s=40.0))
 
 
 def test_the_service_away_and_back_loses_no_step_and_doubles_none(store: SqlStore) -> None:
@@ -219,7 +219,7 @@ def test_the_service_away_and_back_loses_no_step_and_doubles_none(store: SqlStor
                 reporter = Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.01)
                 training = Training(reporter, step_s=0.002)
             before = training.steps
-            wait_for(lambda before=before: _taken(store, watch) > before, timeout_s=60)  # type: ignore[misc]
+            wait_for(lambda before=before: _taken(store, watch) > before)  # type: ignore[misc]
     assert training is not None
     with served(create_app(Settings(poll_s=0.02), store=store), port=port):
         training.stop()
@@ -241,9 +241,7 @@ def test_the_service_killed_and_back_loses_no_step_and_doubles_none(tmp_path: Pa
                     Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.2), step_s=0.02
                 )
             before = training.steps
-            wait_for(
-                lambda before=before, place=(url, watch): _steps(*place) > before, timeout_s=120
-            )  # type: ignore[misc]
+            wait_for(lambda before=before, place=(url, watch): _steps(*place) > before)  # type: ignore[misc]
             if number < 2:
                 serving.kill()
                 serving.wait()

@@ -150,10 +150,7 @@ def test_silent_receivers_of_one_owner_hold_up_nobody_else(
     worker = threading.Thread(target=deliveries.run)
     worker.start()
     try:
-        wait_for(
-            lambda: store.get_webhook(search_id=searches[-1][0].id).state == "delivered",
-            timeout_s=20,
-        )
+        wait_for(lambda: store.get_webhook(search_id=searches[-1][0].id).state == "delivered")
         assert len(sending) == 2  # of the twelve
         for _ in range(12):
             silence.release()
@@ -161,8 +158,7 @@ def test_silent_receivers_of_one_owner_hold_up_nobody_else(
             lambda: (
                 all(store.get_webhook(search_id=search.id).attempts == 1 for search, _ in searches)
                 and not sending
-            ),
-            timeout_s=20,
+            )
         )
     finally:
         stopping.set()
@@ -182,7 +178,7 @@ def test_a_workers_process_tells(
     search = store.create_search(query=query, webhook=receiver.url)
     store.request_cancel(search_id=search.id)
     with process("worker", database_url=f"sqlite:///{tmp_path / 'hp.sqlite3'}", home=tmp_path):
-        wait_for(lambda: store.get_webhook(search_id=search.id).delivered_at, timeout_s=60)
+        wait_for(lambda: store.get_webhook(search_id=search.id).delivered_at)
     assert store.get_webhook(search_id=search.id).attempts == 1
     assert json.loads(receiver.came[0][2])["data"]["state"] == "cancelled"
 
@@ -270,7 +266,7 @@ def test_tune_hands_a_webhook_to_the_server(
     assert store.list_searches().items == ()
 
     def work() -> None:
-        wait_for(lambda: store.list_searches().items, timeout_s=20)
+        wait_for(lambda: store.list_searches().items)
         finish(store, claim(store, store.list_searches().items[0].id))
 
     with served(create_app(Settings(webhooks=HERE, poll_s=0.02), store=store)) as telling:

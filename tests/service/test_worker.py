@@ -33,7 +33,7 @@ def test_a_worker_that_outlives_the_database_hands_its_search_back(
     monkeypatch.setattr("hp_tool.loop.tuning.run_search", interrupted)
     worker = threading.Thread(target=Worker(store=store, holder="test", stopping=stopping).run)
     worker.start()
-    wait_for(lambda: not worker.is_alive(), timeout_s=30)
+    wait_for(lambda: not worker.is_alive())
     assert claims == [1]
     assert (
         store.get_search(search_id=search).state is SearchState.QUEUED

@@ -85,7 +85,7 @@ def test_a_worker_announces_itself_until_it_leaves_or_falls_silent(
         kwargs={"store": store, "holder": "here:7", "stopping": stopping, "every_s": 60.0},
     )
     worker.start()
-    wait_for(lambda: bool(store.live_workers()), timeout_s=20)
+    wait_for(lambda: bool(store.live_workers()))
     (view,) = http.get("/v1/workers").json()["items"]
     assert (
         view["holder"] == "here:7"

@@ -20,7 +20,7 @@ from hp_tool.questions.serving.problem import resolve_serving
 from hp_tool.space.serving import serving_space
 from tests.serving.test_serving_answers import query
 
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 fewer = settings(few, max_examples=10)
 arrivals = st.sampled_from(("closed", "poisson"))
 UNKNOWN: dict[str, Any] = {"concurrency": None}

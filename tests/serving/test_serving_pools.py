@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -51,7 +51,6 @@ def costs(
     return pool_costs(**pools, requests_per_second=rate)
 
 
-@settings(max_examples=40, deadline=None)
 @given(counts, counts, loads)
 def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(
     prefill: int, decode: int, load: int
@@ -74,7 +73,6 @@ def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(counts, counts, loads)
 def test_more_replicas_never_complete_fewer_requests(prefill: int, decode: int, load: int) -> None:
     setup = case_of()

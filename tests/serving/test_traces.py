@@ -144,7 +144,7 @@ def test_a_trace_is_played_as_its_requests_came(tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")),
     st.sampled_from((None, 4, 40)),

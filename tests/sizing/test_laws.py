@@ -39,9 +39,10 @@ ROWS += [("chinchilla-2", *row) for row in APPROACH_2]
 ROWS += [("chinchilla-3", *row) for row in APPROACH_3]
 
 
-@pytest.mark.parametrize(("law", "parameters", "flops"), ROWS)
-def test_rows_of_the_paper(law: str, parameters: float, flops: float) -> None:
-    assert LAWS[law].parameters(flops) == pytest.approx(parameters, rel=ROUNDED)
+def test_rows_of_the_paper(subtests: pytest.Subtests) -> None:
+    for law, parameters, flops in ROWS:
+        with subtests.test(law=str(law), parameters=str(parameters)):
+            assert LAWS[law].parameters(flops) == pytest.approx(parameters, rel=ROUNDED)
 
 
 def test_kaplan_at_one_petaflop_day() -> None:

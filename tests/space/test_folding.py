@@ -101,7 +101,7 @@ def counted() -> dict[tuple[int, ...], int]:
     return dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.components
 def test_every_folding_that_megatron_accepts_is_in_the_space_and_no_other(
     counted: dict[tuple[int, ...], int],
 ) -> None:
@@ -118,7 +118,7 @@ def test_every_folding_that_megatron_accepts_is_in_the_space_and_no_other(
     assert {case for case in CASES if case in legal} == accepted
 
 
-@pytest.mark.slow
+@pytest.mark.components
 def test_a_rank_holds_the_experts_that_megatron_gives_it(
     counted: dict[tuple[int, ...], int],
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_rank_holds_the_experts_that_megatron_gives_it(
             assert entries(expert_matrices(MODEL, expert=ep, expert_tensor=etp)) == size
 
 
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.parametrize(("slots", "ranks"), REPLICATED)
 def test_second_copies_of_experts_take_the_memory_of_experts(
     counted: dict[tuple[int, ...], int], slots: int, ranks: int

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
@@ -34,7 +34,6 @@ def spaces(problem: Problem, query: ParallelQuery) -> tuple[Axes, Space]:
     return axes, whole_space(axes=axes, case=problem)
 
 
-@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_no_duplicates_all_legal_and_no_knob_without_effect(
     case: tuple[Problem, ParallelConfig],
@@ -49,7 +48,6 @@ def test_no_duplicates_all_legal_and_no_knob_without_effect(
     assert len(np.unique(candidates.zero_stage[alone])) <= 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_a_legal_configuration_is_in_the_space(case: tuple[Problem, ParallelConfig]) -> None:
     problem, config = case
@@ -148,7 +146,6 @@ def test_a_space_that_cannot_be_held_is_refused_before_it_is_built() -> None:
     assert caught.value.code == "space_too_large"
 
 
-@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_legality_does_not_depend_on_recomputation_and_zero_stage(
     case: tuple[Problem, ParallelConfig],

@@ -241,7 +241,7 @@ def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.Mon
     database.dispose()
 
 
-@pytest.mark.postgres
+@pytest.mark.components
 def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +269,7 @@ def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
     store.close()
 
 
-@pytest.mark.postgres
+@pytest.mark.components
 def test_a_store_outlives_a_restart_of_its_database(migrated_postgres_url: str) -> None:
     """A server that restarts, or a firewall, closes connections that nobody uses: the next question
     gets a new one.
@@ -286,7 +286,7 @@ def test_a_store_outlives_a_restart_of_its_database(migrated_postgres_url: str) 
     store.close()
 
 
-@pytest.mark.postgres
+@pytest.mark.components
 def test_a_database_in_sql_ascii_keeps_text(postgres_server_url: str) -> None:
     import psycopg
 

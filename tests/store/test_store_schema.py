@@ -140,7 +140,7 @@ def test_sqlite_is_upgraded_on_opening(tmp_path: Path) -> None:
     assert schema.current(url) == schema.HEAD
 
 
-@pytest.mark.postgres
+@pytest.mark.components
 def test_postgresql_is_upgraded_only_on_demand(postgres_url: str) -> None:
     with pytest.raises(StoreError, match="hp-tool db upgrade") as caught:
         open_store(postgres_url)
@@ -179,7 +179,7 @@ def rows(url: str) -> dict[str, list[dict[str, object]]]:
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])],
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
     indirect=True,
 )
 def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:

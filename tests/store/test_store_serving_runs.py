@@ -219,7 +219,7 @@ def test_a_way_to_serve_is_stored_and_read_as_one(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])],
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
     indirect=True,
 )
 def test_serving_runs_of_an_older_version_move_without_loss_and_back(url: str) -> None:

@@ -21,7 +21,7 @@ from hp_tool.store.schema import HEAD
 from tests.service.processes import hp_tool
 
 ROWS = 12_000
-SERVER = pytest.param("postgresql", marks=pytest.mark.postgres)
+SERVER = pytest.param("postgresql", marks=pytest.mark.components)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
     assert report.writes > 20, report
 
 
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.parametrize(
     "url",
     ["sqlite", pytest.param(*SERVER.values, marks=[*SERVER.marks, pytest.mark.long])],

@@ -311,9 +311,8 @@ def test_values_that_lie_across_chunks_are_read_whole(monkeypatch: pytest.Monkey
     assert stream.header == {"baseTimeNanoseconds": 12345678901, "distributedInfo": [1, {"b": 2}]}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+def test_names_of_kernels_have_their_class(subtests: pytest.Subtests) -> None:
+    for name, kind in [
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "matmul"),
         (
             "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1",
@@ -346,10 +345,9 @@ def test_values_that_lie_across_chunks_are_read_whole(monkeypatch: pytest.Monkey
         ("Memset (Device)", "copy_device"),
         ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel", "elementwise"),
         ("triton_poi_fused_add_mul_silu_0", "elementwise"),
-    ],
-)
-def test_names_of_kernels_have_their_class(name: str, kind: str) -> None:
-    assert KINDS[Names().kernel(name)] == kind
+    ]:
+        with subtests.test(name=str(name), kind=str(kind)):
+            assert KINDS[Names().kernel(name)] == kind
 
 
 @pytest.mark.parametrize(

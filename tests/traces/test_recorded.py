@@ -60,7 +60,7 @@ def record(folder: Path, *, processes: int, cases: list[str]) -> dict[str, Timel
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize(
     ("processes", "cases"), [(count, cases) for count, jobs in JOBS.items() for cases in jobs]
 )
@@ -75,7 +75,7 @@ def test_a_fault_planted_in_a_training_is_named_first(
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 @pytest.mark.parametrize("processes", CLEAN)
 def test_nothing_is_named_in_trainings_without_a_fault(tmp_path: Path, processes: int) -> None:
     """Ten in all."""

@@ -49,7 +49,7 @@ def query(*more: str, **changes: object):
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_search_over_a_command_ends_in_a_measured_best(tmp_path, monkeypatch):
     if importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="torch is not installed")
@@ -77,7 +77,7 @@ def test_a_search_over_a_command_ends_in_a_measured_best(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.distributed
+@pytest.mark.components
 def test_a_launch_line_of_megatron_bridge_is_tuned_end_to_end(tmp_path, monkeypatch):
     """A registered trainer, run by its name, that follows fewer layers and micro-batches; a whole
     run proves the best.

@@ -31,6 +31,7 @@ from hp_tool.loop.tuning.plan import bill, plan_search
 from hp_tool.questions import schema
 from hp_tool.questions.registered import checked_registration
 from hp_tool.store import open_store
+from tests.torch_or_skip import profiler_extra_or_skip
 from tests.tuning.cpu_engine import CpuEngine
 
 NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}
@@ -204,6 +205,7 @@ def test_what_a_query_says_goes_first_and_this_host_last() -> None:
         == launcher_name(query({"gpu": "cpu", "num_gpus": 2}))
         == "local"
     )
+    profiler_extra_or_skip()
     assert isinstance(create_launcher(replace(query("by-ray", launcher="local"))), LocalLauncher)
 
 

@@ -47,7 +47,7 @@ def beats(
         if most is None:
             time.sleep(10 * LEASE_S)
         else:
-            wait_for(lambda: store.count >= most, timeout_s=30)
+            wait_for(lambda: store.count >= most)
     at_the_end = store.count
     time.sleep(3 * LEASE_S)
     assert store.count == at_the_end  # nobody renews what was left

@@ -24,12 +24,11 @@ cluster: {gpu: cpu, num_gpus: 2, gpus_per_node: 2}
 training: {sequence_length: 64, global_batch_size: 4, precision: fp32}
 parallel: {tensor_parallel_size: 1, pipeline_parallel_size: 1, expert_parallel_size: 2, expert_tensor_parallel_size: 1,
   micro_batch_size: 2, recompute: none, zero_stage: 1, moe_token_dispatcher_type: [alltoall, allgather]}
-search: {launcher: local, budget_runs: 2, run_timeout_s: 120, steps: 2, warmup_steps: 1}
+search: {launcher: local, budget_runs: 2, run_timeout_s: 1200, steps: 2, warmup_steps: 1}
 """  # noqa: E501
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.long
 def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, monkeypatch):
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
@@ -49,8 +48,7 @@ def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, mo
     assert {row.parallel.moe_token_dispatcher_type for row in result.recommendations} == set(losses)
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path, monkeypatch):
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core are not installed")
@@ -60,7 +58,12 @@ def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path
     query = replace(  # fewer and shorter runs than a user's first search
         query,
         search=replace(
-            query.search, budget_runs=4, budget_gpu_seconds=3600, steps=2, baseline=None
+            query.search,
+            budget_runs=4,
+            budget_gpu_seconds=36000,
+            run_timeout_s=1200.0,
+            steps=2,
+            baseline=None,
         ),
     )
     store = open_store(url)

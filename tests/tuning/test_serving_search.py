@@ -228,8 +228,7 @@ def test_another_launchers_hardware_is_refused(store):
     assert caught.value.code == "launcher_mismatch"
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.components
 @pytest.mark.long
 def test_real_runs_of_one_and_of_two_processes_end_in_a_measured_best(tmp_path, monkeypatch, store):
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:

@@ -32,19 +32,19 @@ def open_together(url: str, *, processes: int = 4) -> list[int | None]:
     return [worker.exitcode for worker in workers]
 
 
-@pytest.mark.slow
+@pytest.mark.components
 def test_many_processes_may_open_a_new_sqlite_file(tmp_path):
     assert open_together(f"sqlite:///{tmp_path / 'new.sqlite3'}") == [0, 0, 0, 0]
 
 
 @pytest.mark.long
-@pytest.mark.postgres
+@pytest.mark.components
 def test_many_processes_may_open_a_new_postgresql_database(postgres_url):
     assert open_together(postgres_url) == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.components)]
 )
 def test_one_at_a_time_makes_the_tables(
     database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +73,7 @@ def test_one_at_a_time_makes_the_tables(
 
 
 def test_a_database_that_does_not_answer_is_said_without_its_password():
+    pytest.importorskip("psycopg")
     with pytest.raises(StoreError) as caught:
         study_storage("postgresql://user:secret@127.0.0.1:1/db")
     assert "secret" not in str(caught.value)

@@ -22,6 +22,7 @@ from hp_tool.errors import InputError
 from hp_tool.loop.tuning import run_search
 from hp_tool.questions.schema import to_dict
 from hp_tool.store import open_store
+from tests.torch_or_skip import profiler_extra_or_skip
 from tests.tuning.cpu_engine import CpuEngine
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,7 @@ def test_a_plan_prints_the_bill_and_the_job_and_runs_nothing(engine):
 
 
 def test_exit_codes(engine):
+    profiler_extra_or_skip()
     too_large = run(QUICKSTART, "--set", "model=gpt3-175b")
     assert too_large.exit_code == 3
     assert too_large.stdout.count("nearest: TP") == 3 and "memory:" in too_large.stdout
@@ -159,6 +161,7 @@ def test_exit_codes(engine):
 
 
 def test_a_mismatch_of_hardware_exits_2_as_a_process(tmp_path):
+    profiler_extra_or_skip()
     too_many = ("--set", "cluster.num_gpus=4096", "--set", "training.global_batch_size=4096")
     done = subprocess.run(
         [

@@ -164,7 +164,7 @@ def test_lightning_s_hooks_report_optimizer_steps(tmp_path: Path) -> None:
     assert callback.state_dict() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.components
 def test_the_hugging_face_trainer_reports(tmp_path: Path) -> None:
     torch = torch_or_skip()
     transformers = pytest.importorskip("transformers")

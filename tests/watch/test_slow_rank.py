@@ -45,7 +45,7 @@ TRAINING = textwrap.dedent("""
 """)
 
 
-@pytest.mark.distributed
+@pytest.mark.components
 def test_one_slow_rank_of_a_real_training_is_named(tmp_path: Path) -> None:
     torch_or_skip()
     script, logs = tmp_path / "train.py", tmp_path / "steps"

@@ -27,7 +27,7 @@ def quantiles(setup: Serving, *, load: float) -> Quantiles:
     )
 
 
-@settings(few, max_examples=25)
+@settings(few)
 @given(servings(), st.sampled_from((0.01, 1.0, 7.5, 60.0, 3000.0)))
 def test_quantiles_rise_with_the_share_and_are_seconds(setup: Serving, load: float) -> None:
     found = quantiles(setup, load=load)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.parameters import total_parameters
@@ -148,7 +148,6 @@ def one_by_one(
     return first, finish
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 1500), st.integers(1, 60), st.floats(0.0, 0.05)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
@@ -26,7 +26,6 @@ from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.serving.problem import serving_case
 
-few = settings(max_examples=40, deadline=None)
 BALANCED = {"popularity_variance": 0.0, "load_variance": 0.0}
 
 
@@ -80,7 +79,6 @@ def routed(case: ServingCase, *, tokens: int, seed: int = 0) -> np.ndarray:
     return order
 
 
-@few
 @given(
     st.sampled_from((8, 60, 64, 128, 256)),
     st.integers(1, 320),
@@ -102,7 +100,6 @@ def test_a_copy_of_the_most_popular_expert_helps() -> None:
     assert copied < 1.0 + 0.7 * (plain - 1.0)
 
 
-@few
 @given(
     st.sampled_from(("deepseek-v3", "qwen3-235b-a22b", "mixtral-8x7b")),
     st.integers(1, 200),
@@ -214,7 +211,6 @@ def test_hit_experts_and_the_busiest_rank_are_those_of_a_balanced_router(tokens:
     assert imbalance(even, row, np.array([float(tokens)]))[0] == pytest.approx(busiest, rel=0.35)
 
 
-@few
 @given(
     st.sampled_from((8, 32, 128)),
     st.sampled_from((1.0, 16.0, 128.0)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles
@@ -22,7 +22,6 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.serving.problem import serving_case
 from tests.cost.serving.serving_cases import Serving, serving, servings
 
-few = settings(max_examples=40, deadline=None)
 LOADS = [1, 4, 32, 256]
 ENGINES = sorted({profile.engine for profile in engine_profiles()} - {"megatron-core"})
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
@@ -80,7 +79,6 @@ def test_a_card_with_more_bandwidth_on_the_same_die_is_never_later(engine: str, 
         assert np.all(getattr(fast, figure) <= getattr(slow, figure) * (1 + 1e-5)), figure
 
 
-@few
 @given(servings())
 def test_an_offline_load_is_never_slower_than_a_closed_loop_of_as_many(setup: Serving) -> None:
     for load in LOADS:

@@ -20,7 +20,7 @@ from hp_tool.domain.engines import EngineEfficiency
 from tests.cost.serving.serving_cases import Serving, columns, serving, servings
 
 EXACT = 1e-9
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+few = settings(suppress_health_check=[HealthCheck.filter_too_much])
 LOADS = [1, 2, 3, 5, 8, 16, 31, 64, 100, 256, 1000, 10_000]
 
 
