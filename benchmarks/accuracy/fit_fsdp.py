@@ -31,8 +31,8 @@ from benchmarks.accuracy.fitting import (
     with_constants,
     write_framework,
 )
-from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.runs import mpt_cases, mpt_h100_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency

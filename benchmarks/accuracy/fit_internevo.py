@@ -28,9 +28,9 @@ from benchmarks.accuracy.fitting import (
     with_constants,
     write_framework,
 )
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.runs import internevo_cases, memory_cases
+from evidence.cases import Case
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB
 from hp_tool.questions.training import estimate

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, command_line, read
+from benchmarks.accuracy.data import Row, command_line
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants, write_framework
-from benchmarks.accuracy.grid_rows import FILE, Group, groups
+from benchmarks.accuracy.grid_rows import Group, grid_rows, groups
 from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
 
@@ -172,7 +172,7 @@ def _fitted(
 
 
 def main(folder: Path, *, keep_clocks: bool) -> None:
-    constants = fit(rows=read(folder, FILE), clocks_known=keep_clocks)
+    constants = fit(rows=grid_rows(folder), clocks_known=keep_clocks)
     if not keep_clocks:
         # Forward matmuls, input gradients and weight gradients take equally long, and only the last
         # accumulate in fp32: they get the slowdown of all.

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.accuracy.data import change_constants, command_line
 from benchmarks.accuracy.fitting import FRAMEWORKS, Fit, Floats, Prior, with_constants
-from benchmarks.accuracy.moe_runs import NEWEST
 from benchmarks.accuracy.prepared import Prepared, Shares
+from benchmarks.accuracy.runs import NEWEST
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 PRIORS = {

@@ -13,7 +13,7 @@ import numpy as np
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import write_constants
-from benchmarks.accuracy.heldout import Case
+from evidence.cases import Case
 from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
