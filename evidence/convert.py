@@ -283,7 +283,8 @@ class Format:
 def read_collected(path: Path, table: str) -> list[Row]:
     """Return the rows of a collected table in the schema.
 
-    A row that the schema cannot hold is skipped with a notice on stderr.
+    A row that the schema cannot hold is skipped, with a notice on stderr; another names the rows
+    that contradict themselves.
     """
     rows: list[Row] = []
     with path.open(newline="", encoding="utf-8") as stream:
@@ -291,8 +292,11 @@ def read_collected(path: Path, table: str) -> list[Row]:
         for cells in reader:
             try:
                 rows += converted(cells, table)
-            except ValueError as error:
+            except (KeyError, ValueError) as error:
                 print(f"skipped: {path}:{reader.line_num}: {error}", file=sys.stderr)
+    excluded = [row["excluded"] for row in rows if row["excluded"]]
+    if excluded:
+        print(f"excluded: {len(excluded)} rows of {path}, such as: {excluded[0]}", file=sys.stderr)
     return rows
 
 
@@ -877,7 +881,7 @@ def _served(row: Cells) -> Iterator[Values]:
         )
     }
     drawn = (row["isl"], row["osl"]) in INFERENCEMAX and bool(row["measured"])
-    same = row["precision"] in ("", *SERVED_PRECISIONS) or row["precision"] == "fp4"
+    row.seen.add("precision")  # gemm_quant says more
     yield {
         **pools,
         "model": row["model"],
@@ -890,9 +894,8 @@ def _served(row: Cells) -> Iterator[Values]:
         "output_length": row["osl"],
         "concurrency": row["concurrency"] or row["batch"],
         "disaggregated": row["mode"] == "disagg",
-        "expert_parallel_size": max(int(row["moe_ep"] or 0), 0) or None,
-        "moe_tensor_parallel_size": max(int(row["moe_tp"] or 0), 0) or None,
-        **({} if same else {"other": row["precision"]}),
+        "expert_parallel_size": int(row["moe_ep"] or 0) or None,
+        "moe_tensor_parallel_size": int(row["moe_tp"] or 0) or None,
     }
 
 
