@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,22 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.serving_runs import serving_run
-from evidence.cases import training_case
+from evidence.cases import missing, training_case, training_query, unknown
 from evidence.schema import KINDS, SERVING, TRAINING, Kind
 from evidence.table import RefusedError, Row, read
+from hp_tool.errors import HpToolError
+from hp_tool.questions.schema import parse_query, query_mapping
 
+SERVED_COLUMNS = (
+    "gpu",
+    "precision",
+    "input_length",
+    "output_length",
+    "concurrency",
+    "tensor_parallel_size",
+    "ttft_s",
+    "tpot_s",
+)
 SERVED = {"tpot": "time per output token", "ttft": "time to first token", "throughput": "tokens/s"}
 
 
@@ -42,8 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2
-    groups = {name: figures(compared) for name, compared in comparisons(rows, kind).items()}
-    report = {"kind": kind.name, "rows": len(rows), "figures": groups}
+    reasons = [not_predicted(row, kind) for row in rows]
+    asked = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    report = {
+        "kind": kind.name,
+        "rows": len(rows),
+        "not_predicted": dict(Counter(reason for reason in reasons if reason)),
+        "figures": {name: figures(each) for name, each in comparisons(asked, kind).items()},
+    }
     print(json.dumps(report, indent=2) if options.json else as_text(report))
     return 0
 
@@ -53,6 +72,25 @@ def kind_of(path: Path) -> Kind:
     with path.open(newline="", encoding="utf-8") as stream:
         names = next(csv.reader(stream), [])
     return SERVING if "engine" in names else TRAINING
+
+
+def not_predicted(row: Row, kind: Kind) -> str | None:
+    """Return why a row is not predicted; None: it is."""
+    if kind is TRAINING:
+        return missing(row) or _refused(row)
+    if row["disaggregated"]:
+        return "prefill and decoding on GPUs of their own"
+    blank = [name for name in SERVED_COLUMNS if row[name] is None]
+    return f"no {', '.join(blank)}" if blank else unknown(row)
+
+
+def _refused(row: Row) -> str | None:
+    """Return why hp_tool refuses the row's settings as a query; None: it takes them."""
+    try:
+        parse_query(query_mapping(training_query(row)))
+    except HpToolError as error:
+        return str(error)
+    return None
 
 
 def comparisons(rows: Sequence[Row], kind: Kind) -> dict[str, list[Comparison]]:
@@ -77,13 +115,13 @@ def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
 
 
 def _served(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
-    timed = [row for row in rows if row["ttft_s"] and row["tpot_s"] and not row["disaggregated"]]
-    pairs = inference.shipped([serving_run(row) for row in timed])
+    pairs = inference.shipped([serving_run(row) for row in rows])
     return {words: inference.comparisons(pairs, name) for name, words in SERVED.items()}
 
 
 def as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['rows']} {report['kind']} rows"]
+    lines += [f"  not predicted: {n} rows: {why}" for why, n in report["not_predicted"].items()]
     for name, one in report["figures"].items():
         refused = sum(one["refused"].values())
         counted = f"  {name:22} {one['rows']:5} rows, {refused} infeasible"

@@ -148,6 +148,8 @@ PARALLEL = (
     "pipeline_schedule",
     "moe_token_dispatcher_type",
 )
+ASKED = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
+"""Columns that a query needs beside the model."""
 CLUSTER = ("num_gpus", "gpus_per_node", "inter_node_bandwidth_bytes_per_second")
 
 
@@ -169,14 +171,15 @@ def training_case(row: Row) -> Case:
 
 def training_query(row: Row) -> Query:
     """Return the query that a row answers: its settings; what it leaves blank is left open."""
-    framework = row["framework"]
+    settings = _given(row, WORKLOAD)
+    if row["framework"]:
+        settings["framework"] = ASKED_AS.get(row["framework"], row["framework"])
     return Query(
         kind="training",
         model=_model(row),
         cluster=ClusterQuery(gpu=GPUS.get(row["gpu"], row["gpu"]), **_given(row, CLUSTER)),
         training=TrainingWorkload(
-            **_given(row, WORKLOAD),
-            **({"framework": ASKED_AS.get(framework, framework)} if framework else {}),
+            **settings,
             cuda_graph_modules=_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
             lora=LoraSpec(rank=row["lora_rank"], target_modules=_names(row["lora_target_modules"]))
             if row["lora_rank"]
@@ -220,12 +223,28 @@ def as_training_row(preset: Row) -> Row:
 
 def is_known(row: Row) -> bool:
     """Whether hp_tool has the row's GPU, and its model or the row a shape."""
+    return unknown(row) is None
+
+
+def unknown(row: Row) -> str | None:
+    """Return which name of a row hp_tool does not know; None: it knows GPU and model."""
+    if row["gpu"] is None:
+        return "no GPU"
     try:
         row["gpu"] in GPUS or gpu(row["gpu"])
+    except NotFoundError:
+        return f"unknown GPU {row['gpu']}"
+    try:
         row.get("hidden_size") or model(row["model"])
     except NotFoundError:
-        return False
-    return True
+        return f"unknown model {row['model']}"
+    return None
+
+
+def missing(row: Row) -> str | None:
+    """Return why a training row is no complete query; None: it is one."""
+    blank = [name for name in ASKED if row[name] is None]
+    return f"no {', '.join(blank)}" if blank else unknown(row)
 
 
 def step_s(row: Row) -> float:
@@ -311,7 +330,7 @@ def _named(row: Row) -> str:
 
 def _with_task(row: Row) -> str:
     task = row["task"] or "pretrain"
-    return row["model"] + ("" if task == "pretrain" else f" {task}")
+    return f"{row['model']}{'' if task == 'pretrain' else f' {task}'}"
 
 
 def _recipe_what(row: Row) -> str:

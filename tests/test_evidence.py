@@ -189,6 +189,31 @@ def test_a_new_table_is_predicted_before_anything_is_fitted(
     assert "step time" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("llama-3-8b", "no-such-model"), "unknown model no-such-model"),
+        (("h100-sxm-80gb", "x9000"), "unknown GPU x9000"),
+        ((",8192,128,1,2,11.9,11015,", ",,128,1,2,11.9,,"), "no sequence_length"),
+    ],
+)
+def test_a_row_that_is_no_query_is_counted_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], reason: str
+) -> None:
+    path = table(tmp_path, HEADER, RUN.replace(*change))
+    assert add.main([str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["not_predicted"] == {reason: 1} and report["figures"] == {}
+
+
+def test_a_setting_that_hp_tool_does_not_take_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path, f"{HEADER},attention", f"{RUN},linear")
+    assert add.main([str(path)]) == 0
+    assert "not predicted: 1 rows: training.attention: expected" in capsys.readouterr().out
+
+
 def test_a_new_serving_table_is_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,7 +157,7 @@ def serving_run(row: Row) -> ServingRun:
         concurrency=row["concurrency"],
         config=ServingConfig(
             tensor_parallel_size=row["tensor_parallel_size"],
-            pipeline_parallel_size=row["pipeline_parallel_size"],
+            pipeline_parallel_size=row["pipeline_parallel_size"] or 1,
             expert_parallel_size=row["expert_parallel_size"] or 1,
             attention_data_parallel_size=d,
             data_parallel_size=d,
