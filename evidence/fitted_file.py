@@ -44,7 +44,7 @@ class FittedFile:
         """
         known = self.stored()
         if self.keeps is None:
-            fields = known | self.fields
+            fields = {**known, **self.fields}
         else:
             fields = {**self.fields, **{name: known[name] for name in self.keeps if name in known}}
         ordered = {name: fields[name] for name in [*known, *fields] if name in fields}

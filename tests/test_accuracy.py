@@ -1,13 +1,7 @@
-"""The limits on accuracy: against published figures where the folder of them is there, and the days
-that need no data.
-"""
+"""The limits on accuracy against published figures."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import days, evidence, ledger, report
+from benchmarks.accuracy.data import folder_named
 from benchmarks.accuracy.groups import Group, figures, votes
 from benchmarks.accuracy.prepared import Prepared
-from benchmarks.accuracy.recipe_runs import gb300_cases, recipe_cases, release_cases
+from benchmarks.accuracy.runs import gb300_cases, recipe_cases, release_cases
+from evidence.table import FOLDER
 
 Figures = Callable[[str], Mapping[str, Any]]
 """Of a group, by its title."""
@@ -25,10 +21,7 @@ Figures = Callable[[str], Mapping[str, Any]]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not Path(named).is_dir():
-        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
-    return Path(named)
+    return folder_named()
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +52,15 @@ def test_the_published_days_are_the_rule_of_2021_and_nothing_of_ours() -> None:
     assert days.published_days() == pytest.approx(33.9, abs=0.05)
 
 
-def test_report_without_data_says_so_and_still_gives_the_days() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.accuracy", "--json"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    assert "skipped" in done.stderr
-    found = json.loads(done.stdout)
-    assert found["groups"] == [] and found["days"]["ratio"] > 1
+def test_the_repository_s_rows_are_used_unless_a_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HP_REFERENCE_DATA", raising=False)
+    assert folder_named() == FOLDER
+    assert folder_named(tmp_path) == tmp_path
+    monkeypatch.setenv("HP_REFERENCE_DATA", str(tmp_path / "missing"))
+    with pytest.raises(SystemExit, match="No folder of measured figures: "):
+        folder_named()
 
 
 def test_table_5_leaving_one_model_out(figures_of: Figures) -> None:

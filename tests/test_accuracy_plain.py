@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.plain import named_cases, plain_cases, todays_cases
 from benchmarks.accuracy.prepared import Prepared
+from evidence.cases import Case
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query

@@ -5,15 +5,15 @@ were not.
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.data import folder_named
 from benchmarks.recipes.__main__ import CATALOGUE
 from benchmarks.recipes.check import left_out, parsed, score
-from benchmarks.recipes.presets import FILE, Preset, presets
+from benchmarks.recipes.presets import TABLE, Preset, presets
 from benchmarks.recipes.rules import releases
 from benchmarks.recipes.write import recipes
 from hp_tool import catalog
@@ -62,11 +62,11 @@ def row(model: str, system: str, precision: str = "bf16", **values: Any) -> dict
 
 
 def table(folder: Path, *rows: dict[str, Any]) -> list[Preset]:
-    with (folder / FILE).open("w", newline="") as file:
+    with (folder / f"{TABLE}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(rows)
-    return presets(folder / FILE)
+    return presets(folder)
 
 
 MIXTURES = [
@@ -262,15 +262,12 @@ def test_the_answer_says_what_stands_in() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> list[Preset]:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not (Path(named) / FILE).is_file():
-        pytest.skip("HP_REFERENCE_DATA names no folder of presets")
-    return presets(Path(named) / FILE)
+    return presets(folder_named())
 
 
 def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> None:
     text = CATALOGUE.read_text()
-    assert text == recipes(releases(real)), "python -m benchmarks.recipes FILE --write"
+    assert text == recipes(releases(real)), "python -m benchmarks.recipes --write"
     result = score(real, text)
     assert result.of.total() - result.right.total() <= 2, (
         "of two scalings of fp8 a query of fp8 alone means one"

@@ -274,3 +274,9 @@ def test_a_training_question_loads_nothing_of_others() -> None:
     assert not [
         name for name in loaded if name.startswith(tuple(f"hp_tool.{each}" for each in others))
     ]
+
+
+def test_the_product_imports_nothing_that_is_not_in_the_wheel() -> None:
+    """Measurements and benchmarks read the product, never the other way round."""
+    outside = {"evidence", "benchmarks", "scripts", "tests"}
+    assert not complaints(each for each in everything() if each.package in outside)

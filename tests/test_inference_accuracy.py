@@ -1,22 +1,18 @@
-"""The limits on serving accuracy, against measured runs where the folder of them is there."""
+"""The limits on serving accuracy, against measured runs."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.accuracy import inference
+from benchmarks.accuracy.data import folder_named
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not Path(named).is_dir():
-        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
-    return inference.evaluate(Path(named), refits=False)
+    return inference.evaluate(folder_named(), refits=False)
 
 
 def test_groups_no_constant_saw(report: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -17,6 +16,7 @@ import pytest
 
 from benchmarks.accuracy import laws, ledger
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import folder_named
 from benchmarks.accuracy.groups import Group
 from hp_tool.catalog import gpu
 
@@ -43,10 +43,7 @@ print(json.dumps(ledger.compute(Path(sys.argv[1]), only=json.loads(sys.argv[3]))
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not Path(named).is_dir():
-        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
-    return Path(named)
+    return folder_named()
 
 
 def rows(*predicted: float, part: str = "h100") -> list[Comparison]:
@@ -246,25 +243,7 @@ def test_laws_compare_many_models(name: str) -> None:
     assert checked >= len(laws.models())
 
 
-@pytest.mark.components
-def test_the_ledger_without_data_checks_headlines_and_laws() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
-    command = [sys.executable, "-m", "benchmarks.accuracy.ledger"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert "skipped" in done.stderr and "the ledger holds" in done.stderr and "law: " in done.stdout
-
-
-def test_saving_needs_data_and_every_group() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "HP_REFERENCE_DATA"}
-    for arguments, words in (
-        (["--save"], "--data DIR"),
-        (["--save", "--quick"], "leave out --quick"),
-    ):
-        command = [sys.executable, "-m", "benchmarks.accuracy.ledger", *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT
-        )
-        assert done.returncode == 2 and words in done.stderr
+def test_saving_needs_every_group() -> None:
+    command = [sys.executable, "-m", "benchmarks.accuracy.ledger", "--save", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2 and "leave out --quick" in done.stderr

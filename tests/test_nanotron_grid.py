@@ -5,16 +5,14 @@ the published grid.
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.accuracy import grid
-from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.data import Row, folder_named
 from benchmarks.accuracy.fit_nanotron import FIXED, fit
-from benchmarks.accuracy.grid_rows import FILE, SEQUENCE, groups
+from benchmarks.accuracy.grid_rows import SEQUENCE, grid_rows, groups
 
 TRUE = dataclasses.replace(
     FIXED,
@@ -86,10 +84,7 @@ def test_failed_runs_teach_nothing() -> None:
 
 @pytest.mark.components
 def test_limits_on_the_published_grid_by_constants_of_the_other_model() -> None:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not Path(named).is_dir():
-        pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
-    found = grid.summary(grid.held_out(read(Path(named), FILE)))
+    found = grid.summary(grid.held_out(grid_rows(folder_named())))
     assert found["ran_but_refused_share"] <= 0.005
     assert found["failed_called_infeasible_share"] >= 0.85
     assert found["throughput_median_error"] <= 0.15

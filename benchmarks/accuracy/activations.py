@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import read
-from benchmarks.accuracy.korthikanti import MODELS, workload
+from benchmarks.accuracy.data import rows
+from benchmarks.accuracy.korthikanti import workload
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -17,14 +17,16 @@ from hp_tool.questions.training import estimate
 
 SIZES = {
     # model: (pipeline parallel, model chunks, micro-batch, batch) of table 3; tensor parallel 8
-    "22B": (1, 1, 4, 4),
-    "175B": (8, 3, 1, 64),
-    "530B": (35, 3, 1, 280),
-    "1T": (64, 1, 1, 512),
+    "gpt-22b": (1, 1, 4, 4),
+    "gpt3-175b": (8, 3, 1, 64),
+    "mt-nlg-530b": (35, 3, 1, 280),
+    "gpt-1t": (64, 1, 1, 512),
 }
 
 VARIANTS = {
-    # column: (recompute, sequence parallel)
+    # quantity: (recompute, sequence parallel)
+    "fig1_act_gib_tp_baseline": ("none", False),
+    "fig1_act_gib_sp_selective": ("selective", True),
     "fig7_sp_pct": ("none", True),
     "fig7_selective_pct": ("selective", False),
     "fig7_sp_selective_pct": ("selective", True),
@@ -37,33 +39,31 @@ def figures(folder: Path) -> list[Comparison]:
     (figure 7).
     """
     comparisons = []
-    for row in read(folder, "korthikanti2022_fig1_fig7_memory.csv"):
+    for row in rows(folder, "korthikanti2022_fig1_fig7_memory"):
+        name = row["quantity"]
+        if name not in VARIANTS:
+            continue
+        recompute, sharded = VARIANTS[name]
+        size = _layers(row["model"], recompute=recompute, sequence_parallel=sharded)
         baseline = _layers(row["model"], recompute="none", sequence_parallel=False)
-        reduced = _layers(row["model"], recompute="selective", sequence_parallel=True)
-        for column, size in (
-            ("fig1_act_gib_tp_baseline", baseline),
-            ("fig1_act_gib_sp_selective", reduced),
-        ):
-            comparisons.append(
-                _comparison("Figure 1 (GiB)", row["model"], column, float(row[column]), size / GIB)
+        share = row["unit"] == "%"
+        comparisons.append(
+            Comparison(
+                source="Figure 7 (%)" if share else "Figure 1 (GiB)",
+                model=row["model"],
+                what=name,
+                published=row["value"],
+                predicted=100.0 * size / baseline if share else size / GIB,
             )
-        for column, (recompute, sharded) in VARIANTS.items():
-            share = (
-                100.0
-                * _layers(row["model"], recompute=recompute, sequence_parallel=sharded)
-                / baseline
-            )
-            comparisons.append(
-                _comparison("Figure 7 (%)", row["model"], column, float(row[column]), share)
-            )
+        )
     return comparisons
 
 
-def _layers(size: str, *, recompute: str, sequence_parallel: bool) -> float:
-    pipeline, chunks, micro_batch, batch = SIZES[size]
+def _layers(name: str, *, recompute: str, sequence_parallel: bool) -> float:
+    pipeline, chunks, micro_batch, batch = SIZES[name]
     query = Query(
         kind="training",
-        model=MODELS[size],
+        model=name,
         cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8 * pipeline),
         training=workload(batch),
         parallel=ParallelQuery(
@@ -78,11 +78,3 @@ def _layers(size: str, *, recompute: str, sequence_parallel: bool) -> float:
     memory = estimate(query=query).memory
     assert memory is not None
     return memory.layer_activations_bytes
-
-
-def _comparison(
-    source: str, size: str, what: str, published: float, predicted: float
-) -> Comparison:
-    return Comparison(
-        source=source, model=MODELS[size], what=what, published=published, predicted=predicted
-    )

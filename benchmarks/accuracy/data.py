@@ -1,9 +1,10 @@
-"""The folder of measured figures: CSV files with a header, numbers where they read as numbers."""
+"""The folder of measured figures: evidence/, or one of tables as they were collected."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,25 +12,66 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from evidence import table as evidence
+from evidence.convert import FORMATS, read_collected
+from evidence.schema import KINDS
+
 Row = dict[str, str]
 
 
-def data_folder(arguments: argparse.Namespace) -> Path | None:
-    """--data, else HP_REFERENCE_DATA; None (and a notice) where neither names a folder."""
-    named = arguments.data or os.environ.get("HP_REFERENCE_DATA")
-    if named and Path(named).is_dir():
-        return Path(named)
-    print(
-        f"skipped: no folder of measured figures ({named or 'set --data or HP_REFERENCE_DATA'})",
-        file=sys.stderr,
-    )
-    return None
+def data_folder(arguments: argparse.Namespace) -> Path:
+    """Return --data, else HP_REFERENCE_DATA, else evidence/.
+
+    Raises:
+        SystemExit: The named folder does not exist.
+    """
+    return folder_named(arguments.data)
+
+
+def folder_named(name: str | Path | None = None) -> Path:
+    """Return the named folder, else HP_REFERENCE_DATA's, else evidence/."""
+    named = name or os.environ.get("HP_REFERENCE_DATA")
+    if named and not Path(named).is_dir():
+        raise SystemExit(f"No folder of measured figures: {named} (--data or HP_REFERENCE_DATA)")
+    return Path(named) if named else evidence.FOLDER
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", metavar="DIR", help="folder of measured figures (default: HP_REFERENCE_DATA)"
+        "--data",
+        metavar="DIR",
+        help="folder of measured figures (default: HP_REFERENCE_DATA, else evidence/)",
     )
+
+
+def rows(folder: Path, table: str, *, excluded: bool = False) -> list[evidence.Row]:
+    """Return the rows of one table, by the name it was collected under.
+
+    Args:
+        folder: evidence/, a folder of the same layout, or a folder of collected tables.
+        table: One of `evidence.convert.FORMATS`.
+        excluded: Return excluded rows too.
+    """
+    every = _all_rows(folder, table)
+    return [row for row in every if excluded or not row["excluded"]]
+
+
+def _all_rows(folder: Path, table: str) -> tuple[evidence.Row, ...]:
+    format = FORMATS[table]
+    for path in (folder / format.kind / f"{format.file}.csv", folder / f"{table}.csv"):
+        if path.is_file():
+            return _rows_of(path, table, path.stat().st_mtime_ns)
+    print(f"skipped: {folder} has no table {table}", file=sys.stderr)
+    return ()
+
+
+@functools.cache
+def _rows_of(path: Path, table: str, changed_ns: int) -> tuple[evidence.Row, ...]:
+    """Return the rows of a table, read once until its file changes."""
+    if path.stem == table and path.parent.name != FORMATS[table].kind:
+        return tuple(read_collected(path, table))
+    kind = KINDS[FORMATS[table].kind]
+    return tuple(row for row in evidence.read(path, kind) if row["table"] == table)
 
 
 def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:
@@ -45,9 +87,7 @@ def command_line(description: str | None, body: Callable[..., None], **switches:
     for name, words in switches.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=words)
     arguments = parser.parse_args()
-    folder = data_folder(arguments)
-    if folder is not None:
-        body(folder, **{name: getattr(arguments, name) for name in switches})
+    body(data_folder(arguments), **{name: getattr(arguments, name) for name in switches})
 
 
 def print_report(

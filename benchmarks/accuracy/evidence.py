@@ -14,8 +14,7 @@ from pathlib import Path
 from benchmarks.accuracy import activations
 from benchmarks.accuracy import other_evidence as other
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import read
-from benchmarks.accuracy.dgxc_runs import dgxc_cases
+from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.fit_frameworks import (
     amd_left_out,
     fit_2022,
@@ -26,17 +25,23 @@ from benchmarks.accuracy.fit_frameworks import (
 )
 from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on, votes
-from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, table4
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import asked, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
+from benchmarks.accuracy.runs import (
+    b200_cases,
+    dgxc_cases,
+    gb300_cases,
+    mlperf_cases,
+    newest,
+    pretraining,
+    release_cases,
+)
 from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
+from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
@@ -70,7 +75,7 @@ def _paper(folder: Path) -> list[Group]:
     """arXiv 2205.05198 and the Megatron-LM of 2020, both on the software that constants of 2022 are
     for.
     """
-    rows4 = read(folder, "korthikanti2022_table4.csv")
+    rows4 = rows_of(folder, "korthikanti2022_table4")
     left_out = table5_left_out(folder) if rows4 else []
     shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
     layer = [on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
@@ -109,7 +114,7 @@ def _megatron(folder: Path) -> list[Group]:
     """Pre-training under today's Megatron Core: releases of recipes, audited rounds, and models cut
     to fit.
     """
-    if not today_runs(folder) or not read(folder, "korthikanti2022_table4.csv"):
+    if not today_runs(folder) or not rows_of(folder, "korthikanti2022_table4"):
         return []
     cases = pretraining(folder)
     cloud = dgxc_cases(folder)
@@ -322,7 +327,7 @@ them.
 
 def _ahead(folder: Path) -> list[Group]:
     """Every round and release by constants fitted on what was published before it."""
-    if not read(folder, "korthikanti2022_table4.csv"):
+    if not rows_of(folder, "korthikanti2022_table4"):
         return []
     cases = pretraining(folder)
     audited = [case for case in cases if case.source == "MLPerf Training"]

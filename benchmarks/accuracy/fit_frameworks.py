@@ -21,9 +21,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
-from benchmarks.accuracy.dgxc_runs import dgxc_cases
+from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fitting import (
@@ -35,10 +33,7 @@ from benchmarks.accuracy.fitting import (
     left_out,
     with_constants,
 )
-from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases, megatron_2020_cases
-from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5, table5_cases
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import newest
+from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.prepared import (
     Constants,
     Prepared,
@@ -49,8 +44,19 @@ from benchmarks.accuracy.prepared import (
     newest_release,
     seen,
 )
-from benchmarks.accuracy.recipe_runs import recipe_cases
+from benchmarks.accuracy.runs import (
+    b200_cases,
+    bridge_cases,
+    dgxc_cases,
+    megatron_2020_cases,
+    mlperf_cases,
+    newest,
+    recipe_cases,
+    table5_cases,
+)
+from evidence.cases import Case
 from evidence.fitted_file import FittedFile
+from evidence.table import Row
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
@@ -95,7 +101,7 @@ def constants_2022(values: Values) -> Constants:
 
 def errors_2022(rows: Sequence[Row]) -> Callable[[Constants], Floats]:
     layers, steps = (
-        [row for row in rows if ("experiment" in row) == layer] for layer in (True, False)
+        [row for row in rows if (row["step_s"] is None) == layer] for layer in (True, False)
     )
     card = gpu(GPU)
 
@@ -132,22 +138,20 @@ def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
     seen.
     """
     steps = [
-        row
-        for row in read(folder, "korthikanti2022_table5.csv")
-        if row["model"].split()[0] != leave_out
+        row for row in rows(folder, "korthikanti2022_table5") if row["run"].split()[0] != leave_out
     ]
-    return FIT_2022([*read(folder, "korthikanti2022_table4.csv"), *steps])
+    return FIT_2022([*rows(folder, "korthikanti2022_table4"), *steps])
 
 
 def table5_left_out(folder: Path) -> list[Comparison]:
     """Every Table 5 figure, predicted by constants that never saw its model's Table 5 rows."""
-    cases = table5_cases(read(folder, "korthikanti2022_table5.csv"))
-    rows = []
+    cases = table5_cases(folder)
+    compared = []
     for size in MODELS if cases else ():
-        rows += compare_all(
+        compared += compare_all(
             [case for case in cases if case.name == size], fit_2022(folder, leave_out=size).compare
         )
-    return rows
+    return compared
 
 
 OVERLAPS = (
@@ -174,7 +178,7 @@ TODAY = {
     ),  # only the cut models on B200 keep their gradients in fp32
 }
 NOISE = 0.04
-REPEATED = ("MLPerf Training", DGXC)
+REPEATED = ("MLPerf Training", "DGX Cloud benchmarks")
 REPEATED_WEIGHT = 0.5
 """Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many
 times.

@@ -29,8 +29,8 @@ from benchmarks.accuracy.fitting import (
     rounded,
     with_constants,
 )
-from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.runs import mpt_cases, mpt_h100_cases
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency

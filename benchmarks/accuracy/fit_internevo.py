@@ -26,9 +26,9 @@ from benchmarks.accuracy.fitting import (
     left_out,
     with_constants,
 )
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.runs import internevo_cases, memory_cases
+from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.units import GIB

@@ -20,16 +20,14 @@ from scipy.stats import t as student_t
 
 from benchmarks.accuracy import evidence
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.fitting import FRAMEWORKS
 from benchmarks.accuracy.groups import votes
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
-from benchmarks.accuracy.recipe_runs import gb300_cases, release_cases
+from benchmarks.accuracy.runs import dgxc_cases, gb300_cases, mlperf_cases, release_cases
+from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE

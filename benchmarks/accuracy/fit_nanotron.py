@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, framework_file, with_constants
-from benchmarks.accuracy.grid_rows import FILE, Group, groups
+from benchmarks.accuracy.grid_rows import Group, grid_rows, groups
 from evidence.fitted_file import FittedFile
 from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
@@ -175,7 +175,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield nanotron's profile. Forward matmuls, input gradients and weight gradients take equally
     long, and only the last accumulate in fp32: they get the slowdown of all.
     """
-    constants = fit(rows=read(folder, FILE), clocks_known=False)
+    constants = fit(rows=grid_rows(folder), clocks_known=False)
     slowdown = (2.0 + FIXED.fp32_accumulation["h100"]) * constants.matmul_slowdown - 2.0
     added = {"h100": float(f"{slowdown:.4g}")}
     yield framework_file(

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants
-from benchmarks.accuracy.moe_runs import NEWEST
 from benchmarks.accuracy.prepared import Prepared, Shares
+from benchmarks.accuracy.runs import NEWEST
 from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 

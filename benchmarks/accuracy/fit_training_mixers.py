@@ -24,7 +24,7 @@ from benchmarks.accuracy.fitting import (
     with_constants,
 )
 from benchmarks.accuracy.prepared import Prepared
-from benchmarks.accuracy.recipe_runs import hybrid_cases
+from benchmarks.accuracy.runs import hybrid_cases
 from evidence.fitted_file import FittedFile
 from hp_tool.domain.efficiency import FrameworkEfficiency
 

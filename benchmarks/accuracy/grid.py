@@ -20,9 +20,9 @@ from scipy.special import ndtr
 from scipy.stats import spearmanr
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.data import Row
 from benchmarks.accuracy.fit_nanotron import fit
-from benchmarks.accuracy.grid_rows import FILE, GPU, Group, groups
+from benchmarks.accuracy.grid_rows import GPU, Group, grid_rows, groups
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
@@ -200,7 +200,7 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
     """Predictions of every group by the shipped constants, leaving one model out, and leaving one
     number of nodes out.
     """
-    rows = read(folder, FILE)
+    rows = grid_rows(folder)
     shipped = efficiency(gpu=gpu(GPU), framework="nanotron").framework
     return {
         "shipped": [predicted(group, shipped) for group in groups(rows)],
@@ -213,7 +213,7 @@ def evaluate(folder: Path) -> dict[str, Any] | None:
     """Return errors by the shipped constants, leaving out one model or one number of nodes; None
     without the file.
     """
-    rows = read(folder, FILE)
+    rows = grid_rows(folder)
     if not rows:
         return None
     by = cells(folder)

@@ -7,14 +7,18 @@ nothing of the logits on another one.
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.data import Row
+from benchmarks.accuracy.data import Row, rows
+from evidence import table
+from evidence.schema import TRAINING
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
@@ -25,9 +29,24 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
 
-FILE = "grid_h100_nanotron.csv"
+TABLE = "grid_h100_nanotron"
+COLUMNS = {
+    "model": "model",
+    "variant": "variant",
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "mbs": "micro_batch_size",
+    "grad_acc": "num_microbatches",
+    "gbs": "global_batch_size",
+    "zero": "zero_stage",
+    "tok_s_gpu": "tokens_per_second_per_gpu",
+    "sequence_length": "sequence_length",
+}
+"""Columns of a grid by those of the evidence."""
 SEQUENCE = 4096
 GPU = "h100-sxm-80gb"
 SHAPES = {
@@ -44,6 +63,32 @@ SHAPES = {
         "tie_word_embeddings": False,
     },
 }
+
+
+def grid_rows(folder: Path) -> list[Row]:
+    """Return nanotron's runs in the columns of a grid, those that contradict themselves too."""
+    return [as_grid(row) for row in rows(folder, TABLE, excluded=True)]
+
+
+def read_grid_file(path: Path) -> list[Row]:
+    """Return the rows of a CSV file in the columns of a grid; the file may have the evidence's."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        if "tensor_parallel_size" not in (reader.fieldnames or ()):
+            return list(reader)
+    return [as_grid(row) for row in table.read(path, TRAINING)]
+
+
+def as_grid(row: table.Row) -> Row:
+    """Return a row of the evidence in the columns of a grid."""
+    used = row["used_bytes"]
+    values = {
+        **{name: row[column] for name, column in COLUMNS.items()},
+        "nodes": row["num_gpus"] // row["gpus_per_node"],
+        "mem_gb": None if used is None else used / GIB,
+        "status": "ok" if row["status"] == "ran" else row["status"],
+    }
+    return {name: table.cell_of(value) for name, value in values.items()}
 
 
 def shape(row: Row) -> ModelSpec:
@@ -115,7 +160,7 @@ class Group:
     @property
     def used_bytes(self) -> NDArray[np.float64]:
         """Measured on the first stage; not a number where the run failed."""
-        return np.array([float(row["mem_gb"] or "nan") for row in self.rows]) * 2**30
+        return np.array([float(row["mem_gb"] or "nan") for row in self.rows]) * GIB
 
 
 def groups(rows: Iterable[Row]) -> list[Group]:

@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.accuracy import days, dynamic_context
 from benchmarks.accuracy.korthikanti import GPU, MODELS, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
-from benchmarks.accuracy.other_runs import OMNI_PATH_BYTES_PER_SECOND
 from benchmarks.accuracy.published import (
     BLOOM,
     BLOOM_STEP_S,
@@ -48,6 +47,8 @@ from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions.training import estimate, recommend
 
+OMNI_PATH_BYTES_PER_SECOND = 4 * 12.5e9 / 8
+"""A GPU's share of Jean Zay's four 100 Gb/s ports a node."""
 RELEASE = "one factor for 2021's release, from the other nine models"
 
 

@@ -1,15 +1,14 @@
 """Tables 4 and 5 of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16, unfused attention, dropout
 0.1), predicted.
 
-Published figures are read from the reference data; this module says which query each row stands
-for.
+Published figures are rows of the evidence.
 """
 
 from __future__ import annotations
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.heldout import Case
+from evidence.cases import training_case
+from evidence.table import Row
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -18,8 +17,6 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
-from hp_tool.domain.query import Query
-from hp_tool.domain.serving import config_query
 from hp_tool.domain.workload import TrainingWorkload
 
 GPU = "a100-sxm-80gb"
@@ -43,50 +40,35 @@ def a100(num_gpus: int) -> ClusterSpec:
 
 def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
     """Seconds per iteration: full recomputation without SP, and SP with selective recomputation."""
-    return [_iteration(*figure, profile) for figure in _figures(rows)]
+    return [_iteration(row, profile) for row in rows]
 
 
-def _figures(rows: list[Row]) -> list[tuple[Row, str, str, bool]]:
-    """(row, column, recomputation, sequence parallelism) of every figure printed."""
-    columns = (("iter_s_full_recompute", "full", False), ("iter_s_present_work", "selective", True))
-    return [(row, *kind) for row in rows for kind in columns if row[kind[0]]]
-
-
-def _name(row: Row, recompute: str, sharded: bool) -> str:
-    return f"{recompute}{' + SP' if sharded else ''}, DP {row['dp']}"
-
-
-def _config(row: Row, recompute: str, sharded: bool) -> ParallelConfig:
-    return ParallelConfig(
-        tensor_parallel_size=int(row["tp"]),
-        pipeline_parallel_size=int(row["pp"]),
-        virtual_pipeline_parallel_size=int(row["interleave_m"]),
-        data_parallel_size=int(row["dp"]),
-        micro_batch_size=int(row["mbs"]),
-        sequence_parallel=sharded,
-        recompute=recompute,  # type: ignore[arg-type]
+def _iteration(row: Row, profile: EfficiencyProfile) -> Comparison:
+    case = training_case(row)
+    config = ParallelConfig(
+        tensor_parallel_size=row["tensor_parallel_size"],
+        pipeline_parallel_size=row["pipeline_parallel_size"],
+        virtual_pipeline_parallel_size=row["virtual_pipeline_parallel_size"],
+        data_parallel_size=row["data_parallel_size"],
+        micro_batch_size=row["micro_batch_size"],
+        sequence_parallel=row["sequence_parallel"],
+        recompute=row["recompute"],
         zero_stage=0,
     )
-
-
-def _iteration(
-    row: Row, column: str, recompute: str, sharded: bool, profile: EfficiencyProfile
-) -> Comparison:
-    size = row["model"].split()[0]
     costs = training_costs(
         case=TrainingCase(
-            model=model(MODELS[size]),
-            cluster=a100(int(row["gpus"])),
-            workload=workload(int(row["gbs"])),
+            model=model(row["model"]),
+            cluster=a100(row["num_gpus"]),
+            workload=workload(row["global_batch_size"]),
             profile=profile,
         ),
-        candidates=Candidates.from_configs((_config(row, recompute, sharded),)),
+        candidates=Candidates.from_configs((config,)),
     )
     return Comparison(
         source="Table 5 (s)",
-        model=size,
-        what=_name(row, recompute, sharded),
-        published=float(row[column]),
+        model=case.name,
+        what=case.what,
+        published=case.step_s,
         predicted=float(costs.step_s[0]),
     )
 
@@ -96,15 +78,15 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
     comparisons = []
     for row in rows:
         config = ParallelConfig(
-            tensor_parallel_size=int(row["tp"]),
-            micro_batch_size=int(row["mbs"]),
-            sequence_parallel="sequence_parallelism" in row["experiment"],
+            tensor_parallel_size=row["tensor_parallel_size"],
+            micro_batch_size=row["micro_batch_size"],
+            sequence_parallel=row["sequence_parallel"],
         )
         times = layer_time(
             case=TrainingCase(
                 model=model(MODELS["22B"]),
                 cluster=a100(8),
-                workload=workload(int(row["mbs"])),
+                workload=workload(row["micro_batch_size"]),
                 profile=profile,
                 strategy=Strategy(),
             ),
@@ -112,39 +94,19 @@ def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
         )
         forward = float((times.forward + times.tensor)[0])
         backward = float((times.backward + times.tensor_backward)[0])
-        if "full" in row["experiment"]:
+        if row["recompute"] == "full":
             backward += forward
-        if "selective" in row["experiment"]:
+        if row["recompute"] == "selective":
             backward += float(times.repeated[0])
+        measured = {"fwd": row["forward_s"], "bwd": row["backward_s"]}
         for direction, seconds in (("fwd", forward), ("bwd", backward)):
             comparisons.append(
                 Comparison(
                     source="Table 4 (ms)",
                     model="22B",
-                    what=f"{row['experiment']} {direction}",
-                    published=float(row[f"{direction}_ms"]),
+                    what=f"{row['run']} {direction}",
+                    published=round(1e3 * measured[direction], 6),
                     predicted=1e3 * seconds,
                 )
             )
     return comparisons
-
-
-def table5_cases(rows: list[Row]) -> list[Case]:
-    """Table 5 as queries: what `table5` predicts, as anyone would ask it."""
-    return [
-        Case(
-            name=row["model"].split()[0],
-            what=_name(row, recompute, sharded),
-            step_s=float(row[column]),
-            source="arXiv 2205.05198",
-            date="2022-05",
-            query=Query(
-                kind="training",
-                model=MODELS[row["model"].split()[0]],
-                cluster=ClusterQuery(gpu=GPU, num_gpus=int(row["gpus"])),
-                training=workload(int(row["gbs"])),
-                parallel=config_query(_config(row, recompute, sharded)),
-            ),
-        )
-        for row, column, recompute, sharded in _figures(rows)
-    ]

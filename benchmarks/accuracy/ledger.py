@@ -70,18 +70,14 @@ LINE = 420
 """Longest entry that stands on one line of the file."""
 
 
-def compute(
-    folder: Path | None, *, quick: bool = False, only: Sequence[str] | None = None
-) -> Ledger:
+def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = None) -> Ledger:
     """Return {groups, headlines, laws, report, points} as predicted now.
 
     Args:
-        folder: The folder of measured figures; without it there are no groups.
+        folder: The folder of measured figures.
         quick: Leave out the sections of evidence.LONG and the serving fits.
         only: Sections of evidence to compute, in this process; no serving groups.
     """
-    if folder is None:
-        return {"groups": {}, "headlines": predicted_headlines(), "laws": broken_laws()}
     if only is not None:
         found = [group for name in only for group in evidence.SECTIONS[name](folder) if group.rows]
         return {"groups": {group.title: entry(group) for group in found}}
@@ -388,8 +384,6 @@ def main() -> None:
     if arguments.save and arguments.quick:
         parser.error("--save records every group: leave out --quick")
     folder = data_folder(arguments)
-    if arguments.save and folder is None:
-        parser.error("--save needs the folder of measured figures: pass --data DIR")
     now = compute(folder, quick=arguments.quick)
     if arguments.json:
         for title, one in now["groups"].items():
@@ -403,7 +397,7 @@ def main() -> None:
             parser.error(f"{len(changes)} entries moved: state why with --reason TEXT")
         save(recorded_anew(now, recorded, changes, arguments.reason or ""))
         return
-    found = failures(now, recorded if folder else recorded | {"groups": {}}, quick=arguments.quick)
+    found = failures(now, recorded, quick=arguments.quick)
     for line in found:
         print(line, file=sys.stderr)
     print(

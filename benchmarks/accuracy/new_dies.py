@@ -7,9 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.groups import TODAY, Group
-from benchmarks.accuracy.mlperf_runs import cdna4_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import gb300_cases
+from benchmarks.accuracy.runs import cdna4_cases, gb300_cases
 
 
 def new_dies(folder: Path) -> list[Group]:

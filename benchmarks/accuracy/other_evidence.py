@@ -11,23 +11,26 @@ from pathlib import Path
 
 from benchmarks.accuracy import grid, headlines, inference
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import read
 from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
 from benchmarks.accuracy.fit_internevo import LEFT_OUT, leave_one_out, memory_left_out
-from benchmarks.accuracy.fsdp_memory import reserved_cases
-from benchmarks.accuracy.fsdp_runs import titan_cases
-from benchmarks.accuracy.grid_rows import FILE as GRID
+from benchmarks.accuracy.grid_rows import grid_rows
 from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
-from benchmarks.accuracy.heldout import Case, b200_cases
-from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.korthikanti import GPU
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import pretraining
+from benchmarks.accuracy.runs import (
+    b200_cases,
+    bloom_cases,
+    internevo_cases,
+    mlperf_cases,
+    pretraining,
+    reserved_cases,
+    schedule_cases,
+    titan_cases,
+    trl_cases,
+)
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.trl_runs import trl_cases
+from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
@@ -95,7 +98,7 @@ def internevo(folder: Path) -> list[Group]:
 
 
 def nanotron(folder: Path) -> list[Group]:
-    rows = read(folder, GRID)
+    rows = grid_rows(folder)
     if not rows:
         return []
     cells = grid.cells(folder)
@@ -185,7 +188,7 @@ def other_software(folder: Path) -> list[Group]:
         for case in pretraining(folder)
         if not case.has_experts and case.card == "h100-sxm-80gb"
     ]
-    rows = read(folder, GRID)
+    rows = grid_rows(folder)
     megatron = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
     cells = [grid.predicted(group, megatron) for group in grid_groups(rows)]
     return [

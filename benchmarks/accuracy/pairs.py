@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import mpt_runs
-from benchmarks.accuracy.heldout import Case, b200_cases
-from benchmarks.accuracy.internevo_runs import internevo_cases
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared
-from benchmarks.accuracy.recipe_runs import pretraining
+from benchmarks.accuracy.runs import b200_cases, internevo_cases, mlperf_cases, pretraining
+from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs

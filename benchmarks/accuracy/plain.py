@@ -9,12 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import today_left_out
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import pretraining
+from benchmarks.accuracy.runs import dgxc_cases, mlperf_cases, pretraining
+from evidence.cases import Case
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.releases import release_numbers

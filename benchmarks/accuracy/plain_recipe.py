@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: runs asked with everything said, by a
+"""`python -m benchmarks.accuracy.plain_recipe [--data DIR]`: runs asked with everything said, by a
 recipe's name, and plainly.
 
 Each by the constants as shipped and by those that saw no row of the model, as the groups of
@@ -8,16 +8,16 @@ docs/accuracy.md are; a plain question by its bare figure and by the one that to
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.groups import figures
-from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.plain import asked, named_cases, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
+from evidence.cases import Case
 
 QUESTIONS: Mapping[str, Callable[[Sequence[Case]], list[Case]]] = {
     "everything said": list,
@@ -52,20 +52,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy.plain_recipe", description=__doc__
     )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("HP_REFERENCE_DATA"),
-        help="folder of measured figures",
-    )
-    folder = parser.parse_args(arguments).data
-    if folder is None:
-        parser.error("name a folder by --data or HP_REFERENCE_DATA")
+    add_data_argument(parser)
+    folder = data_folder(parser.parse_args(arguments))
     print(
         f"{'':26}{'':24}rows configurations refused |  mean median inside high/low, shipped | the "
         "same, its model left out"
     )
-    for title, question, shipped, unseen in measured(Path(folder)):
+    for title, question, shipped, unseen in measured(folder):
         summary, left_out = figures(shipped), figures(unseen)
         refused = sum(summary["refused"].values())
         counts = f"{summary['rows']:4} {summary['configurations']:14} {refused:7}"

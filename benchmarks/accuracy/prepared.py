@@ -12,7 +12,7 @@ import numpy as np
 
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.heldout import Case
+from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks

@@ -10,9 +10,10 @@ from typing import Any
 
 from benchmarks.accuracy import days, evidence, grid
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.fsdp_runs import titan_cases
+from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.groups import line, pools
+from benchmarks.accuracy.runs import titan_cases
+from evidence.table import Row
 
 
 def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def not_stated(folder: Path) -> dict[str, int]:
     step_times = Counter(f"step time: {row.why}" for row in titan_cases(folder)[1])
     memory = Counter(
         f"peak memory: {_missing(row)}"
-        for row in read(folder, "memory_measured.csv")
+        for row in rows(folder, "memory_measured", excluded=True)
         if _missing(row)
     )
     return dict(step_times + memory)
@@ -53,23 +54,13 @@ def _missing(row: Row) -> str | None:
     """What a row of peak memory does not say. Those of torchtitan stand in its own file too, and
     are predicted from there.
     """
-    if row["zero"].startswith("FSDP"):
+    if row["framework"] == "torch-fsdp":
         return None if row["recompute"] == "full" else f"recomputation of {row['recompute']}"
     return "heads, vocabulary and MLP width of the model"
 
 
-def evaluate(folder: Path | None) -> dict[str, Any]:
-    """{days, groups, table4_differences, grid, not_stated}; without a folder only the days, which
-    need no data.
-    """
-    if folder is None:
-        return {
-            "days": days.evaluate(),
-            "groups": [],
-            "table4_differences": [],
-            "grid": None,
-            "not_stated": {},
-        }
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Return {days, groups, table4_differences, grid, not_stated}."""
     groups = evidence.groups(folder)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {

@@ -8,17 +8,15 @@ import dataclasses
 import math
 from pathlib import Path
 
-from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.serving_runs import (
-    PRECISIONS,
-    SYSTEMS,
     Served,
     ServingRun,
     lengths,
     runs,
     serving_run,
 )
-from hp_tool.catalog import gpu
+from evidence.table import Row
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
 
@@ -33,7 +31,7 @@ class PoolRun(Served):
     """Of prefill and of decoding; None: not told."""
 
 
-LATER = ("inference_measured_2.csv", "inference_measured_3.csv")
+LATER = ("inference_measured_2", "inference_measured_3")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
 """Versions that stand for one that is not told, of runs of October and November 2025: those nearest
 to that month.
@@ -48,8 +46,12 @@ def later_runs(folder: Path) -> list[ServingRun]:
     """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED
     have them.
     """
-    rows = [row for name in LATER for row in read(folder, name)]
-    return [_settled(serving_run(row)) for row in rows if row["mode"] == "agg"]
+    return [
+        _settled(serving_run(row))
+        for name in LATER
+        for row in rows(folder, name)
+        if not row["disaggregated"]
+    ]
 
 
 def _settled(run: ServingRun) -> ServingRun:
@@ -82,50 +84,57 @@ def pool_runs(folder: Path) -> list[PoolRun]:
     """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two
     listings have the same latencies, the one that tells the number of replicas.
     """
-    rows = [row for name in LATER for row in read(folder, name) if row["mode"] == "disagg"]
-    rows.sort(key=lambda row: not row["decode_num_workers"])
+    told = [row for name in LATER for row in rows(folder, name) if row["disaggregated"]]
+    told.sort(key=lambda row: not row["decode_replicas"])
     once = {
-        (row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row
-        for row in reversed(rows)
+        (
+            row["input_length"],
+            row["output_length"],
+            row["concurrency"],
+            f"{1e3 * row['ttft_s']:.8g}"[:8],
+            f"{1e3 * row['tpot_s']:.8g}"[:6],
+        ): row
+        for row in reversed(told)
     }
     return [_pool_run(row) for row in reversed(once.values())]
 
 
 def queued_runs(folder: Path) -> list[ServingRun]:
-    """Every row of inference_trtllm_throughput.csv and _2: all requests queued at once on one
-    replica, throughput alone measured.
+    """Every row of inference_trtllm_throughput and _2: all requests queued at once on one replica,
+    throughput alone measured.
     """
-    names = ("inference_trtllm_throughput.csv", "inference_trtllm_throughput_2.csv")
-    return [_queued_run(row) for name in names for row in read(folder, name)]
+    names = ("inference_trtllm_throughput", "inference_trtllm_throughput_2")
+    return [_queued_run(row) for name in names for row in rows(folder, name)]
 
 
 def _pool_run(row: Row) -> PoolRun:
-    workers = row["prefill_num_workers"], row["decode_num_workers"]
+    replicas = row["prefill_replicas"], row["decode_replicas"]
+    version = row["engine_version"] or ""
     tokens = lengths(row)
     return PoolRun(
         engine=row["engine"],
-        version=DYNAMO.get(row["engine_version"], row["engine_version"]),
+        version=DYNAMO.get(version, version),
         model=catalogue_model(row["model"]).name,
-        gpu=SYSTEMS[row["system"]],
-        precision=PRECISIONS[row["gemm_quant"]],
+        gpu=row["gpu"],
+        precision=row["precision"],
         input_length=tokens.input_length,
         output_length=tokens.output_length,
-        concurrency=int(row["concurrency"]),
+        concurrency=row["concurrency"],
         prefill=_pool(row, "prefill"),
         decode=_pool(row, "decode"),
-        replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
-        ttft_s=float(row["ttft_ms"]) * 1e-3,
-        tpot_s=float(row["tpot_ms"]) * 1e-3,
+        replicas=replicas if all(replicas) else None,
+        ttft_s=row["ttft_s"],
+        tpot_s=row["tpot_s"],
     )
 
 
 def _pool(row: Row, side: str) -> ServingConfig:
-    t, d = int(row[f"{side}_tp_size"]), int(row[f"{side}_attention_dp_size"])
+    d = row[f"{side}_attention_data_parallel_size"]
     return ServingConfig(
-        tensor_parallel_size=t,
-        pipeline_parallel_size=int(row[f"{side}_pp_size"]),
+        tensor_parallel_size=row[f"{side}_tensor_parallel_size"],
+        pipeline_parallel_size=row[f"{side}_pipeline_parallel_size"],
         attention_data_parallel_size=d,
-        expert_parallel_size=int(row[f"{side}_moe_ep_size"]),
+        expert_parallel_size=row[f"{side}_expert_parallel_size"],
         data_parallel_size=d,
     )
 
@@ -133,18 +142,19 @@ def _pool(row: Row, side: str) -> ServingConfig:
 def _queued_run(row: Row) -> ServingRun:
     return ServingRun(
         engine=row["engine"],
-        version=row["version"],
+        version=row["engine_version"],
         model=row["model"],
-        gpu=gpu(row["gpu"]).name,
-        precision=row["weights"],
-        kv_cache_precision=row.get("kv_cache"),
-        input_length=int(row["isl_tokens"]),
-        output_length=int(row["osl_tokens"]),
-        concurrency=int(row["num_requests"]),
+        gpu=row["gpu"],
+        precision=row["precision"],
+        kv_cache_precision=row["kv_cache_precision"],
+        input_length=round(row["input_length"]),
+        output_length=round(row["output_length"]),
+        concurrency=row["concurrency"],
         config=ServingConfig(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])
+            tensor_parallel_size=row["tensor_parallel_size"],
+            pipeline_parallel_size=row["pipeline_parallel_size"],
         ),
         ttft_s=math.nan,
         tpot_s=math.nan,
-        queued_throughput=float(row["output_tokens_s_gpu"]),
+        queued_throughput=row["output_tokens_per_second_per_gpu"],
     )

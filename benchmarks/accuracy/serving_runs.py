@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.data import rows
+from evidence.table import Row
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, gpu_efficiency
@@ -29,23 +30,10 @@ from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.serving.problem import arrivals, serving_case
 
-SYSTEMS = {
-    "h100_sxm": "h100-sxm-80gb",
-    "h200_sxm": "h200-sxm-141gb",
-    "b200_sxm": "b200-sxm-180gb",
-    "a100_sxm": "a100-sxm-80gb",
-}
 ALIASES = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
 }
-PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
-SHIPPED = {"openai/gpt-oss-120b": "mxfp4"}
-"""Formats of checkpoints, whatever a table calls them."""
-INFERENCEMAX = {(1024, 1024), (1024, 8192), (8192, 1024)}
-"""Prompt and answer of the dated rows that InferenceMAX's client sent: it draws lengths from 0.8 of
-these to all of them.
-"""
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
@@ -133,9 +121,7 @@ class ServingRun(Served):
 
 def runs(folder: Path) -> list[ServingRun]:
     """Every row that names one model on one aggregated replica."""
-    return [
-        serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"
-    ]
+    return [serving_run(row) for row in rows(folder, "inference_measured")]
 
 
 class Lengths(NamedTuple):
@@ -147,36 +133,37 @@ class Lengths(NamedTuple):
 
 
 def lengths(row: Row) -> Lengths:
-    """What a row's requests were."""
-    named = int(row["isl"]), int(row["osl"])
-    drawn = named in INFERENCEMAX and bool(row.get("measured"))
+    """What a row's requests were: InferenceMAX's client draws lengths from 0.8 of those named."""
+    drawn = row["client"] == "inferencemax"
     shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
-    return Lengths(round(shorter * named[0]), round(shorter * named[1]), not drawn)
+    return Lengths(
+        round(shorter * row["input_length"]), round(shorter * row["output_length"]), not drawn
+    )
 
 
 def serving_run(row: Row) -> ServingRun:
-    """One row of a file of served models."""
-    t, p, d = int(row["tp"]), int(row["pp"]), max(int(row.get("attention_dp") or 1), 1)
+    """Return one row under a closed load."""
+    d = row["attention_data_parallel_size"] or 1
     tokens = lengths(row)
     return ServingRun(
         engine=row["engine"],
-        version=row["engine_version"],
+        version=row["engine_version"] or "",
         model=ALIASES.get(row["model"], row["model"]),
-        gpu=SYSTEMS[row["system"]],
-        precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
+        gpu=row["gpu"],
+        precision=row["precision"],
         input_length=tokens.input_length,
         output_length=tokens.output_length,
         equal_lengths=tokens.equal,
-        concurrency=int(row["concurrency"] or row["batch"]),
+        concurrency=row["concurrency"],
         config=ServingConfig(
-            tensor_parallel_size=t,
-            pipeline_parallel_size=p,
-            expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
+            tensor_parallel_size=row["tensor_parallel_size"],
+            pipeline_parallel_size=row["pipeline_parallel_size"] or 1,
+            expert_parallel_size=row["expert_parallel_size"] or 1,
             attention_data_parallel_size=d,
             data_parallel_size=d,
         ),
-        ttft_s=float(row["ttft_ms"]) * 1e-3,
-        tpot_s=float(row["tpot_ms"]) * 1e-3,
+        ttft_s=row["ttft_s"],
+        tpot_s=row["tpot_s"],
     )
 
 

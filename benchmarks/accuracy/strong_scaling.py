@@ -9,12 +9,13 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.prepared import Prepared
+from benchmarks.accuracy.runs import mlperf_cases
+from evidence.table import Row
 from hp_tool.catalog.efficiency import efficiency
 
-SERIES = ("model", "gpu", "round", "mbs")
+SERIES = ("model", "gpu", "date", "micro_batch_size")
 """What runs of a series share. Submitters and layouts differ along it: most have one size alone."""
 
 
@@ -23,10 +24,10 @@ def ratios(folder: Path) -> list[Comparison]:
     takes, published and predicted by the shipped constants. What both ends have in common (kernels,
     clocks, the release) cancels.
     """
-    grouped: dict[tuple[str, ...], list[tuple[Row, Comparison]]] = defaultdict(list)
-    for row, case in zip(read(folder, "training_mlperf.csv"), mlperf_cases(folder), strict=False):
+    grouped: dict[tuple[object, ...], list[tuple[Row, Comparison]]] = defaultdict(list)
+    for row, case in zip(rows(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
         run = Prepared.of(case)
-        share = int(row["gpus"]) / int(row["gbs"])
+        share = row["num_gpus"] / row["global_batch_size"]
         comparison = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
         each = dataclasses.replace(
             comparison,
@@ -38,8 +39,8 @@ def ratios(folder: Path) -> list[Comparison]:
 
 
 def _against_fewest(members: list[tuple[Row, Comparison]]) -> list[Comparison]:
-    fewest = min(int(row["gpus"]) for row, _ in members)
-    base = [one for row, one in members if int(row["gpus"]) == fewest]
+    fewest = min(row["num_gpus"] for row, _ in members)
+    base = [one for row, one in members if row["num_gpus"] == fewest]
     published, predicted = (
         sum(getattr(one, name) for one in base) / len(base) for name in ("published", "predicted")
     )
@@ -53,5 +54,5 @@ def _against_fewest(members: list[tuple[Row, Comparison]]) -> list[Comparison]:
             high=None,
         )
         for row, one in members
-        if int(row["gpus"]) > fewest
+        if row["num_gpus"] > fewest
     ]

@@ -9,8 +9,8 @@ from statistics import median
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import fit_today
-from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
+from evidence.cases import Case
 from hp_tool.errors import InputError
 
 FEWEST = 4

@@ -36,8 +36,6 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     folder = data_folder(arguments)
-    if folder is None:
-        return
     with threadpool_limits(limits=1):
         print(
             memory_text(

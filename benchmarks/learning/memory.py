@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.heldout import Case, b200_cases
-from benchmarks.accuracy.internevo_runs import memory_cases
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.runs import b200_cases, memory_cases, mlperf_cases
 from benchmarks.learning.sets import CARDS, RunSet, of_cases
 from benchmarks.learning.trials import (
     LEAST_TESTED,
@@ -25,6 +23,7 @@ from benchmarks.learning.trials import (
     random_orders,
     score,
 )
+from evidence.cases import Case
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.uncertainty import intervals, unchecked_features
 from hp_tool.loop.calibration import prior_for

@@ -114,8 +114,6 @@ def main() -> None:
     if arguments.measurements:
         print_times(arguments.measurements)
     folder = data_folder(arguments)
-    if folder is None:
-        return
     print(
         f"{TAUGHT} runs, {REPEATED} reports of each; mean error, coverage and ln(high / low) of 90 "
         "% intervals on the others:"

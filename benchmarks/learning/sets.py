@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.data import read
-from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases, titan_cases
-from benchmarks.accuracy.grid_rows import FILE, groups
-from benchmarks.accuracy.heldout import Case, b200_cases
-from benchmarks.accuracy.internevo_runs import internevo_cases
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.other_runs import bloom_cases
-from benchmarks.accuracy.recipe_runs import release_cases
+from benchmarks.accuracy.grid_rows import grid_rows, groups
+from benchmarks.accuracy.runs import (
+    b200_cases,
+    bloom_cases,
+    internevo_cases,
+    mlperf_cases,
+    mpt_cases,
+    mpt_h100_cases,
+    release_cases,
+    titan_cases,
+)
+from evidence.cases import Case
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -117,7 +121,7 @@ def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
 def _nanotron(folder: Path) -> list[RunSet]:
     """The runs of the grid that did not fail, by model."""
     sets = []
-    rows = [row for row in read(folder, FILE) if row["status"] == "ok"]
+    rows = [row for row in grid_rows(folder) if row["status"] == "ok"]
     for model in sorted({row["model"] for row in rows}):
         pieces, doubts, labels, cells = [], [], [], []
         for group in groups(row for row in rows if row["model"] == model):

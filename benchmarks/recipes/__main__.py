@@ -1,5 +1,5 @@
-"""`python -m benchmarks.recipes FILE`: recipes of the catalogue from a table of presets, and how
-well rules alone know a model.
+"""`python -m benchmarks.recipes [--data DIR]`: recipes of the catalogue from a table of
+presets, and how well rules alone know a model.
 
 --write replaces the catalogue's file; without it the command compares, and fails where the file
 differs.
@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.recipes.check import left_out, score
 from benchmarks.recipes.presets import presets
 from benchmarks.recipes.rules import releases
@@ -23,9 +24,7 @@ CATALOGUE = Path(catalog.__file__).parent / "data" / "recipes" / "megatron_bridg
 def main(arguments: list[str] | None = None) -> int:
     """Print both scores; 1 if the catalogue's file is not what the table gives."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
-    parser.add_argument(
-        "file", type=Path, help="table of presets, such as recipe_settings_by_release.csv"
-    )
+    add_data_argument(parser)
     parser.add_argument(
         "--write", action="store_true", help=f"write {CATALOGUE.name} of the catalogue"
     )
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="leave the models' presets in: seconds instead of a minute",
     )
     options = parser.parse_args(arguments)
-    listed = presets(options.file)
+    listed = presets(data_folder(options))
     text = recipes(releases(listed))
     same = CATALOGUE.read_text() == text
     if options.write:

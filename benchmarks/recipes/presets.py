@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.recipe_runs import DISPATCHERS, GPUS, MODELS, PRECISIONS, SCALING, TASKS
+from benchmarks.accuracy.data import rows
+from evidence.cases import is_known
+from evidence.convert import DISPATCHERS, FP8
+from evidence.table import Row
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import Precision
 
-FILE = "recipe_settings_by_release.csv"
-NAMES = {**MODELS, "nemotron_3_super": "nemotron-3-super-120b-a12b"}
-"""Names of the catalogue by the table's; others are left out."""
+TABLE = "recipe_settings_by_release"
 Setting = dict[str, Any]
 """Values of keys by their dotted names (`training.cuda_graphs`)."""
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -57,89 +57,86 @@ class Preset:
         return (self.release, self.model, self.gpu, self.precision, self.scaling, self.task, *sizes)
 
 
-def presets(path: Path) -> list[Preset]:
+def presets(folder: Path) -> list[Preset]:
     """Return the presets of models and GPUs that the catalogue has, those of one cell once."""
-    with path.open(newline="") as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if row["model"] in NAMES and row["system"].upper() in GPUS
-        ]
-    rows.sort(key=lambda row: row["release"])
-    return list({preset.cell: preset for preset in map(_preset, _with_modules(rows))}.values())
+    known = [row for row in rows(folder, TABLE) if is_known(row)]
+    known.sort(key=lambda row: str(row["framework_version"]))
+    return list({preset.cell: preset for preset in map(_preset, _with_modules(known))}.values())
 
 
-def _with_modules(rows: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+def _with_modules(rows: Iterable[Row]) -> Iterator[Row]:
     """Yield the rows, oldest release first; a hybrid's row that names no recorded modules gets
     those of an earlier release.
 
     From 26.08 on presets name them by set_cuda_graph_modules, which the table does not follow
     (perf_recipes/nemotronh: the modules are those of 26.06).
     """
-    before: dict[tuple[str, ...], str] = {}
+    before: dict[tuple[str, ...], str | None] = {}
     for row in rows:
-        cell = tuple(row[name] for name in ("model", "system", "precision", "task"))
+        cell = tuple(row[name] for name in ("model", "gpu", "precision", "task"))
         if _is_hybrid(row) and row["cuda_graph_impl"] == "transformer_engine":
-            before[cell] = row["cuda_graph_modules"] or before.get(cell, "")
+            before[cell] = row["cuda_graph_modules"] or before.get(cell)
             row = {**row, "cuda_graph_modules": before[cell]}
         yield row
 
 
-def _is_hybrid(row: dict[str, str]) -> bool:
-    return any(kind.is_recurrent for _, kind in model(NAMES[row["model"]]).kinds)
+def _is_hybrid(row: Row) -> bool:
+    return any(kind.is_recurrent for _, kind in model(row["model"]).kinds)
 
 
-def _preset(row: dict[str, str]) -> Preset:
+def _preset(row: Row) -> Preset:
+    precision, scaling = FP8.get(row["precision"], (row["precision"], None))
     return Preset(
-        release=row["release"],
-        model=NAMES[row["model"]],
-        gpu=GPUS[row["system"].upper()],
-        precision=PRECISIONS.get(row["precision"], "fp8"),
-        scaling=SCALING.get(row["precision"], "delayed" if row["precision"] == "fp8_ds" else None),
-        task=TASKS[row["task"]],
-        num_gpus=int(row["gpus"]),
-        global_batch_size=int(row["gbs"]) if row["gbs"].isdigit() else None,
+        release=row["framework_version"],
+        model=row["model"],
+        gpu=row["gpu"],
+        precision=precision,  # type: ignore[arg-type]
+        scaling=scaling,
+        task=row["task"],
+        num_gpus=row["num_gpus"],
+        global_batch_size=row["global_batch_size"],
         kind=_kind(row),
         is_hybrid=_is_hybrid(row),
         settings=_settings(row),
     )
 
 
-def _kind(row: dict[str, str]) -> str:
-    spec = model(NAMES[row["model"]])
+def _kind(row: Row) -> str:
+    spec = model(row["model"])
     return "dense" if not spec.num_experts else "latent" if spec.kv_lora_rank else "experts"
 
 
-def _settings(row: dict[str, str]) -> dict[str, Setting]:
+def _settings(row: Row) -> dict[str, Setting]:
     values: Setting = {key: None for keys in GROUPS.values() for key in keys}
-    if row["cuda_graph_impl"] not in ("", "none"):
+    if row["cuda_graph_impl"] not in (None, "none"):
         modules = [
             name for name in _modules(row["cuda_graph_modules"]) if name != "full"
         ]  # an older name of the whole layer
         whole = row["cuda_graph_impl"] != "transformer_engine" or modules == ["full_iteration"]
         values["training.cuda_graphs"] = True
         values["training.cuda_graph_modules"] = None if whole else modules or WHOLE_LAYER
-    overlap = {"expert_parallel": True} if row["ep_overlap"] == "True" else {}
-    if {row.get("overlap_grad_reduce"), row.get("overlap_param_gather")} == {"False"}:
+    overlap = {"expert_parallel": True} if row["overlap_moe_expert_parallel_comm"] else {}
+    if {row["overlap_grad_reduce"], row["overlap_param_gather"]} == {False}:
         overlap["data_parallel"] = False
     values["training.overlap"] = overlap or None
     if _kind(row) != "dense":
-        values["parallel.moe_token_dispatcher_type"] = DISPATCHERS[row["dispatcher"]] or "alltoall"
-        values["parallel.expert_tensor_parallel_size"] = int(row["etp"] or 1)
-    layers = model(NAMES[row["model"]]).num_hidden_layers
+        dispatcher = row["moe_token_dispatcher_type"] or "alltoall"
+        values["parallel.moe_token_dispatcher_type"] = DISPATCHERS.get(dispatcher, dispatcher)
+        values["parallel.expert_tensor_parallel_size"] = row["expert_tensor_parallel_size"] or 1
+    layers = model(row["model"]).num_hidden_layers
+    offloaded = row["cpu_offloading_num_layers"]
     # A count of all layers, which Megatron Core refuses, stands beside a switch that is off
     # (perf_recipes/gpt_oss/common.py).
-    if row["offload_layers"] and int(row["offload_layers"]) < layers:
+    if offloaded and offloaded < layers:
         values["training.offload"] = "activations"
-        values["training.offload_fraction"] = round(int(row["offload_layers"]) / layers, 4)
-    if row["fsdp"] == "True":
+        values["training.offload_fraction"] = round(offloaded / layers, 4)
+    if row["use_megatron_fsdp"]:
         values["parallel.zero_stage"] = 3
     if row["recompute_num_layers"]:
-        recomputed = int(row["recompute_num_layers"])
         values["parallel.recompute"] = {
             "granularity": "full",
             "method": "block",
-            "num_layers": recomputed,
+            "num_layers": row["recompute_num_layers"],
         }
     elif row["recompute_modules"]:
         values["parallel.recompute"] = {
@@ -149,5 +146,5 @@ def _settings(row: dict[str, str]) -> dict[str, Setting]:
     return {group: {key: values[key] for key in keys} for group, keys in GROUPS.items()}
 
 
-def _modules(text: str) -> list[str]:
-    return [name for name in text.split("+") if name]
+def _modules(text: str | None) -> list[str]:
+    return [name for name in (text or "").split("+") if name]

@@ -13,7 +13,7 @@ WIDTH = 128
 HEAD = """\
 # What NVIDIA's performance recipes set beside the layout, by release of the NeMo container. Rules of a release follow those of
 # the one it extends: first what most models of a kind have, then where single models differ. Generated from the presets of each
-# release by `python -m benchmarks.recipes FILE --write`; change the generator, not this file.
+# release by `python -m benchmarks.recipes --write`; change the generator, not this file.
 source: >-
   NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs and src/megatron/bridge/perf_recipes of each release;
   docs/performance-summary.md and its archive

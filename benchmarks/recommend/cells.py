@@ -14,14 +14,13 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.internevo_runs import internevo_cases
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.grid_rows import TABLE
 from benchmarks.accuracy.pairs import Floats, regular_scatter
-from benchmarks.accuracy.recipe_runs import release_cases
+from benchmarks.accuracy.runs import internevo_cases, mlperf_cases, release_cases
 from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import case_of, legal_rows, table_of
+from evidence.cases import Case
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, out_of_memory_probability, ratio_log_sd
 from hp_tool.questions.training.evaluate import resolve_configuration
 
@@ -106,8 +105,10 @@ def _share(holds: Sequence[bool]) -> float:
 
 
 def _nanotron(folder: Path) -> list[MeasuredCell]:
-    path, gpu = folder / "grid_h100_nanotron.csv", "h100-sxm-80gb"
-    if not path.is_file():
+    gpu = "h100-sxm-80gb"
+    places = (folder / f"{TABLE}.csv", folder / "training" / "nanotron.csv")
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         return []
     profiles = profiles_without(grid=path, gpu=gpu, framework="nanotron")
     steps: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.accuracy.heldout import Case
 from benchmarks.recommend.cells import cell_rows, judged_cells
 from benchmarks.recommend.layouts import chosen
+from evidence.cases import Case
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
@@ -139,8 +139,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = data_folder(arguments)
-    if folder is None:
-        return
     cases, untold = chosen(folder)
     rows, cells = [standing(case) for case in cases], judged_cells(cell_rows(folder))
     if arguments.json:

@@ -6,28 +6,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.published import LLAMA_3, LLAMA_3_LAYOUT
-from benchmarks.accuracy.recipe_runs import GPUS, MODELS, PRECISIONS, recipe_case
+from benchmarks.accuracy.runs import mlperf_cases
+from evidence.cases import Case, as_training_row, is_known, training_case
+from evidence.table import Row
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 
-FILE = "recipes_nvidia.csv"
-UNTOLD = {"release": "26.06.00", "fp8_params": "0", "token_drop": "", "mtp": "", "step_s": "nan"}
-"""What the file of layouts does not tell and that of measured recipes does."""
+TABLE = "recipes_nvidia"
+RELEASE = "26.06.00"
+"""The table does not tell it."""
+PRECISIONS = ("bf16", "nvfp4", "fp8_cs", "fp8_sc", "fp8_mx")
 
 
 def chosen(folder: Path) -> tuple[list[Case], int]:
     """Every published layout once, and how many rows do not tell their sequence length or are of no
     known model.
     """
-    rows = read(folder, FILE)
-    known = [row for row in rows if _is_known(row)]
-    recipes = [recipe_case({**row, **UNTOLD}) for row in known]
+    listed = rows(folder, TABLE)
+    known = [row for row in listed if _is_known(row)]
+    recipes = [
+        training_case({**as_training_row(row), "framework_version": RELEASE, "table": TABLE})
+        for row in known
+    ]
     cases: dict[object, Case] = {}
     for case in (*recipes, *mlperf_cases(folder), *llama_cases()):
         training, parallel = case.query.training, case.query.parallel
@@ -40,7 +44,7 @@ def chosen(folder: Path) -> tuple[list[Case], int]:
             parallel,
         )
         cases.setdefault(str(key), case)
-    return list(cases.values()), len(rows) - len(known)
+    return list(cases.values()), len(listed) - len(known)
 
 
 def llama_cases() -> list[Case]:
@@ -75,9 +79,4 @@ def llama_cases() -> list[Case]:
 
 
 def _is_known(row: Row) -> bool:
-    return (
-        bool(row["seq_tokens"])
-        and row["model"] in MODELS
-        and row["gpu"] in GPUS
-        and row["precision"] in PRECISIONS
-    )
+    return row["sequence_length"] is not None and is_known(row) and row["precision"] in PRECISIONS

@@ -1,5 +1,5 @@
 """Are the search's own constants more than a good guess for this grid? `python -m
-benchmarks.search.design --grid FILE.csv`.
+benchmarks.search.design [--grid FILE.csv]`.
 
 The prior's hyperparameters, changed one at a time. For each model the setting with the least regret
 (mean after 1, 3, 5 and 10 runs) on the cells of the other models is chosen, and what it does on the
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.grid import Cell, read_grid
+from benchmarks.search.grid import NANOTRON, Cell, read_grid
 from benchmarks.search.methods import Ours, quiet
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
@@ -114,7 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        default=NANOTRON,
+        metavar="FILE.csv",
+        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
+    )
     parser.add_argument(
         "--shapes",
         type=Path,

@@ -12,9 +12,10 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.grid_rows import config
+from benchmarks.accuracy.data import Row
+from benchmarks.accuracy.grid_rows import config, read_grid_file
 from benchmarks.search.shapes import Shapes, model_of
+from evidence.table import FOLDER
 from hp_tool.catalog import cluster
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.candidates import Candidates
@@ -24,6 +25,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
 
+NANOTRON = FOLDER / "training" / "nanotron.csv"
+"""The grid in the repository."""
 MIN_ROWS = 20
 """A smaller cell says nothing about a search."""
 
@@ -69,7 +72,7 @@ def read_grid(
     x micro-batch x accumulation is not the batch) and left in cells too small. Columns `gpu` and
     `sequence_length` override the defaults.
     """
-    rows = read(path.parent, path.name)
+    rows = read_grid_file(path)
     kept = [
         row
         for row in rows

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.accuracy.data import read
 from benchmarks.accuracy.fit_nanotron import fit
-from benchmarks.accuracy.grid_rows import SHAPES
+from benchmarks.accuracy.grid_rows import SHAPES, read_grid_file
 from hp_tool.catalog import gpu as catalogue_gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -49,7 +48,7 @@ def profiles_without(*, grid: Path, gpu: str, framework: str) -> Profiles:
     device = catalogue_gpu(gpu)
     without = {}
     if framework == REFITTED:
-        rows = [row for row in read(grid.parent, grid.name) if row["model"] in SHAPES]
+        rows = [row for row in read_grid_file(grid) if row["model"] in SHAPES]
         models = sorted({row["model"] for row in rows})
         for model in models:
             others = [row for row in rows if row["model"] != model]

@@ -1,5 +1,5 @@
 """How many real runs until a configuration within 2 % of the best: `python -m
-benchmarks.search.replay --grid FILE.csv`.
+benchmarks.search.replay [--grid FILE.csv]`.
 
 Replays a measured grid. Each cell (a model on a number of nodes) is searched by each method with
 the same seeds; a run is answered from the file, a failed one by a failure. Nothing that a replayed
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.grid import Cell, read_grid
+from benchmarks.search.grid import NANOTRON, Cell, read_grid
 from benchmarks.search.methods import METHODS, create
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import Trace, evidence_of, legal_rows, replay, table_of
@@ -93,7 +93,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        default=NANOTRON,
+        metavar="FILE.csv",
+        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
+    )
     parser.add_argument(
         "--shapes",
         type=Path,

@@ -1,5 +1,5 @@
 """Which configurations stall, and how well that foresees others: `python -m
-benchmarks.search.stalls --grid FILE.csv`.
+benchmarks.search.stalls [--grid FILE.csv]`.
 
 Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x
 log2(nodes)) on a grid's cells; printed are STALL_RISK's constants, the same beside the share that
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from benchmarks.search.grid import read_grid
+from benchmarks.search.grid import NANOTRON, read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
 from hp_tool.loop.assumptions import assumed
@@ -131,7 +131,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        default=NANOTRON,
+        metavar="FILE.csv",
+        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
+    )
     where = {"gpu": "h100-sxm-80gb", "sequence_length": 4096, "framework": "nanotron"}
     cells = seen_of(parser.parse_args().grid, **where)
     models = sorted({cell.model for cell in cells})

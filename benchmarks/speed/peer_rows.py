@@ -21,10 +21,15 @@ import numpy as np
 from benchmarks.accuracy import fit_experts
 from benchmarks.accuracy.inference import unseen
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import SYSTEMS, Predicted, ServingRun
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun
 from hp_tool.catalog import model as catalogue_model
 
-THEIR_SYSTEMS = {ours: theirs for theirs, ours in SYSTEMS.items()}
+THEIR_SYSTEMS = {
+    "h100-sxm-80gb": "h100_sxm",
+    "h200-sxm-141gb": "h200_sxm",
+    "b200-sxm-180gb": "b200_sxm",
+    "a100-sxm-80gb": "a100_sxm",
+}
 THEIR_MODELS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",

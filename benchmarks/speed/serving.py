@@ -3,22 +3,20 @@ and a full answer.
 
 The question leaves the load open: the answer is a ranking under targets with its front, as a
 library call and as a process. `--peer` names the interpreter of an environment with aiconfigurator:
-its answer and its time then stand beside ours, and, with `--data`, its errors on measured rows
-(`peer_rows`).
+its answer and its time then stand beside ours, and its errors on measured rows (`peer_rows`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.speed import peer_rows
 from benchmarks.speed.measure import cpu_seconds
 from hp_tool.domain.serving import ServingRecommendation
@@ -148,19 +146,13 @@ def main() -> None:
     parser.add_argument(
         "--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator"
     )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("HP_REFERENCE_DATA"),
-        help="measured rows for the peer",
-    )
+    add_data_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
     if arguments.peer:
         report["peer"] = peer_answer(arguments.peer)
-        if arguments.data:
-            report["rows"] = peer_rows.beside(Path(arguments.data), arguments.peer)
+        report["rows"] = peer_rows.beside(data_folder(arguments), arguments.peer)
     if arguments.json:
         print(json.dumps(report, indent=2))
         return

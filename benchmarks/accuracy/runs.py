@@ -1,0 +1,380 @@
+"""Published training runs as cases: which rows of the evidence, and what a query cannot say of
+them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+
+from benchmarks.accuracy.data import rows
+from evidence.cases import Case, as_training_row, bridge_precision, is_known, training_case
+from evidence.table import Row, other
+from hp_tool.catalog import model
+from hp_tool.errors import UnsupportedError
+from hp_tool.questions.training.problem import resolve_training
+
+RECIPES = "training_megatron_bridge_recipes"
+HYBRIDS = ("nemotron-3-nano-30b-a3b",)
+"""Models whose layers differ."""
+NEWEST = "26.02.01"
+"""First release with today's grouped matmuls, dispatcher and CUDA graphs; before it the same rows
+took up to twice as long.
+"""
+KNOBS = (
+    "overlap",
+    "recompute",
+    "cuda_graphs",
+    "cuda_graph_modules",
+    "offload",
+    "offload_fraction",
+    "moe_token_dispatcher_type",
+)
+"""What a preset sets and a row without settings has from it."""
+SCHEDULES = (None, "interleaved", "1f1b", "zbv", "zb-h1")
+"""Schedules that a query can ask for; Primus' zbb (twice ZB-H1's memory), v-half and v-min cannot
+be.
+"""
+MICRO_BATCHES_A_STAGE = 4
+"""Not told by Primus: a common choice. Ratios of schedules depend on it, and nothing is fitted to
+them.
+"""
+
+
+def _cases(
+    folder: Path, *tables: str, where: Callable[[Row], bool] = lambda row: True
+) -> list[Case]:
+    return [training_case(row) for table in tables for row in _rows(folder, table) if where(row)]
+
+
+def _rows(folder: Path, table: str) -> list[Row]:
+    """The rows of models and GPUs that the catalogue has."""
+    return [row for row in rows(folder, table) if is_known(row)]
+
+
+def megatron_2020_cases(folder: Path) -> list[Case]:
+    """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step,
+    everything recomputed.
+
+    Nothing ran beside the collectives of tensor parallelism yet. Replicas reduced their gradients
+    behind the backward pass (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the README of that
+    commit calls it slower than reducing them afterwards.
+    """
+    return _cases(folder, "megatron_lm_2020_scaling")
+
+
+def table5_cases(folder: Path) -> list[Case]:
+    """Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective."""
+    return _cases(folder, "korthikanti2022_table5")
+
+
+def b200_cases(folder: Path) -> list[Case]:
+    """Cut-down models on 8 B200, nothing overlapped: step time and allocated memory."""
+    return _cases(folder, "memory_b200_megatron")
+
+
+def dgxc_cases(folder: Path) -> list[Case]:
+    """NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
+    return _cases(folder, "training_dgxc", where=lambda row: row["task"] == "pretrain")
+
+
+def mlperf_cases(folder: Path) -> list[Case]:
+    """A case for each audited result; several submitters of one setting are several cases.
+
+    A submission's software counts as the month its round was published, which is one to five
+    months after the container it names. The table does not tell of LoRA's dropout: peaks of memory
+    lie between those without it and with it.
+    """
+    return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf")]
+
+
+def cdna4_cases(folder: Path) -> list[Case]:
+    """Llama 3.1 8B on 8 MI355X: four submitters of one recipe, whom no constant saw."""
+    return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf_2")]
+
+
+def _dated(case: Case) -> Case:
+    """The case under the release of its month; AMD's run other software."""
+    version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
+    return _with_training(case, framework_version=version)
+
+
+def _with_training(case: Case, **changes: object) -> Case:
+    training = dataclasses.replace(case.query.training, **changes)  # type: ignore[type-var, arg-type]
+    return dataclasses.replace(case, query=dataclasses.replace(case.query, training=training))
+
+
+def mpt_cases(folder: Path) -> list[Case]:
+    """MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in 16
+    bits (mixed_precision PURE), the loss in flash-attn's fused kernel, whole layers recomputed or
+    nothing.
+    """
+    return _cases(folder, "training_llm_foundry_fsdp")
+
+
+def mpt_h100_cases(folder: Path) -> list[Case]:
+    """MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
+    return _cases(folder, "training_llm_foundry_h100")
+
+
+def trl_cases(folder: Path) -> list[Case]:
+    """TRL at a million tokens: one sequence over all GPUs, every layer recomputed from its input,
+    which waits on the host.
+    """
+    return _cases(folder, "training_trl_long")
+
+
+def internevo_cases(folder: Path) -> list[Case]:
+    """Step times of InternLM-7B; of packed rows that repeat an unpacked figure the latter alone.
+
+    Samples share a row or not: attention sees 2,048 tokens, as the recomputed rows of eight samples
+    show, whose step would be a third longer.
+    """
+    return _cases(
+        folder, "training_internevo", where=lambda row: row["step_s"] is not None and not row["run"]
+    )
+
+
+def memory_cases(folder: Path) -> list[Case]:
+    """Memory in use of InternEvo on a few GPUs, without step times. It counts what the allocator
+    caches: with three stages that is all of the device.
+    """
+    return _cases(folder, "training_internevo", where=lambda row: row["used_bytes"] is not None)
+
+
+def bloom_cases(folder: Path) -> list[Case]:
+    """177B to 205B models on A100 under Megatron-DeepSpeed of February 2022, everything recomputed;
+    asked as Megatron Core.
+    """
+    cases = _cases(folder, "grid_a100_bloom")
+    return [dataclasses.replace(case, used_bytes=None) for case in cases]
+
+
+def schedule_cases(folder: Path) -> list[tuple[Case, Case]]:
+    """(1F1B, another schedule) of a model on a card, each with seconds that a token takes a GPU:
+    the ratio is the figure.
+    """
+    stated = [
+        row
+        for row in rows(folder, "schedules_primus")
+        if row["tokens_per_second_per_gpu"] and row["pipeline_schedule"] in SCHEDULES
+    ]
+    cases = [(row["run"], _schedule(row)) for row in stated]
+    base = {case.name: case for schedule, case in cases if schedule == "1f1b"}
+    return [(base[case.name], case) for schedule, case in cases if schedule != "1f1b"]
+
+
+def _schedule(row: Row) -> Case:
+    plain = row["pipeline_schedule"] in ("1f1b", "interleaved")
+    return training_case(
+        {
+            **row,
+            "sequence_length": 4096,
+            "global_batch_size": MICRO_BATCHES_A_STAGE * row["num_gpus"],
+            "micro_batch_size": 1,
+            "cross_entropy": "fused",
+            "pipeline_schedule": None if plain else row["pipeline_schedule"],
+            "step_s": 1.0 / row["tokens_per_second_per_gpu"],
+            "used_bytes": None,
+        }
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A row that no query can state, and what is missing."""
+
+    what: str
+    why: str
+
+
+def titan_cases(folder: Path) -> tuple[list[Case], list[LeftOut]]:
+    """(Llama 2 and 3 under torchtitan's FSDP2 in eager mode, rows left out): gradients reduced in
+    fp32, the loss unfused.
+
+    Left out by name: torch.compile (it fuses elementwise kernels), float8 and asynchronous tensor
+    parallelism of a compiler, GPUs with a lowered power limit, and recomputation that is not
+    modelled.
+    """
+    cases, left = [], []
+    for row in rows(folder, "training_torchtitan"):
+        case, why = training_case({**row, "reserved_bytes": None}), _missing(row)
+        if not why:
+            try:
+                resolve_training(case.query)
+            except UnsupportedError as error:
+                why = str(error)
+        if why:
+            left.append(LeftOut(what=f"{case.name} {case.what}", why=why))
+        else:
+            cases.append(case)
+    return cases, left
+
+
+def _missing(row: Row) -> str | None:
+    if row["status"] == "out_of_memory":
+        return "ran out of memory: no step time"
+    if row["gpu"] == "h100-sxm-96gb":
+        return "a GPU that no catalogue has: H100-SXM 96GB HBM2e 2.4TB/s 500W"
+    if other(row).get("torch_compile") == "1":
+        return "torch.compile"
+    if row["recompute"] not in ("none", "full", "per_op"):
+        return f"recomputation of {row['recompute']}"
+    return None
+
+
+def reserved_cases(folder: Path) -> list[Case]:
+    """Llama 3.1 of 8B and 70B under torchtitan with every layer recomputed, float8 matmuls
+    (compilation changes none of it). Runs near capacity show the allocator more than the model.
+    """
+    return [
+        training_case({**row, "precision": "fp8", "tokens_per_second_per_gpu": None})
+        for row in rows(folder, "training_torchtitan")
+        if row["recompute"] == "full" and row["reserved_bytes"]
+    ]
+
+
+def pretraining(folder: Path) -> list[Case]:
+    """Every release and every audited round of pre-training that is published with its layout."""
+    return [
+        case for case in (*release_cases(folder), *mlperf_cases(folder)) if case.task == "pretrain"
+    ]
+
+
+def recipe_cases(folder: Path) -> list[Case]:
+    """Megatron Bridge's measured recipes that come with the knobs of their release."""
+    return _cases(folder, RECIPES)
+
+
+def release_cases(folder: Path) -> list[Case]:
+    """Every release of every configuration, those printed in two tables once: the one that gives
+    the knobs.
+    """
+    known = {(row["num_gpus"], row["tokens_per_second_per_gpu"]) for row in _rows(folder, RECIPES)}
+    dense = [
+        training_case(_filled(row))
+        for row in _bridge_rows(folder, experts=False)
+        if (row["num_gpus"], row["tokens_per_second_per_gpu"]) not in known
+    ]
+    named = [dataclasses.replace(case, what=f"{case.what}, {case.release}") for case in dense]
+    rates = {(gpus, round(rate)) for gpus, rate in known}
+    mixtures = [case for case in moe_cases(folder) if _rate(case) not in rates]
+    return [*recipe_cases(folder), *named, *mixtures]
+
+
+def _rate(case: Case) -> tuple[int | None, int]:
+    """GPUs, and tokens a second of each."""
+    training, gpus = case.query.training, case.cluster.num_gpus
+    assert training is not None and isinstance(gpus, int)
+    assert isinstance(training.global_batch_size, int)
+    tokens = training.global_batch_size * training.sequence_length
+    return gpus, round(tokens / case.step_s / gpus)
+
+
+def _bridge_rows(folder: Path, *, experts: bool) -> list[Row]:
+    """Rows of Bridge's and NeMo's pages whose precision is known."""
+    return [
+        row
+        for row in _rows(folder, "training_megatron_bridge")
+        if row["precision"] in ("fp8", "mxfp8") and _has_experts(row) == experts
+    ]
+
+
+def _filled(row: Row) -> Row:
+    """The row with one chunk and the distributed optimizer, unless the page names others."""
+    names = ("virtual_pipeline_parallel_size", "zero_stage")
+    return {**row, **{name: row[name] or 1 for name in names}}
+
+
+def _has_experts(row: Row) -> bool:
+    return model(row["model"]).num_experts is not None
+
+
+def bridge_cases(folder: Path) -> list[Case]:
+    """NVIDIA's published recipes of dense models on H100 and B200, fp8: releases of one
+    configuration answer with their median.
+    """
+    grouped: dict[tuple[str, int | None], list[Row]] = defaultdict(list)
+    for row in _bridge_rows(folder, experts=False):
+        # Pages that state FSDP and pages that do not answer apart.
+        grouped[training_case(_filled(row)).setting, row["zero_stage"]].append(row)
+    return [_median(members) for members in grouped.values()]
+
+
+def _median(members: list[Row]) -> Case:
+    """The first row under the middle release, at the median rate."""
+    releases = sorted(row["framework_version"] for row in members)
+    rate = median(row["tokens_per_second_per_gpu"] for row in members)
+    return training_case(
+        {
+            **_filled(members[0]),
+            "framework_version": releases[len(releases) // 2],
+            "tokens_per_second_per_gpu": rate,
+        }
+    )
+
+
+def moe_cases(folder: Path) -> list[Case]:
+    """Every release of every mixture of experts; rows printed twice count once. Under-specified all
+    of them: recomputation, CUDA graphs and router balancing are not in the published tables.
+
+    Rows of 25.09 dropped tokens above the mean load; one of the two tables they are printed in says
+    so. Token dropping keeps shapes fixed: the recipe for B200 records the whole iteration as a CUDA
+    graph then.
+    """
+    cases = {}
+    for row in _bridge_rows(folder, experts=True):
+        dropped = row["expert_capacity_factor"] is not None
+        graphs = dropped and row["gpu"] == "b200-sxm-180gb"
+        knobs = {"parameter_precision": "fp8", "cross_entropy": "in_place", "cuda_graphs": graphs}
+        case = training_case({**_filled(row), **knobs})
+        what = (
+            f"{case.what}, EP {row['expert_parallel_size']}, micro-batch "
+            f"{row['micro_batch_size']}{', tokens dropped' if dropped else ''}, release "
+            f"{case.release}"
+        )
+        cases[what] = dataclasses.replace(case, what=what)
+    return list(cases.values())
+
+
+def newest(cases: Iterable[Case]) -> list[Case]:
+    """Those of today's software."""
+    return [case for case in cases if case.release >= NEWEST]
+
+
+def gb300_cases(folder: Path) -> list[Case]:
+    """Recipes on GB300 with their knobs, of models that other cards ran too; a row that does not
+    give them has those of its release's preset.
+    """
+    presets = {
+        _cell(row, row["precision"]): row for row in rows(folder, "recipe_settings_by_release")
+    }
+    cases = []
+    for row in _rows(folder, f"{RECIPES}_2"):
+        if row["gpu"] == "gb300-nvl72" and row["model"] not in HYBRIDS:
+            if "knobs_from" not in other(row):
+                row = {**row, **_knobs(row, presets.get(_cell(row, bridge_precision(row))))}
+            cases.append(training_case(row))
+    return cases
+
+
+def _knobs(row: Row, preset: Row | None) -> dict[str, object]:
+    """Return the settings of a row's preset; fp8 runs keep their parameters in 8 bits."""
+    narrow = "parameter_precision" if row["task"] == "pretrain" else "frozen_precision"
+    quantised = {narrow: "fp8"} if row["precision"] in ("fp8", "mxfp8") else {}
+    if preset is None:
+        return dict(quantised)
+    stated = as_training_row(preset)
+    return {**quantised, **{name: stated[name] for name in KNOBS}}
+
+
+def _cell(row: Row, precision: str) -> tuple[str, ...]:
+    return (row["framework_version"], row["model"], row["gpu"], precision, row["task"])
+
+
+def hybrid_cases(folder: Path) -> list[Case]:
+    """Recipes of models whose layers differ, on all cards."""
+    return _cases(folder, f"{RECIPES}_2", where=lambda row: row["model"] in HYBRIDS)

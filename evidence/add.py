@@ -1,0 +1,144 @@
+"""`python -m evidence.add TABLE [--json]`: check a table of new measurements, and print how well
+today's constants predict it.
+
+TABLE is a CSV file with the columns of training/ or serving/ (evidence/README.md). Rows whose
+figures contradict each other are refused by line, and nothing is predicted then. Exit code 2:
+rows were refused; 0 otherwise. Nothing is written: move the file into evidence/ to keep it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import inference
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.groups import figures
+from benchmarks.accuracy.prepared import Prepared, compare_all
+from benchmarks.accuracy.serving_runs import serving_run
+from evidence.cases import missing, training_case, training_query, unknown
+from evidence.schema import KINDS, SERVING, TRAINING, Kind
+from evidence.table import RefusedError, Row, read
+from hp_tool.errors import HpToolError
+from hp_tool.questions.schema import parse_query, query_mapping
+
+SERVED_COLUMNS = (
+    "gpu",
+    "precision",
+    "input_length",
+    "output_length",
+    "concurrency",
+    "tensor_parallel_size",
+    "ttft_s",
+    "tpot_s",
+)
+SERVED = {"tpot": "time per output token", "ttft": "time to first token", "throughput": "tokens/s"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m evidence.add", description=__doc__)
+    parser.add_argument("table", type=Path, metavar="TABLE", help="CSV file of new rows")
+    parser.add_argument(
+        "--kind", choices=(TRAINING.name, SERVING.name), help="default: as the columns tell"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    options = parser.parse_args(arguments)
+    kind = KINDS[options.kind] if options.kind else kind_of(options.table)
+    try:
+        rows = [row for row in read(options.table, kind) if not row["excluded"]]
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    reasons = [not_predicted(row, kind) for row in rows]
+    asked = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    report = {
+        "kind": kind.name,
+        "rows": len(rows),
+        "not_predicted": dict(Counter(reason for reason in reasons if reason)),
+        "figures": {name: figures(each) for name, each in comparisons(asked, kind).items()},
+    }
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    return 0
+
+
+def kind_of(path: Path) -> Kind:
+    """Return the kind of a file: tables of serving runs name an engine."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        names = next(csv.reader(stream), [])
+    return SERVING if "engine" in names else TRAINING
+
+
+def not_predicted(row: Row, kind: Kind) -> str | None:
+    """Return why a row is not predicted; None: it is."""
+    if kind is TRAINING:
+        return missing(row) or _refused(row)
+    if row["disaggregated"]:
+        return "prefill and decoding on GPUs of their own"
+    blank = [name for name in SERVED_COLUMNS if row[name] is None]
+    return f"no {', '.join(blank)}" if blank else unknown(row)
+
+
+def _refused(row: Row) -> str | None:
+    """Return why hp_tool refuses the row's settings as a query; None: it takes them."""
+    try:
+        parse_query(query_mapping(training_query(row)))
+    except HpToolError as error:
+        return str(error)
+    return None
+
+
+def comparisons(rows: Sequence[Row], kind: Kind) -> dict[str, list[Comparison]]:
+    """Return the rows beside the shipped constants' predictions, by figure."""
+    found = _served(rows) if kind is SERVING else _trained(rows)
+    return {name: compared for name, compared in found.items() if compared}
+
+
+def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
+    cases = [training_case(row) for row in rows]
+    return {
+        "step time": compare_all(
+            [case for case in cases if case.step_s == case.step_s], Prepared.shipped
+        ),
+        "allocated memory": compare_all(
+            [case for case in cases if case.allocated_bytes], Prepared.allocated
+        ),
+        "reserved memory": compare_all(
+            [case for case in cases if case.reserved_bytes], Prepared.reserved
+        ),
+    }
+
+
+def _served(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
+    pairs = inference.shipped([serving_run(row) for row in rows])
+    return {words: inference.comparisons(pairs, name) for name, words in SERVED.items()}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['rows']} {report['kind']} rows"]
+    lines += [f"  not predicted: {n} rows: {why}" for why, n in report["not_predicted"].items()]
+    for name, one in report["figures"].items():
+        refused = sum(one["refused"].values())
+        counted = f"  {name:22} {one['rows']:5} rows, {refused} infeasible"
+        if "median_error" not in one:
+            lines.append(counted)
+            continue
+        held = (
+            f"; {one['coverage']:.0%} inside the 90% interval (high/low {one['width']:.2f})"
+            if "coverage" in one
+            else "; no interval"
+        )
+        lines.append(
+            f"{counted}; error median {one['median_error']:.1%}, mean {one['mean_error']:.1%}, "
+            f"worst {one['worst_error']:.1%}, bias {one['bias']:+.1%}{held}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

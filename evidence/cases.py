@@ -1,0 +1,463 @@
+"""Training rows as queries of hp_tool, with the figures that were measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evidence.convert import FP8, megatron_knobs
+from evidence.schema import TRAINING
+from evidence.table import Row, other
+from hp_tool.catalog import gpu, model
+from hp_tool.domain.hardware import ClusterQuery, GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName
+from hp_tool.domain.query import Query
+from hp_tool.domain.units import GIB
+from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
+from hp_tool.errors import NotFoundError
+from hp_tool.questions.training.problem import named_model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A published run as a query, and what it measured."""
+
+    name: str
+    what: str
+    query: Query
+    step_s: float = math.nan
+    """Not a number if only memory was published."""
+    allocated_bytes: float | None = None
+    """Peak of what is in use within the allocator."""
+    reserved_bytes: float | None = None
+    """Peak of what the allocator holds."""
+    used_bytes: float | None = None
+    """What the allocator holds, or the whole device."""
+    source: str = ""
+    date: str = ""
+    """Year and month in which the figure, or the release it belongs to, came out: 2025-09."""
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.name, self.what))  # a GPU of its own in a query has dicts
+
+    @property
+    def layout(self) -> str:
+        """Model and sizes without the batch: rows that are not independent of each other."""
+        return f"{self.name} {self.what.rpartition(',')[0]}"
+
+    @property
+    def card(self) -> str:
+        """The GPU as the query names it."""
+        return str(self.cluster.gpu)
+
+    @property
+    def cluster(self) -> ClusterQuery:
+        assert isinstance(self.query.cluster, ClusterQuery)
+        return self.query.cluster
+
+    @property
+    def die(self) -> str:
+        return str(gpu(self.card).silicon)
+
+    @property
+    def has_experts(self) -> bool:
+        return named_model(self.query.model).num_experts is not None
+
+    @property
+    def release(self) -> str:
+        """The framework's release that it ran under; empty if unknown."""
+        assert self.query.training is not None
+        return self.query.training.framework_version or ""
+
+    @property
+    def task(self) -> str:
+        assert self.query.training is not None
+        return self.query.training.task
+
+    @property
+    def setting(self) -> str:
+        """What was asked, without the release and who ran it: rows that agree in it are one
+        vote.
+        """
+        assert self.query.training is not None
+        training = dataclasses.replace(self.query.training, framework_version=None)
+        return repr(dataclasses.replace(self.query, training=training))
+
+
+ASKED_AS = {"megatron-deepspeed": "megatron-core", "primus": "megatron-core"}
+"""Frameworks without constants of their own, and the one that they are asked as."""
+GPUS: Mapping[str, GpuSpec] = {
+    "h100-sxm-96gb": dataclasses.replace(
+        gpu("h100-sxm-80gb"),
+        memory_bytes=round(94.99 * GIB),
+        memory_bandwidth_bytes_per_second=2.4e12,
+        power_w=500.0,
+    )
+}
+"""GPUs that no catalogue has. torchtitan's H100 of December 2024: 96 GB of HBM2e; 95 GiB as torch
+reports it.
+"""
+SHAPE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "gated_mlp",
+    "normalization",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+    "num_nextn_predict_layers",
+)
+WORKLOAD = (
+    "sequence_length",
+    "global_batch_size",
+    "precision",
+    "fp8_recipe",
+    "parameter_precision",
+    "gradient_precision",
+    "optimizer_precision",
+    "framework_version",
+    "task",
+    "frozen_precision",
+    "attention",
+    "attention_kernel",
+    "dropout",
+    "cross_entropy",
+    "cuda_graphs",
+    "offload",
+    "offload_fraction",
+    "expert_capacity_factor",
+)
+PARALLEL = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "zero_stage",
+    "data_parallel_shard_size",
+    "pipeline_layout",
+    "pipeline_schedule",
+    "moe_token_dispatcher_type",
+)
+ASKED = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
+"""Columns that a query needs beside the model."""
+CLUSTER = ("num_gpus", "gpus_per_node", "inter_node_bandwidth_bytes_per_second")
+
+
+def training_case(row: Row) -> Case:
+    """Return a training row as a query and what it measured."""
+    label = LABELS.get(row["table"] or "", OWN)
+    return Case(
+        name=label.name(row),
+        what=label.what(row),
+        query=training_query(row),
+        step_s=step_s(row),
+        allocated_bytes=row["allocated_bytes"],
+        reserved_bytes=row["reserved_bytes"],
+        used_bytes=row["used_bytes"],
+        source=label.source or row["source"],
+        date=label.date or (row["date"] or "")[:7],
+    )
+
+
+def training_query(row: Row) -> Query:
+    """Return the query that a row answers: its settings; what it leaves blank is left open."""
+    settings = _given(row, WORKLOAD)
+    if row["framework"]:
+        settings["framework"] = ASKED_AS.get(row["framework"], row["framework"])
+    return Query(
+        kind="training",
+        model=_model(row),
+        cluster=ClusterQuery(gpu=GPUS.get(row["gpu"], row["gpu"]), **_given(row, CLUSTER)),
+        training=TrainingWorkload(
+            **settings,
+            cuda_graph_modules=_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
+            lora=LoraSpec(rank=row["lora_rank"], target_modules=_names(row["lora_target_modules"]))
+            if row["lora_rank"]
+            else None,
+            overlap=_overlap(row["overlap"]),
+        ),
+        parallel=ParallelQuery(
+            **_given(row, PARALLEL),
+            recompute=recompute_of(row["recompute"]) if row["recompute"] else None,
+        ),
+    )
+
+
+def as_training_row(preset: Row) -> Row:
+    """Return a preset as a training row without figures."""
+    precision, scaling = FP8.get(preset["precision"], (preset["precision"], None))
+    shared = {column.name: preset.get(column.name) for column in TRAINING.columns}
+    lora = preset["task"] == "lora"
+    return {
+        **shared,
+        "precision": precision,
+        "fp8_recipe": scaling,
+        "framework": "megatron-core",
+        "gradient_precision": "bf16",
+        "cross_entropy": "in_place",
+        "optimizer_precision": "bf16" if preset["model"] == "deepseek-v3" else None,
+        "lora_rank": 16 if lora else None,
+        "lora_target_modules": "linear_qkv" if lora else None,
+        "zero_stage": 3 if preset["use_megatron_fsdp"] else 1,
+        "expert_tensor_parallel_size": preset["expert_tensor_parallel_size"] or 1,
+        **megatron_knobs(
+            dispatcher=preset["moe_token_dispatcher_type"],
+            overlaps_experts=preset["overlap_moe_expert_parallel_comm"],
+            recompute_modules=preset["recompute_modules"],
+            graphs=preset["cuda_graph_impl"],
+            graph_modules=preset["cuda_graph_modules"],
+            offloaded_layers=preset["cpu_offloading_num_layers"],
+        ),
+    }
+
+
+def is_known(row: Row) -> bool:
+    """Whether hp_tool has the row's GPU, and its model or the row a shape."""
+    return unknown(row) is None
+
+
+def unknown(row: Row) -> str | None:
+    """Return which name of a row hp_tool does not know; None: it knows GPU and model."""
+    if row["gpu"] is None:
+        return "no GPU"
+    try:
+        row["gpu"] in GPUS or gpu(row["gpu"])
+    except NotFoundError:
+        return f"unknown GPU {row['gpu']}"
+    try:
+        row.get("hidden_size") or model(row["model"])
+    except NotFoundError:
+        return f"unknown model {row['model']}"
+    return None
+
+
+def missing(row: Row) -> str | None:
+    """Return why a training row is no complete query; None: it is one."""
+    blank = [name for name in ASKED if row[name] is None]
+    return f"no {', '.join(blank)}" if blank else unknown(row)
+
+
+def step_s(row: Row) -> float:
+    """Return the time of a step: printed, or from the printed speed; NaN without either."""
+    if row["step_s"] is not None:
+        return float(row["step_s"])
+    whole, each = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
+    if whole is None and each is None:
+        return math.nan
+    tokens = row["global_batch_size"] * row["sequence_length"]
+    return float(tokens / (each * row["num_gpus"] if whole is None else whole))
+
+
+def recompute_of(words: str) -> RecomputeName | Recompute:
+    """Return `selective mlp+moe_act` as its parts; a bare name as it is."""
+    granularity, _, modules = words.partition(" ")
+    if granularity == "selective" and modules:
+        return Recompute(granularity="selective", modules=_names(modules))  # type: ignore[arg-type]
+    return words  # type: ignore[return-value]
+
+
+def _model(row: Row) -> str | ModelSpec:
+    shape = _given(row, SHAPE)
+    if not shape:
+        return str(row["model"])
+    name = row["variant"] or row["model"]
+    try:
+        base = model(row["model"])
+    except NotFoundError:
+        return ModelSpec(name=name, **shape)
+    if "hidden_size" in shape:  # another width: heads follow from it
+        shape = {"num_key_value_heads": None, "head_dim": None, **shape}
+    return dataclasses.replace(base, **({"name": name} if row["variant"] else {}), **shape)
+
+
+def _given(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: row[name] for name in names if row[name] is not None}
+
+
+def _names(joined: str | None) -> tuple[str, ...] | None:
+    return tuple(joined.split("+")) if joined else None
+
+
+def _overlap(words: str | None) -> OverlapSpec | None:
+    if not words:
+        return None
+    pairs = (pair.split("=") for pair in words.split("+"))
+    return OverlapSpec(**{name: value == "true" for name, value in pairs})
+
+
+FP8_NAMES = {precision: name for name, precision in FP8.items()}
+"""Megatron Bridge's names of a precision and its scaling."""
+
+
+def bridge_precision(row: Row) -> str:
+    """Return what Megatron Bridge calls the row's precision and scaling."""
+    return FP8_NAMES.get((row["precision"], row["fp8_recipe"]), str(row["precision"]))
+
+
+def _gpus(row: Row) -> str:
+    """Return `H100 x64` of 64 h100-sxm-80gb."""
+    card, _, form = str(row["gpu"]).partition("-")
+    return f"{card.upper()}{'-NVL' if form.startswith('nvl-') else ''} x{row['num_gpus']}"
+
+
+def _sizes(row: Row, *names: str) -> str:
+    words = {
+        "TP": "tensor_parallel_size",
+        "PP": "pipeline_parallel_size",
+        "VP": "virtual_pipeline_parallel_size",
+        "CP": "context_parallel_size",
+        "EP": "expert_parallel_size",
+        "mbs": "micro_batch_size",
+        "GBS": "global_batch_size",
+        "DP": "data_parallel_size",
+    }
+    return ", ".join(f"{name} {row[words[name]]}" for name in names)
+
+
+def _named(row: Row) -> str:
+    return str(row["model"])
+
+
+def _with_task(row: Row) -> str:
+    task = row["task"] or "pretrain"
+    return f"{row['model']}{'' if task == 'pretrain' else f' {task}'}"
+
+
+def _recipe_what(row: Row) -> str:
+    sizes = _sizes(row, "TP", "PP", "VP", "EP") + (", FSDP" if row["zero_stage"] == 3 else "")
+    return (
+        f"{_gpus(row)}, {bridge_precision(row)}, {sizes}, "
+        f"{_sizes(row, 'GBS')}, {row['framework_version']}"
+    )
+
+
+def _mpt_what(row: Row) -> str:
+    fp8 = ", fp8" if row["precision"] == "fp8" else ""
+    return (
+        f"{row['gpu'].upper()} x{row['num_gpus']}, s {row['sequence_length']}, "
+        f"{_sizes(row, 'mbs')}, {row['recompute']}, {_sizes(row, 'GBS')}{fp8}"
+    )
+
+
+def _internevo_what(row: Row) -> str:
+    told = other(row)
+    shard = told.get("optimizer_shard_gpus")
+    over = f" over {shard}" if shard else ""
+    packed = ", one sample" if told.get("packed_into_one_sample") == "1" else ""
+    return (
+        f"{_gpus(row)}, ZeRO {row['zero_stage']}{over}, "
+        f"{_sizes(row, 'TP', 'PP', 'mbs')}, {row['recompute']}{packed}, {_sizes(row, 'GBS')}"
+    )
+
+
+def _bloom_what(row: Row) -> str:
+    return (
+        f"x{row['num_gpus']}, {row['num_hidden_layers']} x {row['hidden_size']}, "
+        f"{row['num_attention_heads']} heads, {_sizes(row, 'PP', 'mbs', 'GBS')}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Label:
+    """What reports call the rows of a table."""
+
+    source: str
+    what: Callable[[Row], str]
+    name: Callable[[Row], str] = _named
+    date: str = ""
+    """The month that all rows count as; empty: each row's own."""
+
+
+def _own_what(row: Row) -> str:
+    sizes = {
+        "TP": "tensor_parallel_size",
+        "PP": "pipeline_parallel_size",
+        "CP": "context_parallel_size",
+        "EP": "expert_parallel_size",
+        "mbs": "micro_batch_size",
+        "GBS": "global_batch_size",
+    }
+    given = (f"{name} {row[column]}" for name, column in sizes.items() if row[column])
+    return ", ".join((_gpus(row), str(row["precision"] or "bf16"), *given))
+
+
+OWN = Label(source="", name=_with_task, what=_own_what)
+"""Rows of no table in LABELS."""
+RECIPE = Label(source="Megatron Bridge and NeMo", name=_with_task, what=_recipe_what)
+MPT = Label(source="llm-foundry", what=_mpt_what)
+MLPERF = Label(
+    source="MLPerf Training",
+    name=_with_task,
+    what=lambda row: f"{_gpus(row)}, {row['run']}, {_sizes(row, 'TP', 'PP', 'CP', 'GBS')}",
+)
+LABELS: Mapping[str, Label] = {
+    "megatron_lm_2020_scaling": Label(
+        source="Megatron-LM 2020", what=lambda row: f"{row['run']}, {_sizes(row, 'TP', 'DP')}"
+    ),
+    "korthikanti2022_table5": Label(
+        source="arXiv 2205.05198",
+        name=lambda row: row["run"].split()[0],
+        what=lambda row: (
+            f"{row['recompute']}{' + SP' if row['sequence_parallel'] else ''}, {_sizes(row, 'DP')}"
+        ),
+    ),
+    "training_megatron_bridge": Label(
+        source=RECIPE.source,
+        what=lambda row: (
+            f"{_gpus(row)}, {row['precision']}, {_sizes(row, 'TP', 'PP', 'VP', 'CP', 'GBS')}"
+        ),
+    ),
+    "training_megatron_bridge_recipes": RECIPE,
+    "training_megatron_bridge_recipes_2": RECIPE,
+    "recipes_nvidia": RECIPE,
+    "training_dgxc": Label(
+        source="DGX Cloud benchmarks",
+        what=lambda row: (
+            f"{_gpus(row)}, {row['precision']}, "
+            f"{_sizes(row, 'TP', 'PP', 'VP', 'CP', 'GBS')}, {row['framework_version']}"
+        ),
+    ),
+    "memory_b200_megatron": Label(
+        source="Cut to fit 8 B200",
+        date="2025-09",  # counted as PyTorch's container of that month; the page is of 2026-05
+        name=lambda row: f"{row['model']} cut",
+        what=lambda row: (
+            f"{_sizes(row, 'TP', 'PP', 'EP', 'DP')}, {row['num_microbatches']} micro-batches"
+        ),
+    ),
+    **dict.fromkeys(("training_mlperf", "training_mlperf_2", "mlperf_v6"), MLPERF),
+    **dict.fromkeys(("training_llm_foundry_fsdp", "training_llm_foundry_h100"), MPT),
+    "training_torchtitan": Label(
+        source="torchtitan",
+        what=lambda row: (
+            f"{_gpus(row)}, s {row['sequence_length']}, "
+            f"{_sizes(row, 'mbs', 'TP', 'CP')}, {row['recompute']}"
+            + (", async TP" if other(row).get("async_tp") == "1" else "")
+        ),
+    ),
+    "training_internevo": Label(source="InternEvo", what=_internevo_what),
+    "training_trl_long": Label(
+        source="TRL",
+        what=lambda row: (
+            f"{_gpus(row)}, s {row['sequence_length']}, {_sizes(row, 'CP')}, "
+            f"{row['attention_kernel']}"
+        ),
+    ),
+    "grid_a100_bloom": Label(
+        source="BLOOM's topology search", name=lambda row: str(row["variant"]), what=_bloom_what
+    ),
+    "schedules_primus": Label(
+        source="Primus' schedules",
+        what=lambda row: f"{_gpus(row)}, {_sizes(row, 'PP', 'VP')}, {row['run']}",
+    ),
+}

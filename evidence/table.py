@@ -1,0 +1,155 @@
+"""Read, check and write tables: CSV files with a header, whose columns a Kind defines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evidence.arithmetic import impossible
+from evidence.schema import KINDS, Column, Kind
+
+FOLDER = Path(__file__).parent
+Row = Mapping[str, Any]
+"""Values of every column of the row's kind; None: blank."""
+_DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
+_OTHER = re.compile(r"[^=;]+=[^;]+(; [^=;]+=[^;]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One reason to refuse a row."""
+
+    path: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+class RefusedError(ValueError):
+    """Rows that break the schema, or whose figures cannot be true together."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def load(kind: str, table: str, *, folder: Path = FOLDER) -> list[Row]:
+    """Return the rows of one table, in the order of their file, without excluded ones."""
+    every = load_all(kind, folder=folder)
+    return [row for row in every if row["table"] == table and not row["excluded"]]
+
+
+def load_all(kind: str, *, folder: Path = FOLDER) -> Iterator[Row]:
+    """Yield the rows of every file of a kind, the excluded ones too."""
+    for path in files(kind, folder=folder):
+        yield from read(path, KINDS[kind])
+
+
+def files(kind: str, *, folder: Path = FOLDER) -> list[Path]:
+    return sorted((folder / kind).glob("*.csv"))
+
+
+def read(path: Path, kind: Kind) -> list[Row]:
+    """Return the rows of one file.
+
+    Raises:
+        RefusedError: Some rows break the schema or contradict themselves; names every one.
+    """
+    rows, problems = read_with_problems(path, kind)
+    if problems:
+        raise RefusedError(problems)
+    return rows
+
+
+def read_with_problems(path: Path, kind: Kind) -> tuple[list[Row], list[Problem]]:
+    """Return (rows that can be true, reasons why the others cannot)."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        unknown = [name for name in reader.fieldnames or () if name not in kind.by_name]
+        if unknown:
+            reason = f"unknown columns of kind {kind.name}: {', '.join(unknown)}"
+            return [], [Problem(path=path, line=1, reason=reason)]
+        rows, problems = [], []
+        for cells in reader:
+            row, reasons = parse(cells, kind)
+            rows += [] if reasons else [row]
+            problems += [
+                Problem(path=path, line=reader.line_num, reason=reason) for reason in reasons
+            ]
+    return rows, problems
+
+
+def parse(cells: Mapping[Any, Any], kind: Kind) -> tuple[Row, list[str]]:
+    """Return (the typed row, reasons to refuse it) of a row of text."""
+    if None in cells:
+        return {}, ["more cells than columns: quote values that contain a comma"]
+    row: dict[str, Any] = {}
+    reasons = []
+    for column in kind.columns:
+        try:
+            row[column.name] = _value(cells.get(column.name) or "", column)
+        except ValueError as error:
+            reasons.append(f"{column.name}: {error}")
+    if reasons or row.get("excluded"):
+        return row, reasons
+    return row, impossible(row, kind.name)
+
+
+def _value(cell: str, column: Column) -> Any:
+    if not cell:
+        if column.required:
+            raise ValueError("missing")
+        return None
+    if column.type in ("integer", "number"):
+        value = int(cell) if column.type == "integer" else float(cell)
+        if not (value > 0 if column.positive else value >= 0):
+            raise ValueError(f"{cell} is {'not above zero' if column.positive else 'negative'}")
+        return value
+    if column.type == "flag":
+        if cell not in ("true", "false"):
+            raise ValueError(f"{cell!r} is neither true nor false")
+        return cell == "true"
+    if column.type == "date" and not _DATE.fullmatch(cell):
+        raise ValueError(f"{cell!r} is no ISO date (2026-08-21, 2026-08 or 2026)")
+    if column.name == "other" and not _OTHER.fullmatch(cell):
+        raise ValueError(f"{cell!r} is not `name=value; name=value`")
+    return cell
+
+
+def cell_of(value: object) -> str:
+    """Return a value as it is written in a file; `_value` reads it back unchanged."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(value)
+
+
+def as_csv(rows: Iterable[Row], kind: Kind) -> str:
+    """Return a file's text: the columns that some row fills, in the schema's order."""
+    rows = list(rows)
+    names = [
+        column.name
+        for column in kind.columns
+        if column.required or any(row.get(column.name) is not None for row in rows)
+    ]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([cell_of(row.get(name)) for name in names] for row in rows)
+    return stream.getvalue()
+
+
+def other(row: Row) -> dict[str, str]:
+    """Return what a row tells in the column `other`, by name."""
+    pairs = (row["other"] or "").split("; ")
+    return dict(pair.split("=", 1) for pair in pairs if pair)
