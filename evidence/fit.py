@@ -197,8 +197,6 @@ def main() -> None:
     parser.add_argument("--kernels", metavar="DIR", type=Path, help="folder of kernel timings")
     arguments = parser.parse_args()
     data = data_folder(arguments)
-    if data is None:
-        sys.exit(1)
     kernels = arguments.kernels or (data / "ops" if (data / "ops").is_dir() else None)
     chosen = [each for each in FITS if not arguments.only or each.name in arguments.only]
     with _folder(data, kernels) as folder:

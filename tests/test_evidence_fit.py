@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from evidence import fitted_file
 from evidence.fitted_file import FittedFile
+from evidence.table import FOLDER
 from hp_tool.catalog import documents
 
 ROOT = Path(__file__).parents[1]
@@ -70,26 +70,20 @@ def check(data: Path, *names: str) -> dict[str, str]:
     return printed
 
 
-@pytest.mark.skipif("HP_REFERENCE_DATA" not in os.environ, reason="needs the measured figures")
+@pytest.mark.components
 def test_a_changed_row_changes_the_constants_of_its_own_fit(tmp_path: Path) -> None:
     """InternEvo's steps take twice as long: its profile changes, that of pools does not."""
-    source = Path(os.environ["HP_REFERENCE_DATA"])
     data = tmp_path / "data"
-    data.mkdir()
-    for path in source.iterdir():
-        if path.name != "training_internevo.csv":
-            (data / path.name).symlink_to(path)
-    copy = data / "training_internevo.csv"
-    shutil.copy(source / copy.name, copy)
+    shutil.copytree(FOLDER, data)
+    (table,) = data.glob("training/*internevo*.csv")
     assert check(data, "internevo", "pools") == {"internevo": "reproduced", "pools": "reproduced"}
 
-    with copy.open(newline="", encoding="utf-8") as stream:
+    with table.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
         if row["step_s"]:
             row["step_s"] = str(2.0 * float(row["step_s"]))
-    copy.chmod(0o644)
-    with copy.open("w", newline="", encoding="utf-8") as stream:
+    with table.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
