@@ -29,6 +29,7 @@ from tests.service.asking import PLACES, answers, asked, unknown_routes
 from tests.service.coordinator import claim
 from tests.service.opened import opened
 from tests.service.routes import every_route
+from tests.torch_or_skip import profiler_extra_or_skip
 
 SECRET = "canary-in-a-file"
 STEM, MISSING = "zzzzzzzzzzzzzzzzzzzk", "zzzzzzzzzzzzzzzzzzzj"
@@ -193,6 +194,7 @@ def test_a_path_is_refused_by_its_field(
 def test_pages_over_stored_paths_open_none(
     app: FastAPI, http: TestClient, store: SqlStore, folder: Path
 ) -> None:
+    profiler_extra_or_skip()
     """As another version, or someone at the database, may have stored them."""
     searches = []
     for place in OF_FILES:

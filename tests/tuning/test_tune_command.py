@@ -29,6 +29,11 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
 
 
+@pytest.fixture(autouse=True)
+def _profiler_extra():
+    profiler_extra_or_skip()
+
+
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     made = CpuEngine()
@@ -150,7 +155,6 @@ def test_a_plan_prints_the_bill_and_the_job_and_runs_nothing(engine):
 
 
 def test_exit_codes(engine):
-    profiler_extra_or_skip()
     too_large = run(QUICKSTART, "--set", "model=gpt3-175b")
     assert too_large.exit_code == 3
     assert too_large.stdout.count("nearest: TP") == 3 and "memory:" in too_large.stdout
@@ -161,7 +165,6 @@ def test_exit_codes(engine):
 
 
 def test_a_mismatch_of_hardware_exits_2_as_a_process(tmp_path):
-    profiler_extra_or_skip()
     too_many = ("--set", "cluster.num_gpus=4096", "--set", "training.global_batch_size=4096")
     done = subprocess.run(
         [
