@@ -16,7 +16,7 @@ def test_every_shipped_profile_is_physical_and_says_what_it_was_fitted_on() -> N
     for profile in profiles:
         assert 0.7 <= profile.matmul_slowdown <= 2.0 and 0.5 <= profile.attention_slowdown <= 4.0
         assert 0.0 <= profile.iteration_overhead_s < 0.02 and 0.0 < profile.memory_fraction < 1.0
-        fit = "fit_releases" if profile.kernels_alone else "fit_engines"
+        fit = "--only releases" if profile.kernels_alone else "--only engines"
         assert profile.tpot_log_sd > 0.0 and (fit in profile.fitted_on) == profile.measured
 
 

@@ -67,9 +67,8 @@ def test_a_long_steady_job_shows_its_newest_steps(http: TestClient) -> None:
         assert sent.status_code == 200, sent.text
     page = twin(http, watch)
     steps, pace = page["figure"]["traces"]
-    assert steps["x"] == list(
-        range(589, 1101)
-    )  # the newest 512, which the next ones are compared with
+    # The newest 768 steady steps, and the 68 after them that are compared with these.
+    assert steps["x"] == list(range(265, 1101))
     assert pace["x"] == [104, 1100, None] and page["figure"]["shapes"] == []
     assert page["configuration_href"] is None and "As it was." in http.get(f"/watches/{watch}").text
     new = begun(http, name="new")
