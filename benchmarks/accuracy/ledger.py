@@ -16,7 +16,7 @@ import datetime
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -311,10 +311,23 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
     return {
         "known": recorded.get("known", {}),
         **{name: now[name] for name in ("headlines", "laws", "report")},
-        "groups": now["groups"],
+        "groups": {
+            name: _unmoved(group, recorded["groups"].get(name, {}), changes.get(name, {}))
+            for name, group in now["groups"].items()
+        },
         "points": now["points"],
         "moves": [*recorded.get("moves", []), *([move] if changes else [])],
     }
+
+
+def _unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[str]) -> Any:
+    """Return today's group with the recorded value of each number that stayed within its band."""
+    kept = {
+        name: value
+        for name, value in recorded.items()
+        if name in now and name not in moved and isinstance(value, float)
+    }
+    return now | kept
 
 
 def as_text(now: Ledger) -> str:
