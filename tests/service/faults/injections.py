@@ -250,7 +250,7 @@ def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
     extends.
     """
     found = re.search(
-        r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "__init__.py").read_text(), re.MULTILINE
+        r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "schema.py").read_text(), re.MULTILINE
     )
     assert found is not None
     _set_revision(database_url, found[1])
