@@ -249,9 +249,9 @@ def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
     """Have the database say that its schema is the one of the edition in a folder, which it
     extends.
     """
-    found = re.search(
-        r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "schema.py").read_text(), re.MULTILINE
-    )
+    homes = (folder / "hp_tool" / "store" / name for name in ("schema.py", "__init__.py"))
+    text = "\n".join(home.read_text() for home in homes)  # editions differ in where it stands
+    found = re.search(r'^HEAD = "(\w+)"', text, re.MULTILINE)
     assert found is not None
     _set_revision(database_url, found[1])
     try:
