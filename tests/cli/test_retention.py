@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from hp_tool.domain.records import RunRecord, SearchState
-from hp_tool.loop.tuning.study import study_storage
+from hp_tool.loop.tuning.study import opened_studies
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import opened
 from tests.cli.conftest import Run
@@ -62,7 +62,8 @@ class Kept:
             self.store.finish_search(
                 lease=lease, state=SearchState.SUCCEEDED, result={"search": {}}
             )
-        optuna.create_study(storage=study_storage(self.url), study_name=run.search_id)
+        with opened_studies(self.url) as storage:
+            optuna.create_study(storage=storage, study_name=run.search_id)
         self.folder(run.job_name)
         self.age(run, days=days)
         return run
@@ -127,11 +128,9 @@ def test_searches_go_by_age_with_their_folders_and_studies(kept: Kept) -> None:
     assert kept.prune("--searches-older-than", "30") == dry
     assert kept.searches() == {young.search_id, running.search_id}
     assert kept.folders() == {young.job_name, running.job_name, foreign.name}
-    assert set(optuna.get_all_study_names(study_storage(kept.url))) >= {
-        young.search_id,
-        running.search_id,
-    }
-    assert old.search_id not in optuna.get_all_study_names(study_storage(kept.url))
+    with opened_studies(kept.url) as storage:
+        names = set(optuna.get_all_study_names(storage))
+    assert names >= {young.search_id, running.search_id} and old.search_id not in names
     assert len(kept.store.measurements().items) == 2  # what was measured stays
     assert kept.hp_tool("db", "prune", "--searches-older-than", "30").stdout.startswith(
         "deleted 0 searches"

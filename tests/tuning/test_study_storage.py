@@ -12,6 +12,7 @@ import pytest
 
 from hp_tool.errors import StoreError
 from hp_tool.loop.tuning import study_storage
+from hp_tool.loop.tuning.study import opened_studies
 from tests.forked import FORKED
 
 
@@ -77,3 +78,11 @@ def test_a_database_that_does_not_answer_is_said_without_its_password():
     with pytest.raises(StoreError) as caught:
         study_storage("postgresql://user:secret@127.0.0.1:1/db")
     assert "secret" not in str(caught.value)
+
+
+def test_connections_of_opened_studies_are_closed(tmp_path: Path) -> None:
+    with opened_studies(f"sqlite:///{tmp_path / 'studies.sqlite3'}") as storage:
+        optuna.create_study(storage=storage, study_name="one")
+        used = storage.engine.pool
+        assert used.checkedin() > 0
+    assert used.checkedin() == 0

@@ -22,7 +22,7 @@ from hp_tool.domain.retention import LONGEST_DAYS, SHORTEST_DAYS, EndedRun, Rete
 from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.loop.search.study import CLAIM
-from hp_tool.loop.tuning.study import study_storage
+from hp_tool.loop.tuning.study import opened_studies
 
 VARIABLES = {
     "days": "HP_RETENTION_DAYS",
@@ -171,7 +171,7 @@ def _delete_studies(database_url: str, searches: frozenset[str]) -> None:
     """Delete the Optuna studies of searches that are gone."""
     import optuna
 
-    storage: Any = study_storage(database_url)
-    for name in optuna.get_all_study_names(storage):
-        if name.partition(CLAIM)[0] in searches:
-            optuna.delete_study(study_name=name, storage=storage)
+    with opened_studies(database_url) as storage:
+        for name in optuna.get_all_study_names(storage):
+            if name.partition(CLAIM)[0] in searches:
+                optuna.delete_study(study_name=name, storage=storage)

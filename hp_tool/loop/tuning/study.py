@@ -4,7 +4,8 @@ Optuna's tools.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,20 @@ def study_storage(database_url: str | None) -> BaseStorage:
             raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
 
 
+@contextmanager
+def opened_studies(database_url: str) -> Iterator[BaseStorage]:
+    """Open the studies of a database, and close their connections at the end: Optuna does not.
+
+    Raises StoreError if the database does not answer.
+    """
+    storage: Any = study_storage(database_url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
 def projection_of(
     problem: Searched,
     *,
@@ -92,19 +107,17 @@ def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not path.parent.is_dir():
         raise InputError(f"{path.parent} is no folder", field="--optuna")
-    source = study_storage(database_url)
-    if search_id not in optuna.get_all_study_names(source):
-        raise NotFoundError(
-            f"search {search_id} has no Optuna study here: no run of it was planned",
-            field="search_id",
-        )
-    try:
-        optuna.copy_study(
-            from_study_name=search_id,
-            from_storage=source,
-            to_storage=study_storage(f"sqlite:///{path.resolve()}"),
-        )
-    except optuna.exceptions.DuplicatedStudyError:
-        raise InputError(
-            f"{path} holds a study of this search already; name another file", field="--optuna"
-        ) from None
+    with opened_studies(database_url) as source:
+        if search_id not in optuna.get_all_study_names(source):
+            raise NotFoundError(
+                f"search {search_id} has no Optuna study here: no run of it was planned",
+                field="search_id",
+            )
+        try:
+            with opened_studies(f"sqlite:///{path.resolve()}") as target:
+                optuna.copy_study(from_study_name=search_id, from_storage=source, to_storage=target)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise InputError(
+                f"{path} holds a study of this search already; name another file",
+                field="--optuna",
+            ) from None
