@@ -151,18 +151,12 @@ def fit(chosen: Iterable[Fit], folder: Path) -> None:
 
 def check(chosen: Iterable[Fit], folder: Path) -> dict[str, list[str]]:
     """Return the differences between the catalog and each fit, in words, by its name."""
-    has_kernels = (folder / "ops").is_dir()
-    changed = (
-        [
-            name
-            for name, digest in _digests_left()["files"].items()
-            if digest != _digests(folder / "ops").get(name)
-        ]
-        if has_kernels
-        else []
-    )
-    if changed:
-        print(f"kernel timings changed since the last fit: {', '.join(changed)}", file=sys.stderr)
+    if has_kernels := (folder / "ops").is_dir():
+        timed = _digests(folder / "ops")
+        left = _digests_left()["files"]
+        if changed := [name for name, digest in left.items() if digest != timed.get(name)]:
+            names = ", ".join(changed)
+            print(f"kernel timings changed since the last fit: {names}", file=sys.stderr)
     with _fresh_processes(os.cpu_count() or 1) as pool:
         pending = {
             each.name: (
