@@ -40,7 +40,7 @@ lint: setup  ## Style and common mistakes
 types: setup  ## Strict type check
 	$(BIN)/mypy
 
-format: setup  ## Mend what the linter can mend
+format: setup  ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

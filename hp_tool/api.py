@@ -102,7 +102,7 @@ def estimate(
                          "full"})
 
     One that does not fit is an answer with `estimate.feasible` False, its reasons, and its fixes
-    (`mends`). Raises HpToolError for what cannot be answered.
+    (`fixes`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.questions.answers import estimate_answer
 

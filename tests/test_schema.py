@@ -1,5 +1,5 @@
 """The door: good queries come in whole, bad ones are told which field, what was wrong and what
-would mend it.
+would fix it.
 """
 
 from __future__ import annotations

@@ -238,6 +238,6 @@ def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     else:
         for check in checks:
             typer.echo(f"{check.status:8} {check.name:18} {check.detail}")
-            if check.mend is not None:
-                typer.echo(f"{'':27} -> {check.mend}")
+            if check.fix is not None:
+                typer.echo(f"{'':27} -> {check.fix}")
     raise typer.Exit(0 if passed else 1)

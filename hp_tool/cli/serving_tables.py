@@ -105,8 +105,8 @@ def print_assumptions(console: Console, provenances: Iterable[Mapping[str, objec
 
 
 def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
-    fixes = estimate.mends
-    memory, ttft, tpot, tokens, more = figures.SERVED_MENDED
+    fixes = estimate.fixes
+    memory, ttft, tpot, tokens, more = figures.SERVED_AFTER_FIX
     columns = [
         figure_column(ttft, fixes),
         figure_column(tpot, fixes),

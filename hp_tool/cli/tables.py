@@ -114,8 +114,8 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
     if calibrated is not None:
         _print_calibrated(console, calibrated)
     if not estimate.feasible:
-        fixes = estimate.mends
-        memory, step, change = figures.MENDED
+        fixes = estimate.fixes
+        memory, step, change = figures.AFTER_FIX
         columns = [
             figure_column(memory, fixes),
             fit_column(fixes),

@@ -46,7 +46,7 @@ class Check:
     status: Literal["ok", "warning", "failed"]
     """warning: works, but not for everything or not for long."""
     detail: str
-    mend: str | None = None
+    fix: str | None = None
     """How to fix it; None if all is well."""
 
 

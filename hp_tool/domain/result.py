@@ -136,7 +136,7 @@ class WithRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mend:
+class Fix:
     """A small change that makes an infeasible configuration feasible, with its price."""
 
     change: str
@@ -238,8 +238,8 @@ class Estimate:
     """Joules of the whole training, uninterrupted."""
     co2_kg: float | None = None
     """kg of CO2 equivalent of that energy; None without cluster.grid_carbon_kg_per_kwh."""
-    mends: tuple[Mend, ...] = ()
-    """Of an infeasible training configuration: the smallest changes that mend it, fastest first."""
+    fixes: tuple[Fix, ...] = ()
+    """Of an infeasible training configuration: the smallest changes that fix it, fastest first."""
     provenance: dict[str, object] = field(default_factory=dict)
     """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
 

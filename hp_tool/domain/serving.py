@@ -106,7 +106,7 @@ class ServingIntervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingMend:
+class ServingFix:
     """A small change that makes an infeasible serving configuration feasible, and what it gives."""
 
     change: str
@@ -215,7 +215,7 @@ class InferenceEstimate:
     """Where the query's load is too high: the highest that is not, in requests in flight or a
     second as the query counts. None in batches, and where no load is low enough.
     """
-    mends: tuple[ServingMend, ...] = ()
+    fixes: tuple[ServingFix, ...] = ()
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)

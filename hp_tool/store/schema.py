@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
-HEAD = "0015"
+HEAD = "0016"
 """The newest revision of the schema, repeated here so that opening a store need not load Alembic; a
 test compares the two.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.result import Estimate, Mend, Recommendation
+from hp_tool.domain.result import Estimate, Fix, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import GIB, decimal
 from hp_tool.wording import figures
@@ -45,7 +45,7 @@ class Column:
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
 
-def fit_column(rows: Iterable[Estimate | Mend], *, drop: int = 1) -> Column:
+def fit_column(rows: Iterable[Estimate | Fix], *, drop: int = 1) -> Column:
     """Whether each fits, in a word; a dash in results stored without it."""
     return Column(head="fit", cells=tuple(row.fit or ABSENT for row in rows), left=True, drop=drop)
 

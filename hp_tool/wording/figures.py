@@ -214,14 +214,14 @@ SERVING = (
 )
 """Figures of serving."""
 
-MENDED = (
+AFTER_FIX = (
     Figure(name="memory_total_bytes", label="Memory", head="memory", unit="bytes"),
     Figure(name="step_s", label="Step", head="step", unit="seconds"),
     Figure(name="step_change_fraction", label="Step change", head="longer", unit="change"),
 )
 """Figures of a fix of a training that does not fit."""
-SERVED_MENDED = (
-    MENDED[0],
+SERVED_AFTER_FIX = (
+    AFTER_FIX[0],
     Figure(name="ttft_s", label="TTFT", head="TTFT", unit="seconds", note=MEANINGS["TTFT"]),
     Figure(name="tpot_s", label="TPOT", head="TPOT", unit="seconds", note=MEANINGS["TPOT"]),
     Figure(

@@ -134,7 +134,7 @@ class Tools:
         async with self.connect(context) as client:
             answer = await client.estimate(query=self.request(query))
         estimate = figures.predicted(answer)
-        fixes = [each["change"] for each in estimate.get("mends", ())]
+        fixes = [each["change"] for each in estimate.get("fixes", ())]
         return (
             figures.estimate(estimate)
             | ({"fixes": fixes} if fixes else {})
@@ -175,7 +175,7 @@ class Tools:
             if not estimate["feasible"]:
                 fixes = [
                     await self._fixed(client, answer["query"], fix)
-                    for fix in estimate.get("mends", ())
+                    for fix in estimate.get("fixes", ())
                 ]
                 return figures.estimate(estimate) | {"fixes": fixes}
             free = {name: part for name, part in answer["query"].items() if name != "parallel"}

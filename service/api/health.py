@@ -41,7 +41,7 @@ def readyz(store: SystemStoreDep) -> Readiness:
     checks = list(database_state(store.state()))
     if wrong := [check for check in checks if check.status == "failed"]:
         raise StoreError(
-            "; ".join(f"{check.detail}: {check.mend}" for check in wrong), code="not_ready"
+            "; ".join(f"{check.detail}: {check.fix}" for check in wrong), code="not_ready"
         )
     return Readiness(checks=checks)
 

@@ -92,7 +92,7 @@ class ConfigurationView(View):
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
-    mends: tuple[FixRow, ...]
+    fixes: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
     """Confidence of the metrics' ranges."""
@@ -313,11 +313,11 @@ def _view(
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
-        mends=()
+        fixes=()
         if known.feasible
         else tuple(
             fix_row(fix, of=this, before=estimate, calibrated=calibrated, calibrations=calibrations)
-            for fix in estimate.mends
+            for fix in estimate.fixes
         ),
         metrics=tuple(
             row

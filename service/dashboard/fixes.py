@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Mend
-from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.domain.result import Estimate, Fix
+from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import resolve_configuration
@@ -37,7 +37,7 @@ class FixRow:
 
 
 def fix_row(
-    fix: Mend | ServingMend,
+    fix: Fix | ServingFix,
     *,
     of: Configuration,
     before: Estimate | InferenceEstimate,
@@ -48,7 +48,7 @@ def fix_row(
     too.
     """
     fixed = Configuration.of(fix, query=of.query)
-    if isinstance(fix, Mend) and calibrated is not None:
+    if isinstance(fix, Fix) and calibrated is not None:
         fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
     return FixRow(
         change=fix.change,
@@ -62,11 +62,11 @@ def fix_row(
     )
 
 
-def _price(fix: Mend | ServingMend, before: Estimate | InferenceEstimate) -> str:
+def _price(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
     """`but 279.1 ms -> 24.36 s to the first token`, where a fix of serving trades one latency for
     another; else empty.
     """
-    if isinstance(fix, Mend) or isinstance(before, Estimate):
+    if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""
     pairs = [
         (getattr(before, name), getattr(fix, name), words) for name, words in LATENCIES.items()
@@ -80,8 +80,8 @@ def _price(fix: Mend | ServingMend, before: Estimate | InferenceEstimate) -> str
 
 
 def _calibrated_fix(
-    fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None
-) -> Mend:
+    fix: Fix, query: Query, without: Estimate, calibrations: Calibrations | None
+) -> Fix:
     known = resolve_configuration(query).calibrated_estimate(calibrations)
     if known is None or known.time is None or known.memory is None:
         return fix

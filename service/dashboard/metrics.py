@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hp_tool.domain.records import RunRecord
-from hp_tool.domain.result import Estimate, Mend
-from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.domain.result import Estimate, Fix
+from hp_tool.domain.serving import InferenceEstimate, ServingFix
 from hp_tool.wording import figures
 from hp_tool.wording.figures import Figure, Unit
 from hp_tool.wording.fit import needs
@@ -87,9 +87,9 @@ def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[M
     return _known(figures.SERVING, estimate, device=device)
 
 
-def fix_metrics(fix: Mend | ServingMend) -> tuple[Metric, ...]:
+def fix_metrics(fix: Fix | ServingFix) -> tuple[Metric, ...]:
     """Figures of a fix of an infeasible configuration, and how they change."""
-    shown = figures.SERVED_MENDED if isinstance(fix, ServingMend) else figures.MENDED
+    shown = figures.SERVED_AFTER_FIX if isinstance(fix, ServingFix) else figures.AFTER_FIX
     return tuple(_metric(each, fix) for each in shown)
 
 

@@ -1,4 +1,4 @@
-"""Illegal and too large are answers with a code and a mend in numbers, not errors."""
+"""Illegal and too large are answers with a code and a fix in numbers, not errors."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_base_of_32_bits_is_said_and_the_first_change_mends_it(training: dict[
     assert answer.memory is not None
     assert answer.memory.weights_bytes == pytest.approx(4 * 8.03e9, rel=0.01)
     assert not answer.feasible
-    first = answer.mends[0]
+    first = answer.fixes[0]
     assert first.change == "parameter_precision fp32 -> bf16"
     mended = (
         asked("torch-fsdp", **training, parameter_precision="bf16")
@@ -75,7 +75,7 @@ def test_a_base_of_32_bits_is_said_and_the_first_change_mends_it(training: dict[
 
 def test_a_base_of_16_bits_is_offered_8_and_4() -> None:
     answer = asked("torch-fsdp", sequence_length=8192)
-    changes = [mend.change for mend in answer.mends]
+    changes = [fix.change for fix in answer.fixes]
     assert not answer.feasible and any(
         change.startswith("frozen_precision bf16 -> ") for change in changes
     )

@@ -17,9 +17,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
 from hp_tool.domain.result import (
     Estimate,
+    Fix,
     Intervals,
     MemoryEstimate,
-    Mend,
     Reason,
     Recommendation,
     SpaceSummary,
@@ -133,8 +133,8 @@ def recommendations() -> RecommendAnswer:
 
 
 def infeasible() -> Estimate:
-    mends = [
-        Mend(
+    fixes = [
+        Fix(
             change=change,
             changed=(),
             parallel=CONFIG,
@@ -155,7 +155,7 @@ def infeasible() -> Estimate:
         code="memory",
         message="needs 116.4 GiB, has 75.2 GiB: activations 49.5 GiB, gradients 41.8 GiB",
     )
-    return replace(estimate(19.41), feasible=False, reasons=(reason,), mends=tuple(mends))
+    return replace(estimate(19.41), feasible=False, reasons=(reason,), fixes=tuple(fixes))
 
 
 def tuned() -> TuneResult:

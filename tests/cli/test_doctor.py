@@ -1,4 +1,4 @@
-"""`hp-tool doctor` finds what is wrong and names the mend, and changes nothing."""
+"""`hp-tool doctor` finds what is wrong and names the fix, and changes nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_old_schema_and_an_absent_server_fail_with_their_mend(tmp_path: Path)
     url = f"sqlite:///{tmp_path}/hp.sqlite3"
     schema.upgrade(url, to="0001")
     code, checks = examined(url)
-    assert (code, checks["schema"]["mend"]) == (1, "run `hp-tool db upgrade`")
+    assert (code, checks["schema"]["fix"]) == (1, "run `hp-tool db upgrade`")
     assert schema.current(url) == "0001"
     code, checks = examined("postgresql://hp:secret@127.0.0.1:1/hp")
     assert (code, checks["database"]["status"]) == (1, "failed")
@@ -71,7 +71,7 @@ def test_an_old_schema_and_an_absent_server_fail_with_their_mend(tmp_path: Path)
 def test_what_is_told_of_a_database(change: dict[str, Any], status: str, name: str) -> None:
     found = {check.name: check for check in doctor.database_state(replace(STATE, **change))}
     assert found[name].status == status
-    assert found[name].mend
+    assert found[name].fix
     assert all(check.status == "ok" for check in doctor.database_state(STATE))
 
 
@@ -95,7 +95,7 @@ def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = next(check for check in doctor.profiler() if check.name == "gpu")
         assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
     monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name: [])
-    assert next(doctor.profiler()).mend == f"pip install -e '{ROOT}[profiler]'"
+    assert next(doctor.profiler()).fix == f"pip install -e '{ROOT}[profiler]'"
 
 
 def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

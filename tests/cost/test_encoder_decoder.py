@@ -113,7 +113,7 @@ def test_an_encoder_and_a_decoder_are_not_split_by_a_pipeline_or_along_the_seque
     for change in ({"pipeline_parallel_size": 2}, {"context_parallel_size": 2}):
         found = estimate(query=query(**change))
         assert [reason.code for reason in found.reasons] == ["encoder_decoder_not_split"]
-        assert found.mends and found.mends[0].parallel.pipeline_parallel_size == 1
+        assert found.fixes and found.fixes[0].parallel.pipeline_parallel_size == 1
 
 
 def test_layers_may_differ_between_the_sides() -> None:

@@ -274,7 +274,7 @@ def base(number: int) -> tuple[dict[str, Any], Any]:
     return query, answer(query)
 
 
-FIGURELESS = ("provenance", "mends", "fit", "parallel")
+FIGURELESS = ("provenance", "fixes", "fit", "parallel")
 
 
 def answer(query: dict[str, Any]) -> Any:

@@ -68,7 +68,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def _alone() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each query as the only one: plain numbers, and what would mend an infeasible one."""
+    """Each query as the only one: plain numbers, and what would fix an infeasible one."""
     import hp_tool
 
     for query in read("training.jsonl") + read("serving.jsonl"):

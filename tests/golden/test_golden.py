@@ -84,7 +84,7 @@ def test_what_moved_is_stored_only_with_a_changelog_that_says_so(
     assert (tmp_path / "tests/golden/answers/alone.jsonl").exists() == told
 
 
-LEFT_OUT = ("mends", "highest_load", "narrowest", "with_recipe")
+LEFT_OUT = ("fixes", "highest_load", "narrowest", "with_recipe")
 """Fields that a batch leaves out."""
 
 

@@ -172,7 +172,7 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     (interval,) = (bar["interval"] for bar in one["view"]["memory"]["bars"] if bar["interval"])
     assert interval == [known["Memory"]["low"], known["Memory"]["high"]]
     large = learnt.get("/explorer.json", params=SETTINGS | {"tp": 1, "pp": 1}).json()["view"]
-    fix = next(fix for fix in large["mends"] if "GPUs" not in fix["change"])
+    fix = next(fix for fix in large["fixes"] if "GPUs" not in fix["change"])
     mended = learnt.get(fix["href"].replace("?", ".json?")).json()["view"]
     assert {each["name"]: each["value"] for each in fix["figures"]}["Step"] == pytest.approx(
         metrics(mended)["Step time"]["value"]

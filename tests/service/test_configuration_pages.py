@@ -108,11 +108,11 @@ def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
     assert (view["verdict"], view["feasible"]) == ("does not fit", False)
     assert view["memory"]["bars"][0]["over"]
     mended = shared_http.get(
-        view["mends"][0]["href"].replace("/configurations?", "/configurations.json?")
+        view["fixes"][0]["href"].replace("/configurations?", "/configurations.json?")
     ).json()
     assert mended["view"]["feasible"]
     beside = shared_http.get(
-        view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")
+        view["fixes"][0]["compare_href"].replace("/compare?", "/compare.json?")
     ).json()
     assert [each["feasible"] for each in beside["views"]] == [False, True]
     assert "TP" in {row["name"] for row in beside["differences"]}
@@ -125,16 +125,16 @@ def test_a_way_to_serve_that_misses_its_target_is_mended_too(shared_http: TestCl
         shown(shared_http, hurried, twin=True).json()["view"],
     )
     assert view["verdict"] == "misses a target" and "How to fix it" in page
-    for mend in view["mends"]:
-        figures = {figure["name"]: figure["value"] for figure in mend["figures"]}
+    for fix in view["fixes"]:
+        figures = {figure["name"]: figure["value"] for figure in fix["figures"]}
         mended = shared_http.get(
-            mend["href"].replace("/configurations?", "/configurations.json?")
+            fix["href"].replace("/configurations?", "/configurations.json?")
         ).json()["view"]
         metrics = {metric["name"]: metric["value"] for metric in mended["metrics"]}
         assert metrics["Time per output token"] == pytest.approx(figures["TPOT"])
-        assert mended["feasible"] == (not mend["remaining"])
+        assert mended["feasible"] == (not fix["remaining"])
     beside = shared_http.get(
-        view["mends"][0]["compare_href"].replace("/compare?", "/compare.json?")
+        view["fixes"][0]["compare_href"].replace("/compare?", "/compare.json?")
     ).json()
     assert [each["feasible"] for each in beside["views"]] == [False, True]
 
@@ -143,7 +143,7 @@ def test_a_mend_on_more_devices_leads_to_them(shared_http: TestClient) -> None:
     """Also where the cluster is one node by its name."""
     crowded = LLAMA | {"cluster": "dgx-h100", "parallel": {"tensor_parallel_size": 8}}
     view = shown(shared_http, crowded, twin=True).json()["view"]
-    grown = next(mend for mend in view["mends"] if "GPUs" in mend["change"])
+    grown = next(fix for fix in view["fixes"] if "GPUs" in fix["change"])
     assert shared_http.get(
         grown["href"].replace("/configurations?", "/configurations.json?")
     ).json()["view"]["feasible"]

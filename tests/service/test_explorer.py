@@ -76,7 +76,7 @@ def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
 def test_what_does_not_fit_says_why_and_what_mends_it(shared_http: TestClient) -> None:
     page = twin(shared_http, **LLAMA, tp=1, pp=1)
     assert page["view"]["verdict"] == "does not fit"
-    assert page["view"]["reasons"][0]["code"] == "memory" and page["view"]["mends"]
+    assert page["view"]["reasons"][0]["code"] == "memory" and page["view"]["fixes"]
 
 
 def test_the_switches_of_the_paper(shared_http: TestClient) -> None:

@@ -29,7 +29,7 @@ NARROW = {
     "runs": {"launcher": "local", "max_concurrent_runs": 1},
 }
 """A cluster that takes one run at a time."""
-Mend = Callable[[], object]
+Fix = Callable[[], object]
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def full(folder: Path) -> Iterator[Mend]:
+def full(folder: Path) -> Iterator[Fix]:
     filler = folder / "filler"
     with small_disk(folder):
         with pytest.raises(OSError, match="No space left"):
@@ -110,14 +110,14 @@ def full(folder: Path) -> Iterator[Mend]:
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[Mend]:
+def read_only(folder: Path) -> Iterator[Fix]:
     with small_disk(folder):
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
         yield lambda: subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
 
 
 @contextmanager
-def no_folder(folder: Path) -> Iterator[Mend]:
+def no_folder(folder: Path) -> Iterator[Fix]:
     folder.touch()
     yield folder.unlink
 
@@ -131,9 +131,9 @@ def no_folder(folder: Path) -> Iterator[Mend]:
     ],
 )
 def test_a_search_waits_until_the_folder_of_its_runs_is_mended(
-    service: Service, trouble: Callable[[Path], AbstractContextManager[Mend]], reason: str
+    service: Service, trouble: Callable[[Path], AbstractContextManager[Fix]], reason: str
 ) -> None:
-    with trouble(service.home / "runs") as mend:
+    with trouble(service.home / "runs") as fix:
         asked = submit(service)
         service.start_worker()
         wait_for(lambda: search(service, asked)["state"] == "failed" or told(service, asked))
@@ -141,7 +141,7 @@ def test_a_search_waits_until_the_folder_of_its_runs_is_mended(
             "running",
             True,
         )
-        mend()
+        fix()
         wait_for_state(service, asked, "succeeded")
         assert "waiting_for" not in search(service, asked)["progress"]
         assert run_states(service, asked) == ["finished"]

@@ -49,10 +49,10 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     assert needed is not None
     assert float(needed[1]) > float(needed[2])
 
-    # What mends it: the first proposal, followed, fits.
-    mend = why.get_by_role("rowheader").first.get_by_role("link")
-    assert "TP 1 →" in mend.inner_text()
-    mend.click()
+    # What fixes it: the first proposal, followed, fits.
+    fix = why.get_by_role("rowheader").first.get_by_role("link")
+    assert "TP 1 →" in fix.inner_text()
+    fix.click()
     screen.get_by_role("heading", level=1, name=re.compile("= 64 GPUs")).wait_for()
     assert screen.get_by_text(re.compile("^(fits|tight)$")).is_visible()
     screen.get_by_role("region", name="Memory per pipeline stage").wait_for()

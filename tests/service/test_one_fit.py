@@ -155,11 +155,11 @@ def test_a_fix_says_how_it_fits_and_its_page_the_same(shared_http: TestClient) -
         page = shared_http.get("/configurations.json", params={"query": json.dumps(asked)}).json()[
             "view"
         ]
-        for mend, row in zip(estimate["mends"], page["mends"], strict=True):
+        for fix, row in zip(estimate["fixes"], page["fixes"], strict=True):
             after = shared_http.get(
                 row["href"].replace("/configurations?", "/configurations.json?")
             ).json()["view"]
-            assert mend["fit"] == row["fit"] == after["verdict"], (asked, mend["change"])
+            assert fix["fit"] == row["fit"] == after["verdict"], (asked, fix["change"])
             fixed += 1
     assert fixed > 5
 
@@ -180,11 +180,11 @@ def test_tables_for_people_say_the_word_and_what_the_top_counts(
     assert "in reserve" in said and " fit " in _hp_tool(
         tmp_path, "recommend", query_of_tight | {"parallel": {}}
     )
-    query_of_large, large = next(each for each in answers if each[1]["mends"])
+    query_of_large, large = next(each for each in answers if each[1]["fixes"])
     said = _hp_tool(tmp_path, "estimate", query_of_large)
     assert f"{large['fit']}: " in said
     fixes = said.partition("How to fix it")[2]
-    assert all(mend["fit"] in fixes for mend in large["mends"])
+    assert all(fix["fit"] in fixes for fix in large["fixes"])
 
 
 def _hp_tool(folder: Path, command: str, asked: dict[str, Any]) -> str:

@@ -40,13 +40,13 @@ def test_a_missed_target_comes_with_what_mends_it_and_in_a_batch_without(http: T
     told = http.post("/v1/estimates", json=late).json()["estimate"]
     assert (
         not told["feasible"]
-        and told["mends"]
-        and all(mend["tpot_s"] <= 0.006 for mend in told["mends"])
+        and told["fixes"]
+        and all(fix["tpot_s"] <= 0.006 for fix in told["fixes"])
     )
     lines = http.post(
         "/v1/batch", content=json.dumps(late), headers={"Content-Type": "application/x-ndjson"}
     )
-    assert json.loads(lines.text)["estimate"]["mends"] == []
+    assert json.loads(lines.text)["estimate"]["fixes"] == []
 
 
 def test_a_batch_mixes_kinds(http: TestClient, query: dict[str, Any]) -> None:

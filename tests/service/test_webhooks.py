@@ -244,7 +244,7 @@ def test_what_nobody_tells_is_told_to_the_operator(
     ready = http.get("/readyz")
     check = next(check for check in ready.json()["checks"] if check["name"] == "webhooks")
     assert (ready.status_code, check["status"]) == (200, "warning")
-    assert "HP_WEBHOOK_SECRET" in check["mend"]
+    assert "HP_WEBHOOK_SECRET" in check["fix"]
     assert Deliveries(store=store, settings=HERE, stopping=stopping).step()
     assert store.state().overdue_webhooks == 0
 

@@ -123,6 +123,30 @@ def test_searches_stored_before_are_found_by_kind_and_model(url: str) -> None:
     assert found == [[ids[0]], [ids[1]], ids[::-1]]
 
 
+def test_suggested_changes_of_stored_results_are_called_fixes(url: str) -> None:
+    schema.upgrade(url)
+    store = open_store(url)
+    store.create_search(query={"kind": "training", "model": "gpt"})
+    store.close()
+    engine = create_engine(url)
+
+    def result() -> str:
+        statement = sa.text("SELECT CAST(result AS VARCHAR) FROM hp_searches")
+        with engine.connect() as connection:
+            return str(connection.execute(statement).scalar_one())
+
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE hp_searches SET result = :result"),
+            {"result": '{"fixes": [], "model": "mends"}'},
+        )
+    schema.downgrade(url, to="0015")
+    assert result() == '{"mends": [], "model": "mends"}'
+    schema.upgrade(url)
+    assert result() == '{"fixes": [], "model": "mends"}'
+    engine.dispose()
+
+
 def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
     schema.upgrade(url)
     set_revision(url, "9999")

@@ -61,7 +61,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
     return replace(
         estimate,
         highest_load=bearable,
-        mends=fixes(query=query, problem=problem, infeasible=estimate),
+        fixes=fixes(query=query, problem=problem, infeasible=estimate),
     )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingFix
 from hp_tool.errors import InputError
 from hp_tool.questions.serving.estimates import estimate_row, meets_targets, worst_miss
 from hp_tool.questions.serving.highest import costed_rows
@@ -76,7 +76,7 @@ class Neighbours(CostedRows):
 
 def fixes(
     *, query: Query, problem: ServingProblem, infeasible: InferenceEstimate
-) -> tuple[ServingMend, ...]:
+) -> tuple[ServingFix, ...]:
     """Return up to MAX_FIXES changes after which the infeasible estimate of `query` would be
     feasible.
 
@@ -102,7 +102,7 @@ def fixes(
     return (*_nearest(near, infeasible), *grown)
 
 
-def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingMend]:
+def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
     """The neighbour that misses the targets by least."""
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
@@ -121,7 +121,7 @@ def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingMen
 
 def _on_more_devices(
     query: Query, infeasible: InferenceEstimate, *, num_gpus: int
-) -> list[ServingMend]:
+) -> list[ServingFix]:
     """The best on the smallest multiple of the devices, with at most one axis changed."""
     config = infeasible.parallel
     assert config is not None
@@ -178,9 +178,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     )
 
 
-def _fix(
-    near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int
-) -> ServingMend:
+def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingFix:
     """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)
@@ -201,7 +199,7 @@ def _fix(
         infeasible.output_tokens_per_second_per_gpu,
         figures["output_tokens_per_second_per_gpu"],
     )
-    return ServingMend(
+    return ServingFix(
         change=change,
         changed=changed_fields(infeasible.parallel, after.parallel),
         parallel=after.parallel,

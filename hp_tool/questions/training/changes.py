@@ -35,7 +35,7 @@ LEAST_WIN = 0.01
 """Share of the measured step below which a change is not worth a word."""
 WIDEST = 4.0
 """Times that a measured part may count over its prediction: one further off is another fault, which
-a change may not mend.
+a change may not fix.
 """
 OWN_SHARE = 0.5
 """Share of a change's seconds that must come from the part that it is named for."""

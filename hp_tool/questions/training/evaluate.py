@@ -68,7 +68,7 @@ class ResolvedConfiguration:
         if estimate.feasible or not with_fixes:
             return estimate
         return replace(
-            estimate, mends=fixes(query=self.query, problem=self.problem, infeasible=estimate)
+            estimate, fixes=fixes(query=self.query, problem=self.problem, infeasible=estimate)
         )
 
     def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:

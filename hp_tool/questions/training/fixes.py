@@ -16,7 +16,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.result import Estimate, Fix
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
@@ -82,7 +82,7 @@ class Neighbours:
         return ranked
 
 
-def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Mend, ...]:
+def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Fix, ...]:
     """Return up to MAX_FIXES smallest changes after which the infeasible estimate of `query` would
     be feasible.
 
@@ -101,7 +101,7 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 
 def _with_narrower_states(
     query: Query, problem: TrainingProblem, infeasible: Estimate
-) -> list[Mend]:
+) -> list[Fix]:
     """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's base in
     16, 8 or 4 bits.
     """
@@ -141,20 +141,20 @@ def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
 
 def _on_the_same_devices(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int
-) -> list[Mend]:
+) -> list[Fix]:
     illegal, num_gpus = infeasible.memory is None, problem.cluster.num_gpus
-    mends: list[Mend] = []
-    fitting: list[Mend] = []
+    fixes: list[Fix] = []
+    fitting: list[Fix] = []
     for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
-        enough = len(mends) == room or (mends and illegal)
+        enough = len(fixes) == room or (fixes and illegal)
         if enough or (changes == MAX_CHANGES and fitting):
             break
         near = legal_neighbours(query, problem, infeasible, changes=changes)
         if near is None:
             continue
-        limit_s = min((WORTHWHILE * fix.step_s for fix in mends), default=math.inf)
-        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(mends)]
-        mends += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
+        limit_s = min((WORTHWHILE * fix.step_s for fix in fixes), default=math.inf)
+        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
+        fixes += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
         if len(fits := np.flatnonzero(near.costs.feasible)):  # whatever max_days and max_cost say
             fitting.append(
                 _fix(
@@ -164,10 +164,10 @@ def _on_the_same_devices(
                     num_gpus=num_gpus,
                 )
             )
-    return sorted(mends, key=lambda fix: fix.step_s) if mends else _too_slow(fitting, infeasible)
+    return sorted(fixes, key=lambda fix: fix.step_s) if fixes else _too_slow(fitting, infeasible)
 
 
-def _too_slow(fitting: list[Mend], infeasible: Estimate) -> list[Mend]:
+def _too_slow(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
     """The fastest of the changes that fit but miss a target, if it is better than the infeasible
     configuration.
     """
@@ -179,7 +179,7 @@ def _too_slow(fitting: list[Mend], infeasible: Estimate) -> list[Mend]:
     return [] if fits and time is not None and best.step_s >= time.step_s else [best]
 
 
-def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Mend]:
+def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
     """The fastest fix on the smallest multiple of the devices; an illegal configuration must need
     more than there are.
     """
@@ -353,7 +353,7 @@ def _moves(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, Fl
     return directions, distance
 
 
-def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Mend:
+def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
     """Row `row` of the neighbours, compared with the infeasible configuration on `num_gpus`
     devices.
     """
@@ -361,7 +361,7 @@ def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> 
     after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
     assert after.parallel is not None and after.memory is not None and after.time is not None
     before_bytes = infeasible.memory.total_bytes if infeasible.memory is not None else None
-    return Mend(
+    return Fix(
         change=change_in_words(
             near.base, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)
         ),

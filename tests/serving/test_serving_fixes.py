@@ -1,4 +1,4 @@
-"""What would mend an infeasible serving configuration: fed back as a query, each mend is what it
+"""What would fix an infeasible serving configuration: fed back as a query, each fix is what it
 says.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingFix
 from hp_tool.questions import schema, serving
 from hp_tool.questions.configuration import Configuration
 from tests.serving.test_serving_answers import query
@@ -41,26 +41,26 @@ AXES = (
 )
 
 
-def again(asked: Query, mend: ServingMend) -> InferenceEstimate:
+def again(asked: Query, fix: ServingFix) -> InferenceEstimate:
     """The estimate of a mended query."""
-    return serving.estimate(query=schema.parse_query(Configuration.of(mend, query=asked).text()))
+    return serving.estimate(query=schema.parse_query(Configuration.of(fix, query=asked).text()))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_mend_is_feasible_and_has_the_figures_it_was_told_with(case: str) -> None:
     asked = query(**CASES[case])
     found = serving.estimate(query=asked)
-    assert not found.feasible and 1 <= len(found.mends) <= 5
-    for mend in found.mends:
-        after = again(asked, mend)
-        assert after.feasible and not mend.remaining
+    assert not found.feasible and 1 <= len(found.fixes) <= 5
+    for fix in found.fixes:
+        after = again(asked, fix)
+        assert after.feasible and not fix.remaining
         assert (after.ttft_s, after.tpot_s, after.request_latency_s) == (
-            mend.ttft_s,
-            mend.tpot_s,
-            mend.request_latency_s,
+            fix.ttft_s,
+            fix.tpot_s,
+            fix.request_latency_s,
         )
-        assert after.memory is not None and after.memory.total_bytes == mend.memory_total_bytes
-        assert mend.change.startswith("more GPUs") == (mend.num_gpus > 8)
+        assert after.memory is not None and after.memory.total_bytes == fix.memory_total_bytes
+        assert fix.change.startswith("more GPUs") == (fix.num_gpus > 8)
 
 
 def directions(before: ServingConfig, after: ServingConfig) -> tuple[int, ...]:
@@ -76,9 +76,7 @@ def test_no_smaller_change_would_do(case: str) -> None:
     """
     found = serving.estimate(query=query(**CASES[case]))
     assert found.parallel is not None
-    moved = [
-        directions(found.parallel, mend.parallel) for mend in found.mends if mend.num_gpus == 8
-    ]
+    moved = [directions(found.parallel, fix.parallel) for fix in found.fixes if fix.num_gpus == 8]
     assert len(set(moved)) == len(moved) and len({sum(map(abs, one)) for one in moved}) <= 1
 
 
@@ -86,7 +84,7 @@ def test_the_change_is_told_in_words_and_fields() -> None:
     found = serving.estimate(
         query=query(model="llama-3.1-405b", parallel={"tensor_parallel_size": 2})
     )
-    first = found.mends[0]
+    first = found.fixes[0]
     assert first.change == "TP 2 -> 4 (DP 4 -> 2)"
     assert (
         first.changed == ("tensor_parallel_size", "data_parallel_size")
@@ -98,17 +96,17 @@ def test_where_nothing_keeps_to_the_targets_the_nearest_is_told_with_what_it_mis
     found = serving.estimate(
         query=query(parallel={"tensor_parallel_size": 1}, targets={"tpot_s": 0.0001})
     )
-    (nearest,) = found.mends
+    (nearest,) = found.fixes
     (reason,) = nearest.remaining
     assert reason.code == "target_missed" and reason.needed == nearest.tpot_s < found.tpot_s  # type: ignore[operator]
 
 
 def test_an_overload_asks_for_devices() -> None:
     found = serving.estimate(query=query(**CASES["overload"]))
-    assert found.mends[-1].num_gpus == 16 and "8 -> 16" in found.mends[-1].change
+    assert found.fixes[-1].num_gpus == 16 and "8 -> 16" in found.fixes[-1].change
 
 
-def test_mends_can_be_left_out_and_the_feasible_has_none() -> None:
+def test_fixes_can_be_left_out_and_a_feasible_answer_has_none() -> None:
     late = query(**CASES["tpot"])
-    assert serving.estimate(query=late, with_fixes=False).mends == ()
-    assert serving.estimate(query=query(parallel={"tensor_parallel_size": 4})).mends == ()
+    assert serving.estimate(query=late, with_fixes=False).fixes == ()
+    assert serving.estimate(query=query(parallel={"tensor_parallel_size": 4})).fixes == ()

@@ -1,4 +1,4 @@
-"""What is told to mend a configuration does, changes what it says and nothing else, and costs what
+"""What is told to fix a configuration does, changes what it says and nothing else, and costs what
 it says.
 """
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Mend
+from hp_tool.domain.result import Estimate, Fix
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import config_query, estimate
@@ -66,52 +66,50 @@ def days(**change: Any) -> float:
     return found
 
 
-def mended(asked: Query, mend: Mend) -> Query:
-    """The query with the mend taken over, as its text asks it."""
-    return parse_query(Configuration.of(mend, query=asked).text())
+def with_fix(asked: Query, fix: Fix) -> Query:
+    """The query with the fix taken over, as its text asks it."""
+    return parse_query(Configuration.of(fix, query=asked).text())
 
 
 def check(asked: Query) -> Estimate:
-    """All that is promised of the mends of any configuration."""
+    """All that is promised of the fixes of any configuration."""
     found = estimate(query=asked)
     if found.feasible:
-        assert found.mends == ()
+        assert found.fixes == ()
         return found
-    assert len(found.mends) <= MAX_FIXES
-    same = [mend for mend in found.mends if not mend.set]
-    narrower = [
-        mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)
-    ]
-    assert list(found.mends[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
-    assert len(found.mends) - len(same) - len(narrower) <= 1
-    assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
-    for mend in found.mends:
-        check_one(asked, found, mend)
+    assert len(found.fixes) <= MAX_FIXES
+    same = [fix for fix in found.fixes if not fix.set]
+    narrower = [fix for fix in found.fixes if any(path.startswith("training.") for path in fix.set)]
+    assert list(found.fixes[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
+    assert len(found.fixes) - len(same) - len(narrower) <= 1
+    assert [fix.step_s for fix in same] == sorted(fix.step_s for fix in same)
+    for fix in found.fixes:
+        check_one(asked, found, fix)
     return found
 
 
-def check_one(asked: Query, found: Estimate, mend: Mend) -> None:
-    after = estimate(query=mended(asked, mend))
+def check_one(asked: Query, found: Estimate, fix: Fix) -> None:
+    after = estimate(query=with_fix(asked, fix))
     assert after.memory is not None and after.time is not None and found.parallel is not None
     assert after.memory.total_bytes <= after.memory.capacity_bytes
-    assert after.feasible == (not mend.remaining)
-    assert after.parallel == mend.parallel
-    assert mend.memory_total_bytes == pytest.approx(after.memory.total_bytes, rel=1e-9)
-    assert mend.step_s == pytest.approx(after.time.step_s, rel=1e-9)
-    assert (mend.days, mend.cost) == pytest.approx((after.days, after.cost), rel=1e-9)
+    assert after.feasible == (not fix.remaining)
+    assert after.parallel == fix.parallel
+    assert fix.memory_total_bytes == pytest.approx(after.memory.total_bytes, rel=1e-9)
+    assert fix.step_s == pytest.approx(after.time.step_s, rel=1e-9)
+    assert (fix.days, fix.cost) == pytest.approx((after.days, after.cost), rel=1e-9)
     differing = {
         n
         for n in ParallelConfig.__slots__
-        if getattr(found.parallel, n) != getattr(mend.parallel, n)
+        if getattr(found.parallel, n) != getattr(fix.parallel, n)
     }
-    assert set(mend.changed) == differing - {"pipeline_layout"}  # which follows from the sizes
+    assert set(fix.changed) == differing - {"pipeline_layout"}  # which follows from the sizes
     if found.memory is None or found.time is None:
-        assert mend.memory_saved_bytes is None and mend.step_change_fraction is None
+        assert fix.memory_saved_bytes is None and fix.step_change_fraction is None
         return
-    assert mend.memory_saved_bytes == pytest.approx(
+    assert fix.memory_saved_bytes == pytest.approx(
         found.memory.total_bytes - after.memory.total_bytes, abs=1e3
     )
-    assert mend.step_change_fraction == pytest.approx(
+    assert fix.step_change_fraction == pytest.approx(
         after.time.step_s / found.time.step_s - 1.0, abs=1e-9
     )
 
@@ -147,7 +145,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("change", CASES.values(), ids=CASES)
-def test_mends_do_what_they_say(change: dict[str, Any]) -> None:
+def test_fixes_do_what_they_say(change: dict[str, Any]) -> None:
     change = dict(change)
     if share := change.pop("share_of_days", None):
         change["constraints"] = {"max_days": share * days(**change)}
@@ -158,8 +156,8 @@ def test_a_budget_is_met_by_what_is_told() -> None:
     found = estimate(query=query(recompute="full"))
     assert found.cost is not None
     limit = 0.9 * found.cost
-    mends = check(query(recompute="full", constraints={"max_cost": limit})).mends
-    assert mends and all(mend.cost is not None and mend.cost <= limit for mend in mends)
+    fixes = check(query(recompute="full", constraints={"max_cost": limit})).fixes
+    assert fixes and all(fix.cost is not None and fix.cost <= limit for fix in fixes)
 
 
 sizes = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
@@ -228,33 +226,31 @@ def test_what_keeps_the_layout_is_told_too(
     assert memory is not None
     headroom = 1.0 - 0.95 * 0.99 * memory.total_bytes / memory.capacity_bytes
     found = check(query(training=training, constraints={"memory_headroom_fraction": headroom}))
-    (mend,) = [
-        mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)
-    ]
+    (fix,) = [fix for fix in found.fixes if any(path.startswith("training.") for path in fix.set)]
     ((key, value),) = change.items()
     assert (
-        mend.set == {f"training.{key}": value}
-        and mend.changed == ()
-        and mend.change.endswith(f"-> {value}")
-        and key in mend.change
+        fix.set == {f"training.{key}": value}
+        and fix.changed == ()
+        and fix.change.endswith(f"-> {value}")
+        and key in fix.change
     )
 
 
 def test_the_same_question_has_the_same_answer() -> None:
     asked = query(tensor_parallel_size=2)
-    assert estimate(query=asked).mends == estimate(query=asked).mends != ()
+    assert estimate(query=asked).fixes == estimate(query=asked).fixes != ()
 
 
-def axes(mend: Mend) -> tuple[str, ...]:
-    return tuple(name for name in mend.changed if name != "data_parallel_size")
+def axes(fix: Fix) -> tuple[str, ...]:
+    return tuple(name for name in fix.changed if name != "data_parallel_size")
 
 
 def test_one_change_is_told_where_one_is_enough() -> None:
     found = estimate(query=query(tensor_parallel_size=2))
-    assert [len(axes(mend)) for mend in found.mends] == [1] * len(found.mends)
-    assert found.mends[0].change == "TP 2 -> 4 (DP 64 -> 32)"
-    assert len({mend.changed for mend in found.mends[:-1]}) == len(found.mends) - 1
-    assert found.mends[-1].change.startswith("more GPUs, 1024 -> 2048")
+    assert [len(axes(fix)) for fix in found.fixes] == [1] * len(found.fixes)
+    assert found.fixes[0].change == "TP 2 -> 4 (DP 64 -> 32)"
+    assert len({fix.changed for fix in found.fixes[:-1]}) == len(found.fixes) - 1
+    assert found.fixes[-1].change.startswith("more GPUs, 1024 -> 2048")
 
 
 def test_where_no_single_change_mends_two_do_and_neither_is_idle() -> None:
@@ -265,13 +261,13 @@ def test_where_no_single_change_mends_two_do_and_neither_is_idle() -> None:
         virtual_pipeline_parallel_size=1,
         recompute="none",
     )
-    mends = [mend for mend in check(asked).mends if mend.num_gpus == 1024]
-    assert mends
-    for mend in mends:
-        assert len(axes(mend)) >= 2
-        for name in axes(mend):  # undoing either leaves it infeasible
+    fixes = [fix for fix in check(asked).fixes if fix.num_gpus == 1024]
+    assert fixes
+    for fix in fixes:
+        assert len(axes(fix)) >= 2
+        for name in axes(fix):  # undoing either leaves it infeasible
             undone = replace(
-                config_query(mend.parallel),
+                config_query(fix.parallel),
                 data_parallel_size=None,
                 **{name: getattr(asked.parallel, name)},
             )
@@ -287,9 +283,9 @@ def test_a_second_change_is_told_beside_a_single_one_where_it_is_worth_it() -> N
         micro_batch_size=2,
         recompute="none",
     )
-    mends = [mend for mend in check(asked).mends if mend.num_gpus == 128]
-    single = [mend.step_s for mend in mends if len(axes(mend)) == 1]
-    double = [mend.step_s for mend in mends if len(axes(mend)) == 2]
+    fixes = [fix for fix in check(asked).fixes if fix.num_gpus == 128]
+    single = [fix.step_s for fix in fixes if len(axes(fix)) == 1]
+    double = [fix.step_s for fix in fixes if len(axes(fix)) == 2]
     assert single and double
     assert max(double) <= WORTHWHILE * min(single)
 
@@ -306,12 +302,12 @@ def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
     )  # capacity_bytes leaves the usual 5 % free
     asked = query(**plain, constraints={"memory_headroom_fraction": headroom})
     found = check(asked)
-    (mend,) = [
-        mend
-        for mend in found.mends
-        if mend.changed == ("recompute",) and isinstance(mend.parallel.recompute, Recompute)
+    (fix,) = [
+        fix
+        for fix in found.fixes
+        if fix.changed == ("recompute",) and isinstance(fix.parallel.recompute, Recompute)
     ]
-    recompute = mend.parallel.recompute
+    recompute = fix.parallel.recompute
     assert (
         isinstance(recompute, Recompute)
         and recompute.num_layers is not None
@@ -324,21 +320,21 @@ def test_block_recomputation_takes_the_fewest_layers_that_fit() -> None:
 
 
 def test_illegal_is_mended_by_the_nearest_legal_values() -> None:
-    assert [mend.change for mend in estimate(query=query(tensor_parallel_size=3)).mends] == [
+    assert [fix.change for fix in estimate(query=query(tensor_parallel_size=3)).fixes] == [
         "TP 3 -> 4 (DP 42 -> 32)"
     ]
-    (first, *_) = estimate(query=query(data_parallel_size=8)).mends
+    (first, *_) = estimate(query=query(data_parallel_size=8)).fixes
     assert first.change == "DP 8 -> 16" and first.changed == ("data_parallel_size",)
 
 
 def test_devices_alone_mend_what_wants_more_than_there_are() -> None:
-    mend = estimate(query=query(cluster={"num_gpus": 32})).mends[-1]
-    assert mend.num_gpus == 64 and mend.changed == () and mend.change == "more GPUs, 32 -> 64"
+    fix = estimate(query=query(cluster={"num_gpus": 32})).fixes[-1]
+    assert fix.num_gpus == 64 and fix.changed == () and fix.change == "more GPUs, 32 -> 64"
 
 
 def test_a_deadline_out_of_reach_tells_the_best_and_the_gap() -> None:
     found = check(query(constraints={"max_days": 0.1}))
-    (best,) = [mend for mend in found.mends if mend.num_gpus == 1024]
+    (best,) = [fix for fix in found.fixes if fix.num_gpus == 1024]
     (gap,) = best.remaining
     assert found.days is not None and best.days is not None and best.days < found.days
     assert gap.code == "target_missed" and (gap.needed, gap.available) == (best.days, 0.1)
@@ -347,12 +343,11 @@ def test_a_deadline_out_of_reach_tells_the_best_and_the_gap() -> None:
 def test_a_deadline_within_reach_is_met_by_what_is_told() -> None:
     limit = 0.95 * days(recompute="full")
     found = check(query(recompute="full", constraints={"max_days": limit}))
-    assert found.mends[0].changed == ("recompute",) and found.mends[0].step_change_fraction < 0.0  # type: ignore[operator]
+    assert found.fixes[0].changed == ("recompute",) and found.fixes[0].step_change_fraction < 0.0  # type: ignore[operator]
     assert all(
-        mend.days is not None and mend.days <= limit and mend.remaining == ()
-        for mend in found.mends
+        fix.days is not None and fix.days <= limit and fix.remaining == () for fix in found.fixes
     )
-    assert found.mends[-1].num_gpus == GROWTH[0] * 1024
+    assert found.fixes[-1].num_gpus == GROWTH[0] * 1024
 
 
 def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +356,7 @@ def test_feasible_estimates_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("hp_tool.questions.training.evaluate.fixes", fail)
     assert estimate(query=query()).feasible
-    assert estimate(query=query(tensor_parallel_size=2), with_fixes=False).mends == ()
+    assert estimate(query=query(tensor_parallel_size=2), with_fixes=False).fixes == ()
 
 
 def test_models_of_many_divisors_stay_quick() -> None:
