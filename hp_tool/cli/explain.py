@@ -181,7 +181,9 @@ def _print(answer: Explanation) -> None:
         f"{answer.critical_rank}{waits}",
         highlight=False,
     )
-    predicted = {row.part: row.predicted_s for row in answer.differences}
+    predicted = {
+        part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
+    }
     rows = []
     for part, seconds in step.parts_s.items():
         if (
@@ -230,7 +232,7 @@ def _print(answer: Explanation) -> None:
     if not answer.findings:
         console.print("nothing to say: no rank, group or part is out of line")
     for number, finding in enumerate(answer.findings, start=1):
-        console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for each in answer.suggestions:
         console.print(
             f"[bold]{each.change}[/bold] would win {win(each)}, mostly of {PARTS[each.part]}",
@@ -267,7 +269,7 @@ def _print_log(answer: LoggedExplanation) -> None:
     beside = answer.estimate is not None
     rows = [
         (
-            WORDS[each.part],
+            WORDS[each.name],
             *(
                 "-" if seconds is None else f"{seconds * 1e3:,.1f}"
                 for seconds in (
@@ -303,7 +305,7 @@ def _print_log(answer: LoggedExplanation) -> None:
         left=1,
     )
     for number, finding in enumerate(answer.findings, start=1):
-        console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_ranks(answer: Explanation) -> None:

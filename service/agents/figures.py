@@ -351,22 +351,6 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 def explanation(answer: Answer) -> dict[str, Any]:
     """What recorded steps say, of traces or of a log's timers."""
-    by_part = {
-        each["part"]: each for each in answer.get("differences") or answer.get("parts") or ()
-    }
-    parts_s: list[dict[str, float]] = [
-        each["parts_s"]
-        for each in answer.get("ranks", ())
-        if each["rank"] == answer.get("critical_rank")
-    ]
-    measured = (
-        parts_s[0] if parts_s else {name: each["measured_s"] for name, each in by_part.items()}
-    )
-    predicted_s = {
-        name: each["predicted_s"]
-        for name, each in by_part.items()
-        if each.get("predicted_s") is not None
-    }
     changes = [
         {
             "change": each["change"],
@@ -381,12 +365,10 @@ def explanation(answer: Answer) -> dict[str, Any]:
             "step_s": _rounded(answer["step_s"]),
             "steps": answer["steps"],
             "critical_rank": answer.get("critical_rank"),
-            "findings": bounded(each["words"] for each in answer["findings"]),
-            "measured_s": {
-                name: _rounded(seconds) for name, seconds in measured.items() if seconds
-            },
-            "predicted_s": {
-                name: _rounded(seconds) for name, seconds in predicted_s.items() if seconds
+            "findings": bounded(each["text"] for each in answer["findings"]),
+            **{
+                key: {part["name"]: _rounded(part[key]) for part in answer["parts"] if part[key]}
+                for key in ("measured_s", "predicted_s")
             },
             "changes": changes,
             "query": answer.get("query"),

@@ -227,7 +227,9 @@ def _kept(
 
 def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
     step = answer.critical
-    predicted = {row.part: row.predicted_s for row in answer.differences}
+    predicted = {
+        part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
+    }
     rows = tuple(
         PartRow(
             name=part,
@@ -250,7 +252,7 @@ def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
     ranks = sorted(answer.ranks, key=lambda rank: -rank.own_s)
     return Explained(
         headline=f"{formats.seconds(answer.step_s)} a step{waits}; {count}{marked}.",
-        sentences=tuple(finding.words for finding in answer.findings),
+        sentences=tuple(finding.text for finding in answer.findings),
         parts=rows,
         figure=_figure(rows),
         changes=() if typed is None else tuple(_change(each, typed) for each in answer.suggestions),
@@ -277,13 +279,13 @@ def _change(each: Suggestion, typed: Query) -> ChangeRow:
 
 def _of_log(answer: LoggedExplanation) -> Explained:
     rows = tuple(
-        PartRow(name=each.part, measured_s=each.measured_s, predicted_s=each.predicted_s)
+        PartRow(name=each.name, measured_s=each.measured_s, predicted_s=each.predicted_s)
         for each in answer.parts
     )
     return Explained(
         headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; "
         f"{counted(answer.steps, 'print')}.",
-        sentences=tuple(finding.words for finding in answer.findings),
+        sentences=tuple(finding.text for finding in answer.findings),
         parts=tuple(replace(row, name=WORDS[row.name]) for row in rows),
         figure=_figure(rows),
         timers=answer.timers,

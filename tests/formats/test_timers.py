@@ -119,7 +119,7 @@ def test_what_no_timer_told_is_no_zero_but_part_of_the_rest(tmp_path: Path) -> N
     assert parts(read_timers(path)[0]) == pytest.approx({"passes_and_pipeline": 0.8, "rest": 0.2})
     answer = explain_log(read_timers(path), query=schema.parse_query(QUERY))
     assert answer.estimate is not None and answer.estimate.time is not None
-    predicted_s = {each.part: each.predicted_s for each in answer.parts}
+    predicted_s = {part.name: part.predicted_s for part in answer.parts}
     told = answer.estimate.time.parts_s
     assert predicted_s["rest"] == pytest.approx(
         told["overhead"] + told["optimizer"] + told["data_parallel"]
@@ -141,14 +141,14 @@ def test_a_slow_rank_is_named_where_ranks_are_and_hinted_at_where_not(tmp_path: 
     named = explain_log(
         read_timers(log(tmp_path / "all", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2}))
     )
-    assert named.findings[0].words.startswith("rank 2 takes 120.0 ms longer")
+    assert named.findings[0].text.startswith("rank 2 takes 120.0 ms longer")
     assert next(each for each in named.timers if each.timer == "forward-compute").longest_rank == 2
     some = explain_log(
         read_timers(log(tmp_path / "minmax", "minmax", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2}))
     )
     assert (
-        some.findings[0].words.startswith("a rank takes up to 120.0 ms longer")
-        and "all names it" in some.findings[0].words
+        some.findings[0].text.startswith("a rank takes up to 120.0 ms longer")
+        and "all names it" in some.findings[0].text
     )
     most = explain_log(
         read_timers(log(tmp_path / "max", "max", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2}))

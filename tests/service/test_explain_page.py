@@ -73,7 +73,7 @@ def test_a_reader_without_scripts_has_a_run_explained(
     answer = hp_tool.explain(*traces, query=QUERY)
     assert isinstance(answer, Explanation)
     shown = page.locator(".answered li").all_inner_texts()
-    assert shown == [finding.words for finding in answer.findings] and "rank 3" in shown[0]
+    assert shown == [finding.text for finding in answer.findings] and "rank 3" in shown[0]
     assert (
         f"on rank {answer.critical_rank}, which others wait for"
         in page.locator(".headline").inner_text()

@@ -66,7 +66,7 @@ def test_both_clients_get_what_the_command_says_and_nothing_is_kept(
         assert asyncio.run(again()) == beside
     assert alone == json.loads(schema.to_json(hp_tool.explain(*traces)))
     assert beside == json.loads(schema.to_json(hp_tool.explain(*traces, query=QUERY)))
-    assert alone["faults"][0]["kind"] == "slow_rank" and beside["differences"]
+    assert alone["faults"][0]["kind"] == "slow_rank" and beside["parts"][0]["predicted_s"]
     assert not list(kept.iterdir())
 
 
@@ -85,7 +85,7 @@ def test_a_log_with_timers_is_taken_too(
             client.explain(traces=[trace, other])
     assert answer == json.loads(schema.to_json(hp_tool.explain(written, query=QUERY)))
     assert (
-        "rank 2 takes" in answer["findings"][0]["words"] and answer["parts"][0]["predicted_s"] > 0.0
+        "rank 2 takes" in answer["findings"][0]["text"] and answer["parts"][0]["predicted_s"] > 0.0
     )
     assert not list(kept.iterdir())
 

@@ -5,6 +5,8 @@ with what they win.
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from hp_tool.cli.main import build
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.traces.explain.explanation import explain
+from hp_tool.traces.explain.parts import step_parts
 from hp_tool.traces.timeline import KINDS, Collectives, Group, RankEvents
 from hp_tool.traces.timeline.events import LINK_PARTS
 from tests.timeline.made import training, write
@@ -90,9 +93,9 @@ def test_a_step_as_predicted_has_no_difference_worth_a_sentence(
 ) -> None:
     answer = explain([recorded(predicted)], query=schema.parse_query(QUERY))
     assert answer.step_s == pytest.approx(sum(predicted.values()))
-    assert max(abs(row.seconds) for row in answer.differences) < 1e-9
+    assert max(abs(part.excess_s) for part in answer.parts) < 1e-9
     assert not answer.faults and not any(
-        "longer than predicted" in each.words for each in answer.findings
+        "longer than predicted" in each.text for each in answer.findings
     )
 
 
@@ -101,22 +104,54 @@ def test_slow_exchanges_are_named_first_with_a_change_that_wins_of_them(
 ) -> None:
     slow = predicted | {"expert_parallel": 3.0 * predicted["expert_parallel"]}
     answer = explain([recorded(slow)], query=schema.parse_query(QUERY), tool="megatron-lm")
-    first = answer.differences[0]
-    assert first.part == "expert_parallel" and first.seconds == pytest.approx(
+    first = answer.parts[0]
+    assert first.name == "expert_parallel" and first.excess_s == pytest.approx(
         2.0 * predicted["expert_parallel"]
     )
-    assert sum(row.seconds for row in answer.differences) == pytest.approx(
+    assert sum(part.excess_s for part in answer.parts) == pytest.approx(
         answer.step_s - answer.estimate.time.step_s
     )
     assert (
-        "expert all-to-all" in answer.findings[0].words
-        and "33% of the bandwidth" in answer.findings[0].words
+        "expert all-to-all" in answer.findings[0].text
+        and "33% of the bandwidth" in answer.findings[0].text
     )
     change = next(each for each in answer.suggestions if each.part == "expert_parallel")
     low, high = change.seconds_interval
     assert low < change.seconds < high <= answer.step_s
     assert change.flags and all(str(each["flag"]).startswith("--") for each in change.flags)
-    assert change.change in answer.findings[0].words
+    assert change.change in answer.findings[0].text
+    assert answer.findings[0].set == change.changed and change.changed
+    assert all(path.partition(".")[0] in ("parallel", "training") for path in change.changed)
+
+
+def test_parts_whose_errors_are_independent_have_the_steps_error_together() -> None:
+    """Two parts of 3 s and 4 s; ln of the 90% bounds of the step is 0.5. By hand: each part's is
+    0.5 / sqrt((3/7)^2 + (4/7)^2) = 0.7, and hypot(3 x 0.7, 4 x 0.7) / 7 = 0.5.
+    """
+    real = hp_tool.estimate(QUERY).estimate
+    estimate = replace(
+        real,
+        time=replace(real.time, step_s=7.0, parts_s={"compute": 3.0, "optimizer": 4.0}),
+        intervals=replace(real.intervals, step_s=(7.0 * math.exp(-0.5), 7.0 * math.exp(0.5))),
+    )
+    parts = step_parts(
+        {"compute": 5.0, "optimizer": 4.0},
+        estimate,
+        covers={"compute": ("compute",), "optimizer": ("optimizer",)},
+    )
+    assert [part.excess_s for part in parts] == [2.0, 0.0]
+    for part in parts:
+        low, high = part.interval
+        assert math.log(part.predicted_s / low) == pytest.approx(0.7)
+        assert math.log(high / part.predicted_s) == pytest.approx(0.7)
+
+
+def test_without_a_query_parts_have_no_prediction(predicted: dict[str, float]) -> None:
+    parts = explain([recorded(predicted)]).parts
+    assert {part.name: part.measured_s for part in parts} == pytest.approx(
+        {"unknown": 0.0} | predicted, abs=1e-9
+    )
+    assert {(part.predicted_s, part.interval) for part in parts} == {(None, None)}
 
 
 def test_what_a_change_wins_is_what_the_tool_predicts_of_it_times_what_was_measured(

@@ -108,7 +108,7 @@ def test_kernels_of_no_rule_are_unknown_and_reported_with_their_share(tmp_path: 
         "void acme::exchange_tokens<8>(int4*)",
         "acme_finish",
     ]
-    (words,) = [each.words for each in answer.findings if "unknown" in each.words]
+    (words,) = [each.text for each in answer.findings if "unknown" in each.text]
     assert (
         words.startswith("unknown kernels take 30% of the step")
         and "acme::exchange_tokens" in words
@@ -175,7 +175,7 @@ def all_reduces(folder: Path, *, exposed: float) -> Explanation:
 
 def test_exposed_communication_is_named_even_if_all_ranks_agree(tmp_path: Path) -> None:
     (finding,) = all_reduces(tmp_path, exposed=630.0).findings
-    assert finding.words.startswith("tensor-parallel communication is exposed for 63% of the step")
+    assert finding.text.startswith("tensor-parallel communication is exposed for 63% of the step")
     assert finding.seconds == pytest.approx(630e-6)
     assert all_reduces(tmp_path, exposed=90.0).findings == ()
 
@@ -233,9 +233,7 @@ def test_what_was_recorded_is_told_by_its_kernels(
     path = write(tmp_path, "trace.json", traceEvents=trace.events)
     answer = json.loads(hp_tool("explain", str(path), "--json").stdout)
     named = [
-        each["words"]
-        for each in answer["findings"]
-        if each["words"].startswith("This is a trace of")
+        each["text"] for each in answer["findings"] if each["text"].startswith("This is a trace of")
     ]
     assert answer["workload"] == workload
     assert len(named) == (workload in ("serving", "inference"))

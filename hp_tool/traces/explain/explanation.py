@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hp_tool.cost.roofline import peak_flops
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
@@ -21,6 +22,7 @@ from hp_tool.questions.training.changes import Change, changes
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.traces.explain.checks import Check, Teaching, checks, teaching
 from hp_tool.traces.explain.findings import Finding, findings
+from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline import (
     Fault,
     RankEvents,
@@ -30,7 +32,7 @@ from hp_tool.traces.timeline import (
     faults,
     timeline,
 )
-from hp_tool.traces.timeline.split import MEASURED_PARTS, UNKNOWN
+from hp_tool.traces.timeline.split import UNKNOWN
 from hp_tool.traces.timeline.use import LinkUse, link_use, matmul_flops_per_second
 from hp_tool.traces.timeline.workload import Workload, workload_of
 
@@ -63,21 +65,11 @@ class RankStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One part of the step, measured and predicted."""
-
-    part: str
-    measured_s: float
-    """On the critical rank."""
-    predicted_s: float
-    seconds: float
-    """Measured less predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion(Change):
     """A change, and what to write for it."""
 
+    changed: ChosenValues = field(default_factory=dict)
+    """New values of the query, by path."""
     flags: tuple[dict[str, str | None], ...] = ()
     """{flag, from, to} in the tool's words; the query's paths where it has none."""
 
@@ -122,8 +114,8 @@ class Explanation:
     """What cost a tenth of the step or more, held against other ranks and groups."""
     estimate: Estimate | None = None
     """The prediction for the query's configuration; None without a query."""
-    differences: tuple[Difference, ...] = ()
-    """By part, the largest first; they sum to measured less predicted step."""
+    parts: tuple[StepPart, ...] = ()
+    """The largest difference between measured and predicted first; without a query, the longest."""
     suggestions: tuple[Suggestion, ...] = ()
     findings: tuple[Finding, ...] = ()
     """In words, by seconds."""
@@ -177,6 +169,10 @@ def explain(
     known: dict[str, Any] = {}
     if query is not None:
         known = _beside(line, query, tool=tool, rate=rate)
+    measured_s = line.splits[row][step].parts_s
+    parts = step_parts(
+        measured_s, known.get("estimate"), covers={part: (part,) for part in measured_s}
+    )
     explanation = Explanation(
         id=None if query is None else query.id,
         steps=len(line.splits[0]),
@@ -185,6 +181,7 @@ def explain(
         step_s=shown[row].step_s,
         critical_rank=line.ranks[row].rank,
         ranks=shown,
+        parts=tuple(sorted(parts, key=lambda part: -abs(part.excess_s or part.measured_s))),
         links=link_use(line, row=row),
         matmul_flops_per_second=rate,
         tensor_core_share=known.pop("share", None),
@@ -210,9 +207,7 @@ def _with_findings(explanation: Explanation, *, exposed: Mapping[str, float]) ->
         explanation,
         findings=findings(
             faults=explanation.faults,
-            differences=[
-                (each.part, each.measured_s, each.predicted_s) for each in explanation.differences
-            ],
+            parts=explanation.parts,
             suggestions=explanation.suggestions,
             step_s=explanation.step_s,
             exposed_s=exposed,
@@ -240,7 +235,7 @@ def _rank_step(rank: int, step: StepSplit) -> RankStep:
 def _beside(
     line: Timeline, query: Query, *, tool: str | None, rate: float | None
 ) -> dict[str, Any]:
-    """Prediction, differences and suggestions."""
+    """Prediction, checks and suggestions."""
     if query.kind != "training":
         raise UnsupportedError(
             "traces of serving are not explained; give a training query", field="query"
@@ -255,17 +250,6 @@ def _beside(
             code=reason.code,
         )
     measured = line.splits[line.critical][line.typical].parts_s
-    rows = [
-        Difference(
-            part=part,
-            measured_s=measured[part],
-            predicted_s=seconds,
-            seconds=measured[part] - seconds,
-        )
-        for part, seconds in (
-            (part, estimate.time.parts_s.get(part, 0.0)) for part in MEASURED_PARTS
-        )
-    ]
     problem = resolved.problem
     peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
     trains = workload_of(line.ranks) in ("training", "unknown")
@@ -281,7 +265,6 @@ def _beside(
         "report": None if teaching(made) == "refused" else _report(query, measured),
         "checks": made,
         "teaches": teaching(made),
-        "differences": tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
         "suggestions": tuple(
             _suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen
         ),
@@ -311,7 +294,9 @@ def _suggestion(
     before = Configuration(query=query, parallel=estimate.parallel)
     after = Configuration.of(change, query=query)
     values: dict[str, Any] = {name: getattr(change, name) for name in Change.__slots__}
-    return Suggestion(**values, flags=_flags(before, after, tool))
+    old, new = _paths(before), _paths(after)
+    changed = {path: value for path, value in new.items() if old.get(path) != value}
+    return Suggestion(**values, changed=changed, flags=_flags(before, after, tool))
 
 
 def _flags(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hp_tool.domain.units import duration
+from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
 
@@ -42,7 +43,9 @@ class Finding:
 
     seconds: float
     """Of the step."""
-    words: str
+    text: str
+    set: Mapping[str, Any] | None = None
+    """What to change in the query, by path; None if no change is suggested."""
 
 
 class Suggested(Protocol):
@@ -56,12 +59,14 @@ class Suggested(Protocol):
     def seconds(self) -> float: ...
     @property
     def seconds_interval(self) -> tuple[float, float]: ...
+    @property
+    def changed(self) -> Mapping[str, Any]: ...
 
 
 def findings(
     *,
     faults: Sequence[Fault],
-    differences: Sequence[tuple[str, float, float]],
+    parts: Sequence[StepPart],
     suggestions: Sequence[Suggested],
     step_s: float,
     exposed_s: Mapping[str, float] | None = None,
@@ -71,36 +76,42 @@ def findings(
     unknown: Sequence[str] = (),
     unknown_s: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Return the sentences, the most seconds first.
+    """Return the findings, the most seconds first.
 
-    Args: faults: What cost a tenth of the step or more. differences: (part, measured seconds,
-        predicted seconds). suggestions: Changes, and what they win. step_s: Seconds of the step.
-        exposed_s: Exposed communication by part, as `timeline.exposed_s` returns it. workload: What
-        was recorded, as `workload_of` returns it. compared: The trace is compared with a training
-        query. recorded_ranks: Number of ranks; of one alone, waits for others are not told from
-        communication. unknown: Names of the longest kernels that no rule recognizes. unknown_s:
-        Seconds of the step in such kernels.
+    Args:
+        faults: Faults that cost a tenth of the step or more.
+        parts: Parts of the step.
+        suggestions: Changes of the configuration, and the seconds that each wins.
+        step_s: Seconds of the step.
+        exposed_s: Exposed communication by part, as `timeline.exposed_s` returns it.
+        workload: What was recorded, as `workload_of` returns it.
+        compared: Whether the trace is compared with a training query.
+        recorded_ranks: Number of ranks. With one, waits for others count as communication.
+        unknown: Names of the longest kernels that no rule recognizes.
+        unknown_s: Seconds of the step in such kernels.
     """
-    sentences = [Finding(seconds=fault.seconds, words=_of_fault(fault)) for fault in faults]
+    sentences = [Finding(seconds=fault.seconds, text=_of_fault(fault)) for fault in faults]
     if (words := _WORKLOADS.get(workload)) is not None:
         warning = " The query trains, so the comparison says nothing about it." if compared else ""
-        sentences.append(Finding(seconds=step_s, words=words + warning))
+        sentences.append(Finding(seconds=step_s, text=words + warning))
     if unknown_s >= LEAST_SHARE * step_s:
-        sentences.append(Finding(seconds=unknown_s, words=_of_unknown(unknown, unknown_s, step_s)))
-    longer = {
-        part
-        for part, measured_s, predicted_s in differences
-        if measured_s - predicted_s >= LEAST_SHARE * step_s
-    }
+        sentences.append(Finding(seconds=unknown_s, text=_of_unknown(unknown, unknown_s, step_s)))
+    longer = {part.name for part in parts if part.excess_s >= LEAST_SHARE * step_s}
     exposed = {part: seconds for part, seconds in (exposed_s or {}).items() if part not in longer}
     sentences += _of_exposed(exposed, faults, step_s=step_s, recorded_ranks=recorded_ranks)
     by_part = {each.part: each for each in reversed(suggestions)}
-    for part, measured_s, predicted_s in differences:
-        more = measured_s - predicted_s
-        if part not in longer or part == "unknown":
+    for part in parts:
+        if part.name not in longer or part.name == "unknown" or part.predicted_s is None:
             continue
-        words = _of_difference(part, measured_s, predicted_s) + _of_change(by_part.get(part))
-        sentences.append(Finding(seconds=more, words=words))
+        suggested = by_part.get(part.name)
+        text = _of_difference(part.name, part.measured_s, part.predicted_s) + _of_change(suggested)
+        sentences.append(
+            Finding(
+                seconds=part.excess_s,
+                text=text,
+                set=None if suggested is None else suggested.changed,
+            )
+        )
     return tuple(sorted(sentences, key=lambda sentence: -sentence.seconds))
 
 
@@ -129,7 +140,7 @@ def _of_exposed(
             continue
         shown = f"{PARTS[part]} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
-            seconds=rest_s, words=f"{shown}: {duration(rest_s)} in which nothing computes{waits}"
+            seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}"
         )
 
 

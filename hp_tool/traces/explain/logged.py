@@ -5,7 +5,7 @@ profiler.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from hp_tool.formats.timers import TimedStep
 from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.traces.explain.findings import LEAST_SHARE, Finding
+from hp_tool.traces.explain.parts import StepPart, step_parts
 from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
 
 COMPUTING = ("forward-compute", "backward-compute")
@@ -64,16 +65,6 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedPart:
-    """One of GROUPS; their seconds sum to the step."""
-
-    part: str
-    measured_s: float
-    predicted_s: float | None = None
-    """Of all its parts together; None without a query."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerSpread:
     """One timer over all ranks."""
 
@@ -96,7 +87,8 @@ class LoggedExplanation:
     """Prints of the timers."""
     step_s: float
     """The one of median length; all figures are of it."""
-    parts: tuple[LoggedPart, ...]
+    parts: tuple[StepPart, ...]
+    """Of GROUPS."""
     timers: tuple[TimerSpread, ...]
     findings: tuple[Finding, ...]
     """In words, by seconds."""
@@ -112,21 +104,9 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
     _check(step)
     measured_s = parts(step)
     estimate = None if query is None else _estimate(query)
-    predicted_s: Mapping[str, float] = (
-        {} if estimate is None or estimate.time is None else estimate.time.parts_s
-    )
     timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
     of_part = GROUPS | {"rest": tuple(part for part in TIME_PARTS if part not in timed)}
-    rows = tuple(
-        LoggedPart(
-            part=name,
-            measured_s=seconds,
-            predicted_s=sum(predicted_s.get(part, 0.0) for part in of_part[name])
-            if predicted_s
-            else None,
-        )
-        for name, seconds in measured_s.items()
-    )
+    rows = step_parts(measured_s, estimate, covers=of_part)
     sentences = sorted(
         [*_slow(step), *_differences(rows, step.step_s)], key=lambda each: -each.seconds
     )
@@ -229,19 +209,17 @@ def _slow(step: TimedStep) -> Iterator[Finding]:
             "--timing-log-option all names it"
         )
     if more >= LEAST_FAULT * step.step_s:
-        yield Finding(seconds=more, words=words)
+        yield Finding(seconds=more, text=words)
 
 
-def _differences(rows: Sequence[LoggedPart], step_s: float) -> Iterator[Finding]:
+def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
     for row in rows:
-        if (
-            row.predicted_s is not None
-            and (more := row.measured_s - row.predicted_s) >= LEAST_SHARE * step_s
-        ):
+        more = row.excess_s
+        if row.predicted_s is not None and more >= LEAST_SHARE * step_s:
             against = f"({duration(row.measured_s)} against {duration(row.predicted_s)})"
             yield Finding(
                 seconds=more,
-                words=f"{WORDS[row.part]}: {duration(more)} longer than predicted {against}",
+                text=f"{WORDS[row.name]}: {duration(more)} longer than predicted {against}",
             )
 
 

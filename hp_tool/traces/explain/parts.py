@@ -1,0 +1,64 @@
+"""Measured and predicted seconds of the parts of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hp_tool.domain.result import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """One part of a step. The parts of an answer sum to the step."""
+
+    name: str
+    measured_s: float
+    """On the critical rank."""
+    predicted_s: float | None = None
+    """None without a query."""
+    interval: tuple[float, float] | None = None
+    """90% interval of predicted_s; None without a query."""
+
+    @property
+    def excess_s(self) -> float:
+        """Measured less predicted seconds; 0 without a prediction."""
+        return 0.0 if self.predicted_s is None else self.measured_s - self.predicted_s
+
+
+def step_parts(
+    measured_s: Mapping[str, float],
+    estimate: Estimate | None,
+    *,
+    covers: Mapping[str, Iterable[str]],
+) -> tuple[StepPart, ...]:
+    """Return the parts of a step, measured and predicted.
+
+    The interval of a part takes the errors of parts as independent and equal in proportion: with
+    w_i = predicted_i / step and s the standard deviation of ln(measured / predicted step), that of
+    each part is s / sqrt(sum of w_i^2), so that the step has s.
+
+    Args:
+        measured_s: Seconds by name.
+        estimate: The prediction; None without a query.
+        covers: Parts of `estimate.time.parts_s` that each name holds.
+    """
+    if estimate is None or estimate.time is None:
+        return tuple(StepPart(name=name, measured_s=each) for name, each in measured_s.items())
+    parts_s, step_s = estimate.time.parts_s, estimate.time.step_s
+    predicted = {name: sum(parts_s.get(part, 0.0) for part in covers[name]) for name in measured_s}
+    width = 1.0
+    if estimate.intervals is not None:
+        low, high = estimate.intervals.step_s
+        shares = sum((each / step_s) ** 2 for each in predicted.values())
+        width = math.exp(0.5 * math.log(high / low) / math.sqrt(shares))
+    return tuple(
+        StepPart(
+            name=name,
+            measured_s=measured_s[name],
+            predicted_s=each,
+            interval=(each / width, each * width),
+        )
+        for name, each in predicted.items()
+    )
