@@ -13,6 +13,7 @@ from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 if TYPE_CHECKING:
+    from hp_tool.domain.query import Query
     from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
 
 
@@ -81,6 +82,15 @@ def recommend(
             ".pdf.",
         ),
     ] = None,
+    tool: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="FORMAT",
+            help="Rank only layouts that this format's tool can be told, such as megatron-lm, "
+            "torchtitan or vllm.",
+        ),
+    ] = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
@@ -96,9 +106,20 @@ def recommend(
 
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = answers.recommend_answer(
-            parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
-        )
+
+        def rank_layouts(query: Query, top: int) -> RecommendAnswer:
+            return answers.recommend_answer(
+                query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity
+            )
+
+        if tool is None:
+            answer = rank_layouts(parsed, top)
+        else:
+            from hp_tool.formats.exchange import recommend_for
+
+            answer, left_out = recommend_for(parsed, tool, rank_layouts, top=top)
+            if left_out:
+                typer.echo(f"{tool} has no setting for {', '.join(left_out)}: left open", err=True)
     if plot is not None and answer.pareto and names_several(parsed.cluster) is not None:
         rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
         plots.write(

@@ -4,7 +4,7 @@ and best alternative.
 
 from hp_tool.formats.detection import detect
 from hp_tool.formats.exchange.assessment import Assessment, LoggedRun, assess, search_query
-from hp_tool.formats.exchange.export import Exported, export, export_for, exported
+from hp_tool.formats.exchange.export import Exported, export, export_for, exported, recommend_for
 from hp_tool.formats.exchange.reading import read_configuration, read_query
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "exported",
     "read_configuration",
     "read_query",
+    "recommend_for",
     "search_query",
 ]

@@ -15,6 +15,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.registry import Format, Kind, formats, get, writable
 from hp_tool.questions import schema, training
+from hp_tool.questions.answers import RecommendAnswer
 from hp_tool.questions.configuration import LAYOUT, Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.serving.disaggregated import disaggregated
@@ -227,13 +228,8 @@ def export_for(
             field="for",
         )
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
-    workload, left_out = _workload_for(tool, query.training)
-    same = workload.framework == query.training.framework
-    ranked = replace(query, training=workload, objective=None)
-    parallel, beyond = _within(
-        query.parallel, runs(format, ranked), without=() if same else OF_THE_FRAMEWORK
-    )
-    ranked, left_out = replace(ranked, parallel=parallel), (*left_out, *beyond)
+    ranked, left_out = _restricted(replace(query, objective=None), tool)
+    assert ranked.training is not None
     answer = training.recommend(query=ranked, top=MAX_TRIED)
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
@@ -250,7 +246,7 @@ def export_for(
         return Exported(
             format=format,
             text=text,
-            framework=workload.framework,
+            framework=ranked.training.framework,
             parallel=schema.to_dict(row.parallel),
             step_s=step_s,
             best_step_s=best,
@@ -268,6 +264,65 @@ def export_for(
         field="for",
         code="infeasible",
     )
+
+
+def recommend_for(
+    query: Query, format: str, rank_layouts: Callable[[Query, int], RecommendAnswer], *, top: int
+) -> tuple[RecommendAnswer, tuple[str, ...]]:
+    """Rank the layouts that the tool of a format can be told, under its framework or engine, and
+    return the best `top`, ranked anew, and the keys of the query that the tool has no setting for.
+
+    Args:
+        query: The question.
+        format: Name of a format that configurations are written in.
+        rank_layouts: Returns the answer to a query with at most so many rows.
+        top: Maximum number of rows.
+
+    Raises:
+        InputError: The format is unknown, or nothing that the tool can be told fits.
+        UnsupportedError: The tool cannot be told any of the best layouts.
+    """
+    known = {each.name: each for each in formats(query.kind) if each.write is not None}
+    if format not in known:
+        raise InputError(
+            f"no {query.kind} format {format}; choose one of {', '.join(known)}", field="for"
+        )
+    left_out: tuple[str, ...] = ()
+    tool = known[format]
+    if query.training is not None:
+        query, left_out = _restricted(query, tool)
+    elif query.inference is not None and tool.usual_of not in (None, query.inference.engine):
+        engine = replace(query.inference, engine=tool.usual_of, engine_version=None)
+        query = replace(query, inference=engine)
+    answer = rank_layouts(query, max(top, MAX_TRIED))
+    rows: list[Any] = []
+    refusal: UnsupportedError | None = None
+    for row in answer.recommendations:
+        try:
+            _expressed(Configuration.of(row, query=query), partial(write, format=format))
+        except UnsupportedError as error:
+            refusal = refusal or error
+        else:
+            rows.append(replace(row, rank=len(rows) + 1))
+        if len(rows) == top:
+            break
+    if refusal is not None and not rows:
+        raise refusal
+    return replace(answer, recommendations=tuple(rows)), left_out
+
+
+def _restricted(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
+    """Return the training query under the tool's framework, with the axes that the tool can be
+    told, and the keys that it has no setting for.
+    """
+    assert query.training is not None
+    workload, left_out = _workload_for(tool, query.training)
+    same = workload.framework == query.training.framework
+    ranked = replace(query, training=workload)
+    parallel, beyond = _within(
+        query.parallel, runs(tool.name, ranked), without=() if same else OF_THE_FRAMEWORK
+    )
+    return replace(ranked, parallel=parallel), (*left_out, *beyond)
 
 
 def _workload_for(
