@@ -167,8 +167,9 @@ def _imported(
 
 def _print(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.domain.parts import PARTS, label
     from hp_tool.domain.units import LEAST_CHANGE, counted, duration
-    from hp_tool.traces.explain.findings import PARTS, win
+    from hp_tool.traces.explain.findings import win
 
     console = make_console()
     step = answer.critical
@@ -191,7 +192,7 @@ def _print(answer: Explanation) -> None:
             < LEAST_CHANGE * answer.step_s
         ):
             continue
-        shown = [part.replace("_", " "), f"{seconds * 1e3:,.1f}"]
+        shown = [label(part), f"{seconds * 1e3:,.1f}"]
         if predicted:
             shown += [f"{predicted[part] * 1e3:,.1f}", f"{(seconds - predicted[part]) * 1e3:+,.1f}"]
         rows.append(
@@ -235,7 +236,8 @@ def _print(answer: Explanation) -> None:
         console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for each in answer.suggestions:
         console.print(
-            f"[bold]{each.change}[/bold] would win {win(each)}, mostly of {PARTS[each.part]}",
+            f"[bold]{each.change}[/bold] would win {win(each)}, mostly of "
+            f"{PARTS[each.part].in_words}",
             highlight=False,
         )
         for flag in each.flags:
@@ -262,14 +264,14 @@ def _print_predicted(console: Console, estimate: Estimate | None) -> None:
 
 def _print_log(answer: LoggedExplanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.domain.parts import PARTS
     from hp_tool.domain.units import duration
-    from hp_tool.traces.explain.logged import WORDS
 
     console = make_console()
     beside = answer.estimate is not None
     rows = [
         (
-            WORDS[each.name],
+            PARTS[each.name].in_words,
             *(
                 "-" if seconds is None else f"{seconds * 1e3:,.1f}"
                 for seconds in (
@@ -310,8 +312,9 @@ def _print_log(answer: LoggedExplanation) -> None:
 
 def _print_ranks(answer: Explanation) -> None:
     from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.domain.parts import PARTS
 
-    computed = ("compute", "attention", "recompute", "optimizer", "unknown")
+    computed = [key for key, part in PARTS.items() if part.computes]
     rows = [
         (
             str(each.rank),

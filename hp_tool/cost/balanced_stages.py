@@ -13,9 +13,10 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.pipeline_parts import STAGE_PARTS, StageKind
+from hp_tool.cost.pipeline_parts import StageKind
 from hp_tool.cost.step_time import micro_batches
 from hp_tool.cost.training import training_costs
+from hp_tool.domain.parts import PER_MICRO_BATCH
 
 MOST_LAYERS = 512
 """Splits are compared for each pair of first and last layer: no model has more."""
@@ -87,7 +88,7 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     )
     costs = training_costs(case=case, candidates=rows, pipeline=stage.pipeline(model))
     m = micro_batches(rows, workload=case.workload)
-    each = np.reshape(sum(costs.parts[name] for name in STAGE_PARTS) / m, (-1, len(places)))
+    each = np.reshape(sum(costs.parts[name] for name in PER_MICRO_BATCH) / m, (-1, len(places)))
     seconds = each[:, list(model.pattern)]
     seconds[:, 0], seconds[:, -1] = each[:, -2], each[:, -1]
     return seconds

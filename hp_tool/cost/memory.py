@@ -21,10 +21,6 @@ from hp_tool.cost.zero import PREFETCHED_LAYERS
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-"""Parts that sum to the total."""
-
-
 NEARLY_FULL = 0.9
 """Share of the device in use from which allocators retry: of nanotron's runs all nine above it were
 slow, by a median of five times, and those below were as elsewhere.
@@ -38,7 +34,7 @@ class Memory:
     """Bytes on the worst stage of each candidate, shape (n,)."""
 
     parts: dict[str, Floats]
-    """By MEMORY_PARTS."""
+    """By MEMORY_KEYS."""
     layer_activations: Floats
     """Part of `activations` in the transformer layers."""
     worst_stage: Ints | Floats
@@ -60,7 +56,7 @@ class StageMemory:
     """Bytes on one stage, for all micro-batches in flight."""
 
     parts: dict[str, Floats]
-    """By MEMORY_PARTS, without `overhead`."""
+    """By MEMORY_KEYS, without `overhead`."""
     layer_activations: Floats
     on_host: Floats
     offloaded: Floats

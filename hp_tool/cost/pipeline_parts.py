@@ -33,22 +33,14 @@ from hp_tool.cost.pipeline_stages import (
     pipeline_part,
     stage_of,
 )
-from hp_tool.cost.step_time import TIME_PARTS, micro_batches, transfer_seconds
+from hp_tool.cost.step_time import micro_batches, transfer_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parts import PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
-STAGE_PARTS = (
-    "compute",
-    "attention",
-    "recompute",
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-)
-"""Parts that a stage repeats for each micro-batch; the critical stage's count."""
-CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
+CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
 """The same with waits for the host."""
 
 
@@ -57,7 +49,7 @@ def stage_seconds(
 ) -> Floats:
     """Seconds of one micro-batch on the slowest stage of a part, waits for its host included."""
     waits = costs.parts["overhead"] - profile.framework.step_overhead_s
-    return (sum(costs.parts[name] for name in STAGE_PARTS) + waits) / micro_batches
+    return (sum(costs.parts[name] for name in PER_MICRO_BATCH) + waits) / micro_batches
 
 
 def _joined(
@@ -67,7 +59,7 @@ def _joined(
     slowest stage).
     """
     fullest, slowest, slowest_s = each[0], each[0], seconds[0]
-    largest: dict[str, Floats] = {name: each[0].parts[name] for name in TIME_PARTS}
+    largest: dict[str, Floats] = {name: each[0].parts[name] for name in STEP_KEYS}
     for one, stage_s in zip(each[1:], seconds[1:], strict=True):
         fuller = (
             one.memory_total_bytes / one.capacity_bytes

@@ -50,23 +50,6 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
 # Exposed seconds by part.
 
 
-TIME_PARTS = (
-    "compute",
-    "attention",
-    "recompute",
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "pipeline_bubble",
-    "pipeline_p2p",
-    "data_parallel",
-    "optimizer",
-    "offload",
-    "overhead",
-)
-"""Exposed seconds; they sum to the step time."""
-
-
 def time_parts(
     *,
     case: TrainingCase,
@@ -78,7 +61,7 @@ def time_parts(
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
-    """Exposed seconds of a step by TIME_PARTS: the slowest stage runs m micro-batches, then waits
+    """Exposed seconds of a step by STEP_KEYS: the slowest stage runs m micro-batches, then waits
     for the others to fill and drain.
 
     `layers` are as in `critical_stage`; `offloaded` the bytes that a micro-batch on it sends to the

@@ -33,7 +33,7 @@ class TrainingCosts:
     """
 
     memory_parts: dict[str, FloatArray]
-    """By MEMORY_PARTS, on the worst stage."""
+    """By MEMORY_KEYS, on the worst stage."""
     layer_activations_bytes: FloatArray
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
@@ -44,7 +44,7 @@ class TrainingCosts:
     device_bytes: FloatArray | float
     """The whole device's, headroom included."""
     parts: dict[str, FloatArray]
-    """By TIME_PARTS; exposed seconds."""
+    """By STEP_KEYS; exposed seconds."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
     """Maximum over the ranks of bytes in host memory."""

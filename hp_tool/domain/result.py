@@ -7,6 +7,7 @@ from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parts import MEMORY_KEYS
 from hp_tool.domain.prices import Priced
 from hp_tool.domain.units import duration, gib
 
@@ -67,16 +68,7 @@ class MemoryEstimate:
     @property
     def parts_bytes(self) -> dict[str, float]:
         """Bytes by part, which sum to total_bytes."""
-        parts = (
-            "weights",
-            "gradients",
-            "optimizer",
-            "activations",
-            "logits",
-            "buffers",
-            "overhead",
-        )
-        return {name: getattr(self, f"{name}_bytes") for name in parts}
+        return {name: getattr(self, f"{name}_bytes") for name in MEMORY_KEYS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

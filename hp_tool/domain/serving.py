@@ -6,6 +6,7 @@ from typing import ClassVar
 from hp_tool.domain.fields import ChosenValues, Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parts import SERVING_MEMORY_KEYS
 from hp_tool.domain.prices import Priced
 from hp_tool.domain.result import Reason
 from hp_tool.domain.units import duration
@@ -79,8 +80,7 @@ class ServingMemory:
     @property
     def parts_bytes(self) -> dict[str, float]:
         """Bytes by part, which sum to total_bytes."""
-        parts = ("weights", "kv_cache", "activations", "logits", "overhead")
-        return {name: getattr(self, f"{name}_bytes") for name in parts}
+        return {name: getattr(self, f"{name}_bytes") for name in SERVING_MEMORY_KEYS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
 from hp_tool.cost.filled_stages import stage_contents
 from hp_tool.cost.network import dense_group, expert_group
-from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
+from hp_tool.cost.pipeline_parts import rank_contents, stage_seconds, stages_by_kind
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part
 from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
@@ -22,6 +22,7 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parts import PER_MICRO_BATCH
 from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_text, parse_layout
 from hp_tool.questions.training.problem import TrainingProblem
 
@@ -44,7 +45,7 @@ class StageAnatomy:
     holds_embedding: bool
     holds_output: bool
     memory_bytes: dict[str, float]
-    """By cost.memory.MEMORY_PARTS."""
+    """By cost.memory.MEMORY_KEYS."""
     capacity_bytes: float
     seconds: float
     """One micro-batch through all its chunks, there and back, with exposed communication and waits
@@ -206,7 +207,7 @@ def _anatomy(
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
         capacity_bytes=float(costs.capacity_bytes),
         seconds=float(stage_seconds(costs, profile=case.profile, micro_batches=m)),
-        parts_s={name: float(costs.parts[name] / m) for name in STAGE_PARTS},
+        parts_s={name: float(costs.parts[name] / m) for name in PER_MICRO_BATCH},
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.catalog import documents
-from hp_tool.traces.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, WORKLOADS, Group
+from hp_tool.domain.parts import COMMUNICATION
+from hp_tool.traces.timeline.events import COLLECTIVES, KINDS, PHASES, WORKLOADS, Group
 
 TABLE = Path(__file__).parent / "data" / "kernels.yaml"
 MAX_NAME = 400
@@ -41,7 +42,7 @@ class Names:
     def __init__(self) -> None:
         self._kernels = rules("kernels", "kind", KINDS)
         self._operations = rules("collectives", "operation", COLLECTIVES)
-        self._groups = rules("groups", "part", LINK_PARTS)
+        self._groups = rules("groups", "part", COMMUNICATION)
         self._workloads = rules("workloads", "workload", WORKLOADS)
         self._phases = rules("phases", "phase", PHASES)
         self._operators = tuple((re.compile(each["pattern"]), 0) for each in table()["operators"])
@@ -74,9 +75,9 @@ class Names:
         return self._first(3, self._phases, name)
 
     def group(self, description: str) -> str | None:
-        """The part of LINK_PARTS whose group has this description; None where no rule knows it."""
+        """Return the part whose group has this description; None if no rule knows it."""
         part = self._first(4, self._groups, description)
-        return None if part < 0 else LINK_PARTS[part]
+        return None if part < 0 else COMMUNICATION[part]
 
     def step(self, name: str) -> int | None:
         """The number of a marked step; None: no step's mark."""

@@ -2,6 +2,7 @@
 
 from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parts import PARTS
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.units import counted, decimal, duration, gib
 from hp_tool.wording.words import change_in_words
@@ -249,12 +250,14 @@ def why(answer: Answer | ServingAnswer) -> str | None:
     floor = LEAST_SAVED * answer.objective_s
     by_size = sorted(baseline.saved_parts_s.items(), key=lambda item: item[1])
     less = [
-        f"{duration(seconds)} less {_part(name)}"
+        f"{duration(seconds)} less {PARTS[name].in_words}"
         for name, seconds in reversed(by_size)
         if seconds > floor
     ][:2]
     more = [
-        f"{duration(-seconds)} more {_part(name)}" for name, seconds in by_size if seconds < -floor
+        f"{duration(-seconds)} more {PARTS[name].in_words}"
+        for name, seconds in by_size
+        if seconds < -floor
     ][:1]
     effect = ", ".join(less + more) or "about the same time in every part"
     return f"Against the {_name(baseline)}, {change}: {effect}."
@@ -271,15 +274,3 @@ def _saved(baseline: Baseline) -> str | None:
     if baseline.saved_days is not None and baseline.saved_days > 0:
         return f"saves {decimal(baseline.saved_days)} days of training"
     return None
-
-
-def _part(name: str) -> str:
-    """A part of a step in words, as in `0.9 s less pipeline bubble`."""
-    words = name.replace("_", " ")
-    if name in ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel"):
-        return f"{words} communication"
-    return {
-        "pipeline_p2p": "pipeline transfer",
-        "compute": "compute time",
-        "recompute": "recomputation",
-    }.get(name, words)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parts import label
 from hp_tool.domain.result import Estimate, Fix, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import GIB, decimal
@@ -338,7 +339,7 @@ WRITTEN: dict[str, tuple[str, Callable[[Iterable[float | None]], tuple[str, ...]
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
     """Parts of a whole by name, their figures and their shares."""
     total = sum(parts.values()) or 1.0
-    names = Column(head="part", cells=tuple(name.replace("_", " ") for name in parts), left=True)
+    names = Column(head="part", cells=tuple(map(label, parts)), left=True)
     return [
         names,
         figures,

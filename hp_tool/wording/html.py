@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from hp_tool.domain.parts import label
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingRecommendation
 from hp_tool.domain.units import duration, gib
@@ -42,7 +43,7 @@ def estimate_html(
                 parts += map(_line, left_open(estimate))
             step = estimate.time.step_s
             shares = [
-                (name, duration(s), f"{s / step:.1%}")
+                (label(name), duration(s), f"{s / step:.1%}")
                 for name, s in estimate.time.parts_s.items()
                 if s > 0.0
             ]

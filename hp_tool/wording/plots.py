@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hp_tool.catalog.hardware import names_several
+from hp_tool.domain.parts import label
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import MemoryEstimate, Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
@@ -110,7 +111,7 @@ def recommendations_figure(
             if any(s.get(part) for s in stacks)
         ]
         for part, colour in zip(used, itertools.cycle(colours), strict=False):
-            name, values = part.replace("_", " "), [stack.get(part, 0.0) for stack in stacks]
+            name, values = label(part), [stack.get(part, 0.0) for stack in stacks]
             bar = Bar(
                 name=name,
                 x=values,

@@ -54,7 +54,6 @@ TONE_OF_FIT: dict[str, Tone] = {
     "too little headroom": "warn",
     "unlikely to fit": "bad",
 }
-SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
 """Units of what a whole training or service takes, which none that does not fit will."""
 QueryText = Annotated[
@@ -269,13 +268,12 @@ def _view(
         heading = serving_arithmetic(config, replicas=estimate.replicas)
         metrics = serving_metrics(estimate, device)
         if estimate.memory is not None:
-            parts = {
-                name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY
-            }
             memory = stack(
                 [
                     BarSpec(
-                        label=f"Fullest {device}", parts=parts, limit=estimate.memory.capacity_bytes
+                        label=f"Fullest {device}",
+                        parts=estimate.memory.parts_bytes,
+                        limit=estimate.memory.capacity_bytes,
                     )
                 ],
                 unit="bytes",

@@ -14,6 +14,7 @@ from starlette.datastructures import FormData
 from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain.access import Scope
+from hp_tool.domain.parts import PARTS
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.units import counted
@@ -24,8 +25,7 @@ from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.registered import Find
 from hp_tool.traces.explain.checks import reasons
 from hp_tool.traces.explain.explanation import Explanation, RankStep, Suggestion
-from hp_tool.traces.explain.findings import PARTS
-from hp_tool.traces.explain.logged import WORDS, LoggedExplanation, TimerSpread
+from hp_tool.traces.explain.logged import LoggedExplanation, TimerSpread
 from hp_tool.traces.files import MAX_FILES
 from hp_tool.traces.timeline.use import LinkUse
 from service.analysis.job import parse_answer
@@ -268,7 +268,7 @@ def _change(each: Suggestion, typed: Query) -> ChangeRow:
     after = Configuration.of(each, query=typed)
     return ChangeRow(
         change=each.change,
-        part=PARTS[each.part],
+        part=PARTS[each.part].in_words,
         seconds=each.seconds,
         seconds_interval=each.seconds_interval,
         flags=each.flags,
@@ -286,7 +286,7 @@ def _of_log(answer: LoggedExplanation) -> Explained:
         headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; "
         f"{counted(answer.steps, 'print')}.",
         sentences=tuple(finding.text for finding in answer.findings),
-        parts=tuple(replace(row, name=WORDS[row.name]) for row in rows),
+        parts=tuple(replace(row, name=PARTS[row.name].in_words) for row in rows),
         figure=_figure(rows),
         timers=answer.timers,
     )

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parts import PARTS
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.units import JOULES_PER_MWH
@@ -22,8 +23,6 @@ from hp_tool.wording.words import MEANINGS, parallel_sizes, unchecked_feature
 
 ABSENT = "–"
 WORDS = {
-    "pipeline_p2p": "pipeline transfers",
-    "prefill_interference": "prefill of other requests",
     "vocab_size": "vocabulary",
     "version": "hp_tool version",
     "price_per_gpu_hour": "$ per GPU-hour",
@@ -164,9 +163,20 @@ def visible(value: object) -> object:
 
 def words(name: str) -> str:
     """Name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers` layers."""
+    if name in PARTS:
+        return PARTS[name].label
     return WORDS.get(name) or " ".join(
         SPELLINGS.get(word, word) for word in name.removeprefix("num_").split("_")
     )
+
+
+def colour(name: str) -> str:
+    """Return the class of a bar's part: the palette colour of a part of a step, of memory or of a
+    request; the name itself of anything else.
+    """
+    if name not in PARTS:
+        return name
+    return "idle" if PARTS[name].colour is None else f"series-{PARTS[name].colour}"
 
 
 def plain_number(value: float) -> str:

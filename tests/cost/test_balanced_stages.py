@@ -14,12 +14,12 @@ import pytest
 from hp_tool.catalog import model
 from hp_tool.cost.balanced_stages import balanced_chunks, layer_seconds, pipeline_seconds
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.pipeline_parts import STAGE_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parts import PER_MICRO_BATCH
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions import training
@@ -69,7 +69,7 @@ def test_layers_take_together_what_a_pipeline_of_one_stage_does(spec: ModelSpec)
     )
     rows = Candidates.from_configs([ParallelConfig(data_parallel_size=8)])
     whole = training_costs(case=case, candidates=rows)
-    expected = sum(float(whole.parts[name][0]) for name in STAGE_PARTS) / (
+    expected = sum(float(whole.parts[name][0]) for name in PER_MICRO_BATCH) / (
         WORKLOAD.global_batch_size / 8
     )
     assert layer_seconds(case, rows)[0].sum() == pytest.approx(expected, rel=1e-9)

@@ -15,12 +15,11 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_bytes, layer_time
-from hp_tool.cost.memory import MEMORY_PARTS
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parts import MEMORY_KEYS, STEP_KEYS
 from hp_tool.space import default_axes, legal_chunks
 from tests.cost.cases import Problem, columns, problems, rows
 
@@ -47,7 +46,7 @@ def one_stage(problem: Problem, config: ParallelConfig) -> tuple[Problem, Parall
 def test_parts_sum_to_totals_and_everything_is_finite(case: tuple[Problem, ParallelConfig]) -> None:
     problem, _ = case
     costs = problem.costs(space(problem))
-    assert set(costs.parts) == set(TIME_PARTS) and set(costs.memory_parts) == set(MEMORY_PARTS)
+    assert set(costs.parts) == set(STEP_KEYS) and set(costs.memory_parts) == set(MEMORY_KEYS)
     np.testing.assert_allclose(sum(costs.parts.values()), costs.step_s, rtol=EXACT)
     np.testing.assert_allclose(
         sum(costs.memory_parts.values()), costs.memory_total_bytes, rtol=EXACT
@@ -111,7 +110,7 @@ def test_one_gpu_is_the_sum_of_its_layers(case: tuple[Problem, ParallelConfig]) 
         + head.embedding
         + head.output
     )
-    for name in set(TIME_PARTS) - {"compute", "attention", "optimizer", "overhead"}:
+    for name in set(STEP_KEYS) - {"compute", "attention", "optimizer", "overhead"}:
         assert costs.parts[name][0] == 0.0, name
     assert (costs.parts["compute"] + costs.parts["attention"])[0] == pytest.approx(
         compute[0], rel=EXACT

@@ -128,7 +128,8 @@ def test_a_pipeline_is_its_fullest_and_its_slowest_stage(
     slowest = m * max(stage.seconds for stage in each)
     bubble = sum(stage.seconds for stage in each) - slowest / m
     together = sum(
-        float(whole.parts[name]) for name in (*anatomy.STAGE_PARTS, "pipeline_bubble", "overhead")
+        float(whole.parts[name])
+        for name in (*anatomy.PER_MICRO_BATCH, "pipeline_bubble", "overhead")
     )
     assert together == pytest.approx(slowest + bubble / v, rel=0.01)
 

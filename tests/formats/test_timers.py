@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hp_tool.cli.main import build
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import STEP_KEYS
 from hp_tool.errors import InputError
 from hp_tool.formats.timers import is_log, read_timers
 from hp_tool.questions import schema
@@ -161,7 +161,7 @@ def test_each_part_of_a_prediction_is_in_one_group() -> None:
         parts_of = [
             part for name, group in GROUPS.items() if name not in left_out for part in group
         ]
-        assert sorted(parts_of) == sorted(TIME_PARTS)
+        assert sorted(parts_of) == sorted(STEP_KEYS)
 
 
 def test_beside_a_prediction_and_as_a_command(tmp_path: Path) -> None:

@@ -245,21 +245,6 @@ def test_a_users_words_are_text(shared_http: TestClient) -> None:
     assert not re.search(r"\s(style|on\w+)=", page.text)
 
 
-def test_every_part_has_a_colour() -> None:
-    from hp_tool.cost.memory import MEMORY_PARTS
-    from hp_tool.cost.step_time import TIME_PARTS
-    from service.dashboard.configuration import SERVING_MEMORY
-    from service.dashboard.page import STATIC
-
-    coloured = set(
-        re.findall(
-            r"\.(\w+)(?=[^{}]*\{ fill:)", (STATIC / "figures.css").read_text(encoding="utf-8")
-        )
-    )
-    of_requests = ("queue", "front_end", "prefill", "prefill_interference", "decode")
-    assert {*MEMORY_PARTS, *TIME_PARTS, *SERVING_MEMORY, *of_requests} <= coloured
-
-
 def test_what_cannot_run_is_better_at_nothing(shared_http: TestClient) -> None:
     twin = shared_http.get(
         "/compare.json", params={"first": json.dumps(ALONE), "second": json.dumps(LLAMA)}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hp_tool.cost.memory import MEMORY_PARTS
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import MEMORY_KEYS, PARTS, REQUEST, SERVING_MEMORY_KEYS, STEP_KEYS
+from service.dashboard.formats import colour
 from service.dashboard.page import STATIC
 
 Colours = NDArray[np.float64]
@@ -95,10 +95,10 @@ def test_series_stand_out_from_their_ground(scheme: str) -> None:
 
 
 BARS = {
-    "a step": TIME_PARTS,
-    "a request": ("queue", "front_end", "prefill", "prefill_interference", "decode"),
-    "memory of a stage": MEMORY_PARTS,
-    "memory of a server": ("weights", "kv_cache", "activations", "logits", "overhead"),
+    "a step": STEP_KEYS,
+    "a request": tuple(part.key for part in REQUEST),
+    "memory of a stage": MEMORY_KEYS,
+    "memory of a server": SERVING_MEMORY_KEYS,
     "a log's timers": ("passes", "pipeline", "data_parallel", "optimizer", "rest"),
 }
 """Parts that one stacked bar shows."""
@@ -106,12 +106,14 @@ BARS = {
 
 @pytest.mark.parametrize("bar", BARS)
 def test_no_two_parts_of_a_bar_share_a_colour(bar: str) -> None:
-    rules = re.findall(
-        r"((?:\.\w+, )*\.\w+) \{ fill: var\(--([\w-]+)\); \}", (STATIC / "figures.css").read_text()
-    )
-    colours = {name.strip(". "): colour for names, colour in rules for name in names.split(",")}
-    used = [colours[part] for part in BARS[bar]]
+    used = [PARTS[key].colour for key in BARS[bar]]
     assert len(set(used)) == len(used), dict(zip(BARS[bar], used, strict=True))
+
+
+def test_every_colour_of_a_part_has_a_rule() -> None:
+    css = (STATIC / "figures.css").read_text()
+    for key in PARTS:
+        assert f".{colour(key)} {{ fill: var(--{colour(key)}); }}" in css
 
 
 def test_the_simulation_sees_what_red_and_green_hide() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import COMMUNICATION, STEP_KEYS
 from hp_tool.traces import read_traces
 from hp_tool.traces.timeline import KINDS, Collectives, Group, Phases, RankEvents, faults, timeline
-from hp_tool.traces.timeline.events import LINK_PARTS, PHASES
+from hp_tool.traces.timeline.events import PHASES
 from hp_tool.traces.timeline.split import owners, split
 from tests.timeline.made import FAULTS, training, write
 
@@ -22,15 +22,17 @@ NEVER = -np.inf
 
 
 def events(rows: list[tuple[str, float, float]], **known) -> RankEvents:
-    """Kernels by (kind, start, end), launched as they start; a kind of LINK_PARTS is a collective
-    of that part.
+    """Kernels by (kind, start, end), launched as they start; a part of COMMUNICATION as kind is a
+    collective of that part.
     """
-    kinds = [KINDS.index("collective" if name in LINK_PARTS else name) for name, _, _ in rows]
-    parts = [name for name, _, _ in rows if name in LINK_PARTS]
+    kinds = [KINDS.index("collective" if name in COMMUNICATION else name) for name, _, _ in rows]
+    parts = [name for name, _, _ in rows if name in COMMUNICATION]
     groups = tuple(Group(part=part, ranks=(0, 1)) for part in dict.fromkeys(parts))
     start = np.array([row[1] for row in rows])
     used = Collectives(
-        event=np.array([n for n, row in enumerate(rows) if row[0] in LINK_PARTS], dtype=np.int64),
+        event=np.array(
+            [n for n, row in enumerate(rows) if row[0] in COMMUNICATION], dtype=np.int64
+        ),
         operation=np.zeros(len(parts), dtype=np.int64),
         group=np.array(
             [[each.part for each in groups].index(part) for part in parts], dtype=np.int64
@@ -81,7 +83,7 @@ def test_an_instant_belongs_to_what_computes_then_to_what_is_sent_then_to_nobody
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from((*KINDS[:-1], *LINK_PARTS)),
+            st.sampled_from((*KINDS[:-1], *COMMUNICATION)),
             st.floats(-1, 11),
             st.floats(0, 5),
             st.floats(-1, 6),
@@ -92,10 +94,10 @@ def test_an_instant_belongs_to_what_computes_then_to_what_is_sent_then_to_nobody
 def test_parts_sum_to_the_window_and_none_is_negative(rows) -> None:
     one = events([(name, start, start + length) for name, start, length, _ in rows])
     until = np.array(
-        [start + wait if name in LINK_PARTS else NEVER for name, start, _, wait in rows]
+        [start + wait if name in COMMUNICATION else NEVER for name, start, _, wait in rows]
     )
     parts = split(one, owner=owners(one), waits_until_s=until, window_s=(0.0, 10.0))
-    assert list(parts.parts_s) == [*TIME_PARTS, "unknown"]
+    assert list(parts.parts_s) == [*STEP_KEYS, "unknown"]
     assert parts.step_s == pytest.approx(10.0)
     values = [
         *parts.parts_s.values(),

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 import hp_tool
 from hp_tool.cli.main import build
+from hp_tool.domain.parts import COMMUNICATION
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.traces.explain.explanation import explain
 from hp_tool.traces.explain.parts import step_parts
 from hp_tool.traces.timeline import KINDS, Collectives, Group, RankEvents
-from hp_tool.traces.timeline.events import LINK_PARTS
 from tests.timeline.made import training, write
 
 QUERY = {
@@ -60,8 +60,8 @@ def recorded(parts_s: dict[str, float], *, steps: int = 3) -> RankEvents:
                 now += length + parts_s["overhead"] / PAUSES * (part == "compute")
         rows.append(("data_parallel", begin, begin + 0.5 * parts_s["compute"]))  # hidden
         spans.append((begin, now))
-    groups = tuple(Group(part=part, ranks=(0, 1, 2, 3)) for part in LINK_PARTS)
-    sent = [(place, part) for place, (part, _, _) in enumerate(rows) if part in LINK_PARTS]
+    groups = tuple(Group(part=part, ranks=(0, 1, 2, 3)) for part in COMMUNICATION)
+    sent = [(place, part) for place, (part, _, _) in enumerate(rows) if part in COMMUNICATION]
     start = np.array([row[1] for row in rows])
     return RankEvents(
         rank=0,
@@ -73,7 +73,7 @@ def recorded(parts_s: dict[str, float], *, steps: int = 3) -> RankEvents:
         collectives=Collectives(
             event=np.array([place for place, _ in sent]),
             operation=np.zeros(len(sent), dtype=np.int64),
-            group=np.array([LINK_PARTS.index(part) for _, part in sent]),
+            group=np.array([COMMUNICATION.index(part) for _, part in sent]),
             size_bytes=np.full(len(sent), np.nan),
         ),
         groups=groups,

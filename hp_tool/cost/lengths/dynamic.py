@@ -31,6 +31,7 @@ from hp_tool.cost.lengths.sequences import SEED, LengthDistribution, best_fit
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parts import ONCE_A_STEP
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -143,7 +144,7 @@ def with_dynamic_context(
     rows = [candidates] if alone else [candidates.row(index) for index in range(len(candidates))]
     gains = np.array([_gain(row.only_config(), case=full, lengths=lengths) for row in rows])
     gain: Floats = float(gains[0]) if alone else gains
-    fixed = set(_ONCE_A_STEP) - {"pipeline_bubble"}
+    fixed = set(ONCE_A_STEP) - {"pipeline_bubble"}
     once = sum(costs.parts[name] for name in sorted(fixed))
     kept = (costs.step_s / gain - once) / (costs.step_s - once)
     parts = {name: part if name in fixed else part * kept for name, part in costs.parts.items()}
@@ -252,16 +253,6 @@ def _balanced(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
 # Seconds of single micro-batches that differ in tokens, in attention and in context-parallel size.
 
 
-_ONCE_A_STEP = (
-    "pipeline_bubble",
-    "pipeline_p2p",
-    "data_parallel",
-    "optimizer",
-    "offload",
-    "overhead",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
     """Seconds of packed micro-batches on a configuration's stages; workload.sequence_length is the
@@ -333,7 +324,7 @@ class MicroBatchClock:
             tokens=np.array([row]),
             squares=np.array([row**2]),
         )
-        return float(sum(parts[name] for name in _ONCE_A_STEP) - self.fill * between[0])
+        return float(sum(parts[name] for name in ONCE_A_STEP) - self.fill * between[0])
 
     @property
     def _alone(self) -> Candidates:

@@ -8,35 +8,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import PARTS, STEP, STEP_KEYS
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import Evidence, FloatArray
 from hp_tool.loop.calibration.fitting import Prior
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
-GROUP_OF_PART = {
-    "attention": "attention",
-    "tensor_parallel": "communication",
-    "context_parallel": "communication",
-    "expert_parallel": "communication",
-    "pipeline_p2p": "communication",
-    "data_parallel": "communication",
-    "optimizer": "memory_bound",
-    "offload": "memory_bound",
-}
-# Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their
-# neighbours take: the bubble is other ranks' forward and backward time, so it scales with it.
-_NOT_MEASURED = ("pipeline_bubble", "overhead")
-"""Parts that teach no factor of their own: the bubble is other ranks' computing, and an overhead
-may be anything's.
-"""
 
 
 def part_factors(logs: FloatArray) -> dict[str, float]:
     """Measured over predicted seconds by part, from `part_logs`; empty where no trace taught
     any.
     """
-    return dict(zip(TIME_PARTS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
+    return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
 def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[str, FloatArray]:
@@ -50,7 +34,7 @@ def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[st
 
 
 def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """(parts,) posterior mean of ln f_p, the factor on each of TIME_PARTS, given the runs that a
+    """(parts,) posterior mean of ln f_p, the factor on each of STEP_KEYS, given the runs that a
     trace took apart; empty where none was.
 
     ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p each
@@ -62,9 +46,9 @@ def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
     figures = assumed().traces
     whole_s = np.sum(list(evidence.parts_s.values()), axis=0) if evidence.parts_s else np.empty(0)
     known: dict[int, FloatArray] = {}
-    for place, part in enumerate(TIME_PARTS):
+    for place, part in enumerate(STEP_KEYS):
         if (
-            part in _NOT_MEASURED
+            not PARTS[part].measured
             or part not in evidence.measured_parts_s
             or part not in evidence.parts_s
         ):
@@ -75,7 +59,7 @@ def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
             known[place] = np.sort(np.log(measured_s[rows] / predicted_s[rows]))
     if not known:
         return np.empty(0)
-    groups = np.array([GROUP_OF_PART.get(part, "compute") for part in TIME_PARTS])
+    groups = np.array([part.factor for part in STEP])
     same = groups[:, None] == groups
     covariance = (
         prior.common_log_sd**2
@@ -88,6 +72,8 @@ def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
     logs = covariance[:, places] @ np.linalg.solve(
         covariance[np.ix_(places, places)] + np.diag(noise), means
     )
-    compute, bubble, overhead = (TIME_PARTS.index(part) for part in ("compute", *_NOT_MEASURED))
+    compute, bubble, overhead = (
+        STEP_KEYS.index(part) for part in ("compute", "pipeline_bubble", "overhead")
+    )
     logs[bubble], logs[overhead] = logs[compute], 0.0
     return np.asarray(logs)

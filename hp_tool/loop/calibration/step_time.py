@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hp_tool.domain.parts import PARTS
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import (
     DEVICE_LOG_SD,
@@ -25,7 +26,7 @@ from hp_tool.loop.calibration.evidence import (
     scaled,
 )
 from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
-from hp_tool.loop.calibration.parts import GROUP_OF_PART, GROUPS, as_traced, part_logs
+from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
 from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.loop.calibration.regimes import Judgement, Stalls, judge, stalls
@@ -75,7 +76,7 @@ class StepTimeFit:
     plain: PlainFactor | None = None
     """Where the runs contradict what was fitted to them: it is said in place of all of it."""
     part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(parts,) ln of the factor on each of TIME_PARTS that traces taught; empty: no trace."""
+    """(parts,) ln of the factor on each of STEP_KEYS that traces taught; empty: no trace."""
 
     @property
     def factors(self) -> dict[str, float]:
@@ -122,10 +123,7 @@ class StepTimeFit:
         shifts in proportion; stalls are overhead.
         """
         factors, known_s = self.factors, as_traced(parts_s, self.part_logs)
-        parts = {
-            name: seconds * factors[GROUP_OF_PART.get(name, "compute")]
-            for name, seconds in known_s.items()
-        }
+        parts = {name: seconds * factors[PARTS[name].factor] for name, seconds in known_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(
             layer_passes, dtype=np.float64
         )
@@ -427,7 +425,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, len(GROUPS) + 2))
     for name in sorted(parts_s):
-        design[:, GROUPS.index(GROUP_OF_PART.get(name, "compute"))] += parts_s[name]
+        design[:, GROUPS.index(PARTS[name].factor)] += parts_s[name]
     design[:, -2] = 1.0
     design[:, -1] = layer_passes
     return design

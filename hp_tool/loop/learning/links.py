@@ -10,14 +10,13 @@ import numpy as np
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parts import COMMUNICATION
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import FloatArray
 from hp_tool.loop.learning.evidence import measured_parts
 from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem
 
-PARTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
-"""Parts of a step that links carry."""
 Traced = tuple[TrainingProblem, Candidates, dict[str, FloatArray]]
 """A problem, n of its candidates, and their measured seconds by part, each (n,), NaN where not
 measured.
@@ -92,7 +91,7 @@ def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[f
         for problem, candidates, measured in traced:
             parts = with_links(problem, changed).costs(candidates).parts
             step_s = sum(parts.values())
-            for part in PARTS:
+            for part in COMMUNICATION:
                 if part not in measured:
                     continue
                 # Where all of a part hides, there are no seconds to compare: the least share stands

@@ -9,7 +9,6 @@ from typing import Annotated
 from annotated_types import Interval
 
 from hp_tool.cost.flops import flops_tolerance, step_tokens
-from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.domain.device_names import RECOGNIZED, is_device
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
@@ -23,6 +22,7 @@ from hp_tool.domain.measurement_records import (
     Refused,
 )
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parts import COMPUTING, STEP_KEYS
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError, StoreError
@@ -34,7 +34,6 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
 """More than none: who reports a peak has measured one."""
-COMPUTE_PARTS = ("compute", "attention", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +272,9 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
     """
     if parts_s is None:
         return
-    if unknown := next((name for name in parts_s if name not in TIME_PARTS), None):
+    if unknown := next((name for name in parts_s if name not in STEP_KEYS), None):
         raise InputError(
-            f"{unknown} is no part of a step; parts are {', '.join(TIME_PARTS)}",
+            f"{unknown} is no part of a step; parts are {', '.join(STEP_KEYS)}",
             field="measurement.parts_s",
             code="unknown_key",
         )
@@ -347,10 +346,10 @@ def check_parts(
             field="measurement.parts_s",
             code="implausible",
         )
-    computed_s = sum(parts.get(name, 0.0) for name in COMPUTE_PARTS)
+    computed_s = sum(parts.get(name, 0.0) for name in COMPUTING)
     if computed_s * flops_tolerance(config) < problem.peak_step_s:
         raise InputError(
-            f"parts_s has {computed_s:.3g} s of {', '.join(COMPUTE_PARTS)}: at their peak the "
+            f"parts_s has {computed_s:.3g} s of {', '.join(COMPUTING)}: at their peak the "
             "devices take "
             f"{problem.peak_step_s:.3g} s for a step's FLOPs; check the query's model and batch",
             field="measurement.parts_s",

@@ -50,7 +50,7 @@ class Change:
     change: str
     """In words."""
     part: str
-    """Where most of the seconds come from, of TIME_PARTS."""
+    """Where most of the seconds come from, of STEP_KEYS."""
     parallel: ParallelConfig
     """All of the changed configuration: valid input."""
     set: ChosenValues = field(default_factory=dict)
@@ -71,7 +71,7 @@ def changes(
 
     A part that took k times its prediction is taken to take k times its prediction after the change
     too: win = sum over parts of k (predicted - predicted after the change). `measured_s` by
-    TIME_PARTS.
+    STEP_KEYS.
     """
     if estimate.time is None or estimate.parallel is None:
         return ()

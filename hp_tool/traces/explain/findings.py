@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hp_tool.domain.parts import COMMUNICATION, PARTS
 from hp_tool.domain.units import duration
 from hp_tool.traces.explain.parts import StepPart
 from hp_tool.traces.timeline import Fault
@@ -13,28 +14,12 @@ from hp_tool.traces.timeline.faults import LEAST_SHARE as LEAST_FAULT
 
 LEAST_SHARE = 0.02
 """Share of a step below which a part's difference to its prediction is not worth a sentence."""
-PARTS = {
-    "compute": "matmuls and their neighbours",
-    "attention": "attention",
-    "recompute": "recomputation",
-    "tensor_parallel": "tensor-parallel communication",
-    "context_parallel": "context-parallel communication",
-    "expert_parallel": "expert all-to-all",
-    "pipeline_bubble": "the pipeline's bubble",
-    "pipeline_p2p": "transfers between stages",
-    "data_parallel": "data-parallel communication",
-    "optimizer": "the optimizer",
-    "offload": "copies between device and host",
-    "overhead": "time in which nothing runs",
-    "unknown": "unknown kernels",
-}
 _WORKLOADS = {
     "serving": "This is a trace of serving: it has kernels or steps of a serving engine and no "
     "backward pass.",
     "inference": "This is a trace of inference: no backward pass and no optimizer step was "
     "recorded.",
 }
-_LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_p2p", "data_parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +123,7 @@ def _of_exposed(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
-        shown = f"{PARTS[part]} is exposed for {rest_s / step_s:.0%} of the step"
+        shown = f"{PARTS[part].in_words} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
             seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}"
         )
@@ -166,21 +151,21 @@ def _of_fault(fault: Fault) -> str:
                 "something else, as loading data"
             )
         case "exposed_communication":
-            return f"nothing hides {PARTS[fault.part or '']}: {seconds} a step"
+            return f"nothing hides {PARTS[fault.part or ''].in_words}: {seconds} a step"
         case "slow_link":
             return (
-                f"{PARTS[fault.part or '']} of {group} takes {factor} times as long as in other "
-                f"groups: {seconds} a step"
+                f"{PARTS[fault.part or ''].in_words} of {group} takes {factor} times as long as "
+                f"in other groups: {seconds} a step"
             )
 
 
 def _of_difference(part: str, measured_s: float, predicted_s: float) -> str:
     more = duration(measured_s - predicted_s)
     words = (
-        f"{PARTS[part]}: {more} longer than predicted ({duration(measured_s)} against "
+        f"{PARTS[part].in_words}: {more} longer than predicted ({duration(measured_s)} against "
         f"{duration(predicted_s)})"
     )
-    if part in _LINKS and predicted_s > 0.0:
+    if part in COMMUNICATION and predicted_s > 0.0:
         words += (
             f", {predicted_s / measured_s:.0%} of the bandwidth it should have if all else is "
             "as predicted"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import PARTS, PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.units import duration
@@ -32,15 +32,7 @@ LONGEST = 1.05
 """Of the step: a timer's share, of rounding and of the moments at which ranks print; one that is
 longer is not of this step.
 """
-_LAYERS = (
-    "compute",
-    "attention",
-    "recompute",
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "offload",
-)
+_LAYERS = (*PER_MICRO_BATCH, "offload")
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
 GROUPS: dict[str, tuple[str, ...]] = {
     "passes": _LAYERS,
@@ -54,14 +46,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 not printed are in `rest`. `passes`: forward and backward, with what is exchanged within a layer;
 with timers of level 1 alone, `passes_and_pipeline`.
 """
-WORDS = {
-    "passes": "forward and backward passes",
-    "pipeline": "the pipeline: bubble and transfers",
-    "passes_and_pipeline": "forward and backward passes with the pipeline",
-    "data_parallel": "data-parallel communication",
-    "optimizer": "the optimizer",
-    "rest": "time outside of all timers",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +89,7 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
     measured_s = parts(step)
     estimate = None if query is None else _estimate(query)
     timed = {part for name in measured_s if name != "rest" for part in GROUPS[name]}
-    of_part = GROUPS | {"rest": tuple(part for part in TIME_PARTS if part not in timed)}
+    of_part = GROUPS | {"rest": tuple(part for part in STEP_KEYS if part not in timed)}
     rows = step_parts(measured_s, estimate, covers=of_part)
     sentences = sorted(
         [*_slow(step), *_differences(rows, step.step_s)], key=lambda each: -each.seconds
@@ -219,7 +203,8 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
             against = f"({duration(row.measured_s)} against {duration(row.predicted_s)})"
             yield Finding(
                 seconds=more,
-                text=f"{WORDS[row.name]}: {duration(more)} longer than predicted {against}",
+                text=f"{PARTS[row.name].in_words}: {duration(more)} longer than predicted "
+                f"{against}",
             )
 
 

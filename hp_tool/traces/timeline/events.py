@@ -37,14 +37,6 @@ COLLECTIVES = (
     "broadcast",
     "other",
 )
-LINK_PARTS = (
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "pipeline_p2p",
-    "data_parallel",
-)
-"""Parts of a step that are communication."""
 MAX_UNKNOWN_NAMES = 1000
 """Names of unknown kernels that are listed."""
 MAX_NAME_CHARACTERS = 200
@@ -62,7 +54,7 @@ class Group:
     """A process group."""
 
     part: str
-    """Which of LINK_PARTS its messages are."""
+    """Which of COMMUNICATION its messages are."""
     ranks: tuple[int, ...] = ()
     """Its members; empty where they were not recorded."""
     name: str = ""

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from hp_tool.traces.timeline.events import KINDS, LINK_PARTS, FloatArray, RankEvents
+from hp_tool.domain.parts import COMMUNICATION
+from hp_tool.traces.timeline.events import KINDS, FloatArray, RankEvents
 from hp_tool.traces.timeline.ranks import Timeline
 from hp_tool.traces.timeline.split import BUSY
 
@@ -41,7 +42,7 @@ class Fault:
     rank: int | None = None
     """Who is at fault; None: all alike."""
     part: str | None = None
-    """Of LINK_PARTS."""
+    """Of COMMUNICATION."""
     ranks: tuple[int, ...] = ()
     """Members of the group at fault."""
     factor: float | None = None
@@ -153,7 +154,7 @@ def _exposed(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 def exposed_s(line: Timeline) -> dict[str, float]:
     """Return the seconds of the median step on the critical rank in which nothing computes and it
-    communicates, by LINK_PARTS.
+    communicates, by COMMUNICATION.
 
     Waits for recorded ranks are left out: they are another rank's fault, or the pipeline's bubble.
     """
@@ -167,7 +168,7 @@ def exposed_s(line: Timeline) -> dict[str, float]:
                 ]
             )
         )
-        for part in LINK_PARTS
+        for part in COMMUNICATION
     }
 
 

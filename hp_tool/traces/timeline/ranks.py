@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.traces.timeline.events import LINK_PARTS, FloatArray, IntArray, RankEvents
+from hp_tool.domain.parts import COMMUNICATION
+from hp_tool.traces.timeline.events import FloatArray, IntArray, RankEvents
 from hp_tool.traces.timeline.split import StepSplit, owners, split
 from hp_tool.traces.timeline.windows import windows
 
@@ -16,7 +17,7 @@ UNHINDERED = 0.1
 """Quantile of durations of equal messages between stages that is their transfer alone: the others
 waited for their sender.
 """
-P2P = LINK_PARTS.index("pipeline_p2p")
+P2P = COMMUNICATION.index("pipeline_p2p")
 Key = tuple[tuple[int, ...], int, int]
 """(ranks of the group, operation, group's part): what is called in one order on all members."""
 
@@ -106,10 +107,10 @@ def _instances(
     step = np.searchsorted(spans[:, 0], starts, side="right") - 1
     for row in np.argsort(starts, kind="stable").tolist():
         group = events.groups[columns.group[row]]
-        if group.part == LINK_PARTS[P2P] or len(group.ranks) < 2 or step[row] < 0:
+        if group.part == COMMUNICATION[P2P] or len(group.ranks) < 2 or step[row] < 0:
             continue
         event = int(columns.event[row])
-        key = (group.ranks, int(columns.operation[row]), LINK_PARTS.index(group.part))
+        key = (group.ranks, int(columns.operation[row]), COMMUNICATION.index(group.part))
         instances[int(step[row]), key].append(
             (event, float(starts[row]), float(events.end_s[event]))
         )
@@ -175,7 +176,7 @@ def _waits(
             latest = float(arrived.max()) + offsets[events.rank]
             until[match.events[place]] = latest if latest > match.start_s[place] else -np.inf
     columns = events.collectives
-    between = np.array([group.part == LINK_PARTS[P2P] for group in events.groups], dtype=bool)
+    between = np.array([group.part == COMMUNICATION[P2P] for group in events.groups], dtype=bool)
     messages = (
         np.flatnonzero(between[columns.group])
         if len(columns.group)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.parts import COMMUNICATION, STEP_KEYS
 from hp_tool.traces.timeline.events import (
     KINDS,
-    LINK_PARTS,
     PHASES,
     BoolArray,
     FloatArray,
@@ -22,10 +21,10 @@ from hp_tool.traces.timeline.events import (
 
 UNKNOWN = "unknown"
 """Kernels that no rule recognizes: a part of measured steps alone."""
-MEASURED_PARTS = (*TIME_PARTS, UNKNOWN)
+MEASURED_PARTS = (*STEP_KEYS, UNKNOWN)
 BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
 """Parts that compute, as unknown kernels probably do; communication beneath them is hidden."""
-OWNERS = (*BUSY, *LINK_PARTS, "offload", *(f"wait {part}" for part in LINK_PARTS))
+OWNERS = (*BUSY, *COMMUNICATION, "offload", *(f"wait {part}" for part in COMMUNICATION))
 """In the order in which they own an instant. `wait`: a collective that runs while a rank of its
 group has not come yet.
 """
@@ -48,9 +47,9 @@ class StepSplit:
     for others included; `pipeline_bubble`: waits for another stage; `overhead`: nothing runs.
     """
     hidden_s: dict[str, float]
-    """By LINK_PARTS: communication that ran beneath computing."""
+    """By COMMUNICATION: communication that ran beneath computing."""
     waits_s: dict[str, float]
-    """By LINK_PARTS: seconds of `parts_s` in which a collective waits for another rank;
+    """By COMMUNICATION: seconds of `parts_s` in which a collective waits for another rank;
     pipeline_p2p's are the bubble.
     """
     host_s: float
@@ -133,20 +132,20 @@ def split(
     )
     until = np.clip(waits_until_s[rows], start, end)
     waiting = np.flatnonzero(until > start)
-    shift = OWNERS.index(f"wait {LINK_PARTS[0]}") - OWNERS.index(LINK_PARTS[0])
+    shift = OWNERS.index(f"wait {COMMUNICATION[0]}") - OWNERS.index(COMMUNICATION[0])
     starts = np.concatenate([np.where(until > start, until, start), start[waiting]])
     ends = np.concatenate([end, until[waiting]])
     owns = np.concatenate([own, own[waiting] + shift])
     seconds, covered, idle = _sweep(starts, ends, owns, window_s=window_s)
     exposed = dict(zip(OWNERS, seconds.tolist(), strict=False))
-    waits = {part: exposed[f"wait {part}"] for part in LINK_PARTS}
+    waits = {part: exposed[f"wait {part}"] for part in COMMUNICATION}
     parts = dict.fromkeys(MEASURED_PARTS, 0.0) | {
-        name: exposed[name] for name in (*BUSY, *LINK_PARTS, "offload")
+        name: exposed[name] for name in (*BUSY, *COMMUNICATION, "offload")
     }
-    for part in LINK_PARTS:
+    for part in COMMUNICATION:
         parts["pipeline_bubble" if part == "pipeline_p2p" else part] += waits[part]
     parts["overhead"] = high - low - sum(parts.values())
-    hidden = {part: float(covered[OWNERS.index(part)]) - exposed[part] for part in LINK_PARTS}
+    hidden = {part: float(covered[OWNERS.index(part)]) - exposed[part] for part in COMMUNICATION}
     gaps = idle[:, 1] - idle[:, 0]
     return StepSplit(
         parts_s=parts,

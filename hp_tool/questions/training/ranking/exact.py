@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
 from hp_tool.cost.legality import legality, shards_broken
-from hp_tool.cost.pipeline_parts import STAGE_PARTS
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain import bounds
+from hp_tool.domain.parts import PER_MICRO_BATCH, SHARDED
 from hp_tool.domain.query import RankBy
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
@@ -50,8 +50,6 @@ from hp_tool.questions.training.ranking.rank import (
 )
 from hp_tool.space import default_axes, legal_chunks, spanned
 
-SHARDED = ("data_parallel", "optimizer", "offload")
-"""Parts of a step that depend on how states are sharded."""
 EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Rank 1 may take so many times the fastest expected step."""
@@ -377,7 +375,7 @@ class BestSearch:
                     full_fits=full_fits,
                 )
             )
-        stage_s = sum(shaped(costs.parts[name]) for name in STAGE_PARTS)
+        stage_s = sum(shaped(costs.parts[name]) for name in PER_MICRO_BATCH)
         bubble_s, exchanged_s = (
             shaped(costs.parts["pipeline_bubble"]),
             shaped(costs.parts[EXCHANGED]),

@@ -1,0 +1,234 @@
+"""Parts of a training step, of memory and of a request's latency: one object for each, from which
+the cost model, calibration, explanations, the terminal and pages take names, groups and colours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Factor = Literal["compute", "attention", "communication", "memory_bound"]
+"""Groups of parts whose seconds a calibration multiplies by one factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part. The parts of a whole sum to it."""
+
+    key: str
+    """Its name in JSON."""
+    label: str
+    """Its name in tables and figures."""
+    noun: str = ""
+    """What a sentence calls it; empty: as `label`."""
+    colour: int | None
+    """Its place in the palette of figures; None: the colour of idle time."""
+    factor: Factor = "compute"
+    """What a calibration multiplies it by."""
+    per_micro_batch: bool = False
+    """A stage repeats it for each micro-batch."""
+    computes: bool = False
+    """Kernels of the model run in it, so that communication beneath it is hidden."""
+    communicates: bool = False
+    """A link carries it."""
+    sharded: bool = False
+    """It depends on how optimizer states, gradients and weights are sharded."""
+    measured: bool = True
+    """A trace can teach a factor of its own. A bubble is the computing of other ranks, and overhead
+    may be of anything.
+    """
+    help: str = ""
+    """What it counts, in one line."""
+
+    @property
+    def in_words(self) -> str:
+        """What a sentence calls it."""
+        return self.noun or self.label
+
+
+STEP = (
+    Part(
+        key="compute",
+        label="compute",
+        noun="compute time",
+        colour=1,
+        per_micro_batch=True,
+        computes=True,
+        help="Forward and backward matmuls and elementwise kernels, without attention's core.",
+    ),
+    Part(
+        key="attention",
+        label="attention",
+        colour=8,
+        factor="attention",
+        per_micro_batch=True,
+        computes=True,
+        help="Attention's core: scores, softmax and values.",
+    ),
+    Part(
+        key="recompute",
+        label="recompute",
+        noun="recomputation",
+        colour=2,
+        per_micro_batch=True,
+        computes=True,
+        help="Activations that the backward pass computes again.",
+    ),
+    Part(
+        key="tensor_parallel",
+        label="tensor parallel",
+        noun="tensor-parallel communication",
+        colour=3,
+        factor="communication",
+        per_micro_batch=True,
+        communicates=True,
+        help="Exchanges of activations within a tensor-parallel group that nothing hides.",
+    ),
+    Part(
+        key="context_parallel",
+        label="context parallel",
+        noun="context-parallel communication",
+        colour=5,
+        factor="communication",
+        per_micro_batch=True,
+        communicates=True,
+        help="Exchanges of keys and values between parts of a sequence that nothing hides.",
+    ),
+    Part(
+        key="expert_parallel",
+        label="expert parallel",
+        noun="expert all-to-all",
+        colour=7,
+        factor="communication",
+        per_micro_batch=True,
+        communicates=True,
+        help="Dispatch of tokens to experts and back that nothing hides.",
+    ),
+    Part(
+        key="pipeline_bubble",
+        label="pipeline bubble",
+        colour=None,
+        measured=False,
+        help="Time in which a stage waits for other stages.",
+    ),
+    Part(
+        key="pipeline_p2p",
+        label="pipeline transfers",
+        noun="transfers between stages",
+        colour=9,
+        factor="communication",
+        communicates=True,
+        help="Activations and gradients sent between stages that nothing hides.",
+    ),
+    Part(
+        key="data_parallel",
+        label="data parallel",
+        noun="data-parallel communication",
+        colour=6,
+        factor="communication",
+        communicates=True,
+        sharded=True,
+        help="Reduction of gradients and gathering of weights that nothing hides.",
+    ),
+    Part(
+        key="optimizer",
+        label="optimizer",
+        noun="optimizer step",
+        colour=4,
+        factor="memory_bound",
+        computes=True,
+        sharded=True,
+        help="The update of weights and optimizer states.",
+    ),
+    Part(
+        key="offload",
+        label="offload",
+        noun="copies between device and host",
+        colour=10,
+        factor="memory_bound",
+        sharded=True,
+        help="Copies between device and host that nothing hides.",
+    ),
+    Part(
+        key="overhead",
+        label="overhead",
+        noun="idle time",
+        colour=11,
+        measured=False,
+        help="Time in which the device waits for its host, and the fixed part of a step.",
+    ),
+)
+"""Of a training step: exposed seconds."""
+
+UNKNOWN_KERNELS = Part(
+    key="unknown", label="unknown", noun="unknown kernels", colour=11, computes=True
+)
+"""Kernels of a recorded step that no rule recognizes."""
+
+MEMORY = (
+    Part(key="weights", label="weights", colour=1),
+    Part(key="gradients", label="gradients", colour=3),
+    Part(key="optimizer", label="optimizer", noun="optimizer states", colour=4),
+    Part(key="activations", label="activations", colour=2),
+    Part(key="logits", label="logits", colour=5),
+    Part(key="buffers", label="buffers", noun="communication buffers", colour=6),
+    Part(key="overhead", label="overhead", colour=11),
+)
+"""Of a training's memory on one device: bytes."""
+
+SERVING_MEMORY = (
+    Part(key="weights", label="weights", colour=1),
+    Part(key="kv_cache", label="KV cache", colour=7),
+    Part(key="activations", label="activations", colour=2),
+    Part(key="logits", label="logits", colour=5),
+    Part(key="overhead", label="overhead", colour=11),
+)
+"""Of a serving replica's memory on one device: bytes."""
+
+REQUEST = (
+    Part(key="queue", label="queue", colour=8),
+    Part(key="front_end", label="front end", colour=6),
+    Part(key="prefill", label="prefill", colour=2),
+    Part(key="prefill_interference", label="prefill of other requests", colour=3),
+    Part(key="decode", label="decode", colour=1),
+)
+"""Of a request's latency: seconds."""
+
+TIMED = (
+    Part(key="passes", label="passes", noun="forward and backward passes", colour=1),
+    Part(
+        key="pipeline",
+        label="pipeline",
+        noun="pipeline bubble and transfers",
+        colour=None,
+    ),
+    Part(
+        key="passes_and_pipeline",
+        label="passes and pipeline",
+        noun="forward and backward passes with the pipeline",
+        colour=1,
+    ),
+    Part(key="rest", label="rest", noun="time outside all timers", colour=11),
+)
+"""Of a step as a log's timers divide it, beside parts of STEP."""
+
+PARTS: dict[str, Part] = {
+    part.key: part
+    for parts in (MEMORY, SERVING_MEMORY, REQUEST, TIMED, (UNKNOWN_KERNELS,), STEP)
+    for part in parts
+}
+"""By key. Parts of memory and of a step that share a key share label and colour."""
+STEP_KEYS = tuple(part.key for part in STEP)
+MEMORY_KEYS = tuple(part.key for part in MEMORY)
+SERVING_MEMORY_KEYS = tuple(part.key for part in SERVING_MEMORY)
+COMMUNICATION = tuple(part.key for part in STEP if part.communicates)
+PER_MICRO_BATCH = tuple(part.key for part in STEP if part.per_micro_batch)
+ONCE_A_STEP = tuple(part.key for part in STEP if not part.per_micro_batch)
+SHARDED = tuple(part.key for part in STEP if part.sharded)
+COMPUTING = tuple(part.key for part in STEP if part.computes and part.per_micro_batch)
+"""Passes of the model: everything that computes but the optimizer."""
+
+
+def label(key: str) -> str:
+    """Return the label of a part; of another key, its words."""
+    return PARTS[key].label if key in PARTS else key.replace("_", " ")
