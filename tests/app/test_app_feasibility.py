@@ -410,3 +410,36 @@ def test_a_release_whose_constants_are_not_known_apart_is_told() -> None:
     plain, asked_for = asked(), asked(training={"framework_version": "0.12"})
     assert plain.time == asked_for.time and "framework_version" not in plain.provenance
     assert str(asked_for.provenance["framework_version"]).startswith("0.12: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "change", "numbers"),
+    [
+        (  # 60 / 2 = 30 micro-batches, and 4 does not divide them
+            "micro_batches_not_divisible",
+            {
+                "pipeline_parallel_size": 4,
+                "virtual_pipeline_parallel_size": 2,
+                "training": {"global_batch_size": 60},
+            },
+            (4, 30),
+        ),
+        (  # enough expert ranks, and no interleaving
+            "exchange_overlap_not_applicable",
+            {
+                "model": "mixtral-8x7b",
+                "tensor_parallel_size": 4,
+                "pipeline_parallel_size": 2,
+                "expert_parallel_size": 8,
+                "recompute": "none",
+                "training": {"overlap": {"expert_parallel": True}},
+            },
+            (2, 1),
+        ),
+    ],
+)
+def test_a_rule_counts_what_it_needs_and_what_there_is(
+    code: str, change: dict[str, Any], numbers: tuple[int, int]
+) -> None:
+    reason = next(reason for reason in asked(**change).reasons if reason.code == code)
+    assert (reason.needed, reason.available) == numbers

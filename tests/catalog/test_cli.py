@@ -67,3 +67,16 @@ def test_a_models_own_file_is_shown(tmp_path: Path) -> None:
 def test_an_unknown_name_is_left_to_the_entry_point() -> None:
     with pytest.raises(NotFoundError, match="did you mean"):
         run("gpus", "h101")
+
+
+def test_rates_of_gpus_stand_in_teraflops_and_are_left_out_where_there_are_none() -> None:
+    """H100 SXM: 989.4 TFLOP/s in bf16, 1979 in fp8. An A100 has no fp8."""
+    head, *rows = run("gpus").splitlines()
+    ends = {name: head.index(name) + len(name) for name in ("bf16 TFLOP/s", "fp8 TFLOP/s")}
+
+    def cells(gpu: str) -> list[str]:
+        row = next(row for row in rows if row.startswith(gpu))
+        return [row[end - 8 : end].strip() for end in ends.values()]
+
+    assert cells("h100-sxm-80gb") == ["989.4", "1979"]
+    assert cells("a100-sxm-80gb") == ["312", ""]

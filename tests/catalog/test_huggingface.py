@@ -434,3 +434,51 @@ def test_a_missing_value_is_an_error_and_never_a_guess() -> None:
     config = {key: value for key, value in RELEASED["llama-3.1-8b"].items() if key != "hidden_size"}
     with pytest.raises(InputError, match="hidden_size must be given"):
         catalog.model_from_mapping(config)
+
+
+SIZES = {
+    "num_hidden_layers": 8,
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 1000,
+}
+DELTAS = {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+}
+JAMBA = {"num_experts": 8, "num_experts_per_tok": 2, "attn_layer_period": 4, "mamba_d_state": 12}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        # transformers' own defaults: every fourth layer has attention
+        ({"model_type": "olmo_hybrid", **DELTAS}, "d d d a d d d a"),
+        ({"model_type": "qwen3_5_text", "head_dim": 16, **DELTAS}, "d d d a d d d a"),
+        (
+            {"model_type": "qwen3_5_text", "head_dim": 16, "full_attention_interval": 2, **DELTAS},
+            "d a d a d a d a",
+        ),
+        # JambaConfig: attention where layer % 4 == 1, experts (+) where layer % 2 == 1
+        ({"model_type": "jamba", **JAMBA, "attn_layer_offset": 1}, "m a+ m m+ m a+ m m+"),
+        (
+            {"model_type": "jamba", **JAMBA, "attn_layer_offset": 2, "expert_layer_offset": 0},
+            "m+ m a+ m m+ m a+ m",
+        ),
+    ],
+)
+def test_the_order_of_unlike_layers_is_that_of_the_class(
+    config: dict[str, Any], layers: str
+) -> None:
+    read = catalog.model_from_mapping({**SIZES, **config})
+    pattern = [
+        {"attention": "a", "gated_delta": "d", "mamba": "m"}[block.mixer]
+        + ("+" if read.num_experts and block.feed_forward != "dense" else "")
+        for block in read.blocks or ()
+        for _ in range(block.count)
+    ]
+    assert pattern * (8 // len(pattern)) == layers.split()

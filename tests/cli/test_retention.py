@@ -154,6 +154,14 @@ def test_folders_go_alone_by_age_and_number(kept: Kept) -> None:
     assert kept.store.runs(search_id=runs[0].search_id)[0].measurement is not None
 
 
+def test_the_bytes_of_all_deleted_folders_are_added(kept: Kept) -> None:
+    for _ in range(3):
+        kept.search(days=40)
+    for dry_run in (["--dry-run"], []):
+        deleted = kept.prune("--folders-older-than", "30", *dry_run)
+        assert (deleted["folders"], deleted["folder_bytes"]) == (3, 3 * 2000)
+
+
 def test_what_lives_or_lies_elsewhere_is_not_followed(kept: Kept, tmp_path: Path) -> None:
     alive, linked = kept.search(days=40), kept.search(days=40)
     treasure = tmp_path / "treasure"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -136,3 +137,15 @@ def test_a_table_s_width_is_the_one_that_it_is_printed_in(columns: list[Column],
     table = layout._table(columns, gap=gap)
     measured = Measurement.get(console, console.options.update(width=layout.PIPE_WIDTH), table)
     assert layout.table_width(columns, gap=gap) == measured.maximum
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"), [((1, 2), ""), ((1, 1, 2), "ranks 1 to 2 cannot be told apart")]
+)
+def test_only_several_rows_of_a_group_cannot_be_told_apart(
+    groups: tuple[int, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = shown.serving_recommendations().recommendations[0]
+    tables.print_groups(layout.make_console(), [replace(row, group=group) for group in groups])
+    text = capsys.readouterr().out
+    assert text.startswith(words) and bool(text) is bool(words)

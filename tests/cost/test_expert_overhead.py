@@ -13,6 +13,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.mlp import mlp_time
 from hp_tool.cost.moe import expert_time
 from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
 from hp_tool.cost.training import training_costs
@@ -22,6 +23,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import estimate
+from tests.cost.cases import case_of
 
 NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
 
@@ -224,3 +226,25 @@ def test_what_no_training_of_experts_has_is_refused(
     with pytest.raises(InputError) as caught:
         estimate(query=parse_query(query))
     assert caught.value.field == field
+
+
+def test_a_shared_expert_costs_the_matmuls_of_a_dense_mlp_of_its_width() -> None:
+    """Every token passes it, in either direction."""
+    plain = model("qwen3-30b-a3b")
+    shared = replace(plain, num_shared_experts=1)
+    dense = replace(
+        plain.without_experts, intermediate_size=plain.moe_intermediate_size, blocks=None
+    )
+    candidates = Candidates.alone(ParallelConfig(data_parallel_size=8))
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=64)
+    cases = [case_of(model=each, workload=workload) for each in (plain, shared, dense)]
+    inner = [shapes(case=case, candidates=candidates) for case in cases]
+    without, with_shared = (
+        expert_time(case=case, candidates=candidates, s=s)
+        for case, s in zip(cases[:2], inner, strict=False)
+    )
+    mlp = mlp_time(case=cases[2], s=inner[2])
+    assert with_shared.matmul - without.matmul == pytest.approx(mlp.matmul)
+    assert with_shared.weight_gradient - without.weight_gradient == pytest.approx(
+        mlp.weight_gradient
+    )

@@ -178,3 +178,32 @@ def test_stalls_of_a_layer_are_spread_over_its_launches_and_add_up_over_tensor_p
         backward_s=1e-4,
     )
     assert waits == pytest.approx((160 * each_us * 1e-6 - 1e-4, 250 * each_us * 1e-6 - 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("training", "launched"),
+    [
+        ({}, (120, 190)),
+        # one pair: 4 kernels forward, 6 backward; 4 weight gradients fall away
+        ({"lora": LoraSpec(rank=16, target_modules=("linear_qkv",))}, (120 + 40, 190 + 20)),
+        ({"kernel_fusion": False}, (120 + 60, 190)),
+        ({"kernel_fusion": False, "attention": "unfused"}, (120 + 120, 190 + 50)),
+    ],
+)
+def test_adapters_and_kernels_that_are_not_fused_are_launched_too(
+    training: dict[str, Any], launched: tuple[int, int]
+) -> None:
+    """Ten layers; a launch takes 1 us, and the device is busy for 0.1 ms in either pass."""
+    workload = TrainingWorkload(sequence_length=512, global_batch_size=8, **training)
+    case = case_of(model=model("llama-3-8b"), workload=workload)
+    framework = dataclasses.replace(case.profile.framework, host_launch_s=1e-6)
+    case = dataclasses.replace(case, profile=dataclasses.replace(case.profile, framework=framework))
+    waits = host_waits(
+        case=case,
+        candidates=Candidates.alone(ParallelConfig()),
+        layers=StageLayers(count=10.0),
+        recomputed_fraction=0.0,
+        forward_s=1e-4,
+        backward_s=1e-4,
+    )
+    assert waits == pytest.approx([count * 1e-6 - 1e-4 for count in launched])

@@ -126,3 +126,23 @@ def test_mfu_divides_model_flops_by_the_dense_peak(model: Published) -> None:
     assert estimate.time and estimate.mfu
     flops = model_flops(model) * model.micro_batch / model.batch
     assert estimate.mfu == pytest.approx(flops / (estimate.time.step_s * 8 * PEAK), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_a_layer_that_predicts_ahead_is_one_more_layer_with_its_projection_and_logits(
+    name: str,
+) -> None:
+    """Its input is the hidden state beside the next token's embedding: a projection of 2h by h."""
+    given = workload(MODELS[1])
+    shape = catalogue_model(name)
+    ahead, longer, plain = (
+        token_flops(dataclasses.replace(shape, **changes), given)
+        for changes in (
+            {"num_nextn_predict_layers": 1},
+            {"num_hidden_layers": shape.num_hidden_layers + 1},
+            {},
+        )
+    )
+    assert ahead.layers - longer.layers == pytest.approx(2 * 2 * shape.hidden_size**2, rel=1e-6)
+    assert ahead.attention == longer.attention
+    assert ahead.logits == 2 * plain.logits

@@ -174,6 +174,8 @@ def test_shares_of_layers_are_those_of_megatron() -> None:
     """Attention evenly between, MLPs among the rest (mamba_hybrid_layer_allocation.py)."""
     assert by_shares(10, attention=0.2, mlp=0.0) == "MMM*MM*MMM"
     assert by_shares(4, attention=0.0, mlp=0.5) == "M-M-"
+    # 3 Mamba layers in 2 sections of 1.5: a half that is left over still takes a Mamba layer.
+    assert by_shares(4, attention=0.25, mlp=0.0) == "MM*M"
 
 
 def test_letters_that_are_not_modelled_are_refused() -> None:

@@ -244,6 +244,10 @@ def test_what_is_missing_or_malformed_is_named(flags: str, field: str) -> None:
 def test_formats_are_told_apart() -> None:
     assert detect("torchrun pretrain_gpt.py --num-layers 8") == "megatron-lm"
     assert detect('{"train_batch_size": 8}') == "deepspeed"
+    for kind in ("training", "inference"):
+        for text in (f"kind: {kind}\n{kind}: {{}}", f'{{"kind": "{kind}", "{kind}": {{}}}}'):
+            with pytest.raises(InputError, match="is a query already"):
+                detect(text)
     assert detect('[model]\nname = "llama3"') == "torchtitan"
     with pytest.raises(InputError):
         detect("hello")

@@ -265,3 +265,10 @@ def test_a_branch_that_is_not_taken_leaves_nothing_behind() -> None:
     read = shell.read(script)
     assert [[word.text for word in command.words] for command in read.commands] == [["echo", "one"]]
     assert "b" not in read.files and len(read.notes) == 1
+
+
+@pytest.mark.parametrize(("use", "line"), [("$A", 1), ('"$A"', 1), ("${A}", 1), ("5", 3)])
+def test_a_word_is_of_the_line_that_wrote_its_value(use: str, line: int) -> None:
+    """An error about a value leads to the assignment, not to where it is used."""
+    (command,) = shell.read(f"A=5\n\nx --n {use}").commands
+    assert (command.words[2].text, command.words[2].line) == ("5", line)

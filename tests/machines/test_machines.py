@@ -5,11 +5,13 @@ decide between them.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import hp_tool
+from hp_tool.cli.machine_tables import print_machines
 from hp_tool.domain.bounds import Bounds, bounded
 from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
@@ -341,3 +343,27 @@ def test_the_command_line_shows_money_days_and_the_front(tmp_path: Any) -> None:
     script = command("export", str(result), "--format", "megatron-lm", "--rank", "2")
     assert script.returncode == 0 and "a100" in script.stdout
     assert command("tune", str(path), "--plan").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("dates", "printed"),
+    [
+        ((None, None), None),
+        (("2026-11-01", "2026-11-01"), "prices of 2026-11-01, each"),
+        (("2026-11-03", "2026-11-01"), "prices of 2026-11-01 to 2026-11-03, each"),
+    ],
+)
+def test_the_dates_of_prices_are_printed_once(
+    dates: tuple[str | None, ...], printed: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = ranked([OWN, SLOW])
+    rows = tuple(
+        replace(row, price_date=date)
+        for row, date in zip(answer.recommendations, dates, strict=True)
+    )
+    print_machines(
+        replace(answer, recommendations=rows, pareto=None), schema.parse_query(query([OWN, SLOW]))
+    )
+    text = capsys.readouterr().out
+    assert ("prices of" in text) is (printed is not None)
+    assert printed is None or printed in text

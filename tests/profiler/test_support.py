@@ -37,6 +37,16 @@ GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_g
             "model": {**MOE, "num_nextn_predict_layers": 1},
             "parallel": {"moe_token_dispatcher_type": "flex"},
         },
+        # Each of 2 expert ranks has 3 of 6 experts; 2 tensor ranks split every one of them.
+        {
+            "model": {**MOE, "num_experts": 6},
+            "parallel": {
+                "tensor_parallel_size": 2,
+                "data_parallel_size": 2,
+                "expert_parallel_size": 2,
+                "expert_tensor_parallel_size": 2,
+            },
+        },
         {"training": {"cuda_graphs": True, "overlap": OverlapSpec(data_parallel=False)}},
         {"parallel": GATHERED},
         {"parallel": {"recompute": Recompute(granularity="full", method="block", num_layers=2)}},

@@ -79,6 +79,27 @@ def test_waiting_costs_nothing_and_is_a_figure_of_its_own(bench, clock):
     assert b.store.get_search(search_id=b.search_id).progress["queue_s"] == run.account["queue_s"]
 
 
+def test_a_job_is_charged_from_the_first_poll_that_saw_it_run(bench, clock):
+    """Polls 60 seconds apart see it queued, three times running, then finished: 180 seconds pass
+    between the second and the last poll.
+    """
+    b = bench(budget_runs=1)
+    seen = []
+
+    def poll(handles):
+        clock.now += clock.step_s
+        seen.append(clock.now)
+        states = [JobState.QUEUED, *3 * [JobState.RUNNING], JobState.FINISHED]
+        return dict.fromkeys(handles, states[min(len(seen), len(states)) - 1])
+
+    b.engine.poll = poll
+    b.engine.fetch = lambda handle: Measurement(status="crashed", cause="no account of its time")
+    b.coordinator(clock=clock).run()
+    run = b.runs()[0]
+    assert (run.account["queue_s"], run.account["wall_s"]) == (120.0, 180.0)
+    assert run.gpu_seconds == 180.0 * 8
+
+
 class Silent(Crowded):
     """An engine whose first job runs and ends between two polls, and leaves no account."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -10,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import RunState
+from hp_tool.domain.records import REUSED, RunState
 from hp_tool.loop.search.account import spent_by
 from tests.search.search_engine import best_row
 from tests.search.search_tables import true_step_s
@@ -127,6 +128,18 @@ def test_earlier_measurements_stand_for_runs_where_that_is_asked_for(bench):
     reused = [run for run in runs if run.digest in earlier]
     assert reused and all(run.gpu_seconds == 0.0 and run.submitted_at is None for run in reused)
     assert spent_by(runs).profile_runs == 3 == len(b.engine.submissions) - before
+
+
+def test_an_earlier_measurement_stands_for_the_baseline(bench):
+    b = bench(budget_runs=3, min_gain_fraction=0.0)
+    b.coordinator().run()
+    earlier = b.runs()[-1]
+    b.problem = replace(b.problem, baseline=earlier.parallel)
+    b.search_id = b.store.create_search(query={"kind": "training"}).id
+    b.coordinator(reusable={earlier.digest: earlier.measurement_id}).run()
+    (baseline,) = (run for run in b.runs() if run.digest == earlier.digest)
+    assert (baseline.predicted[REUSED], baseline.gpu_seconds) == (earlier.measurement_id, 0.0)
+    assert baseline.measurement.step_s == earlier.measurement.step_s
 
 
 def test_the_study_is_a_projection_that_can_be_thrown_away(bench, tmp_path):

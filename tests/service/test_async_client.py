@@ -130,6 +130,42 @@ def test_patience_ends_in_a_loop_too() -> None:
     assert len(seen) == LOST_ATTEMPTS**2  # the client waits around the transport that waits here
 
 
+def timing_out() -> tuple[list[httpx.Request], Any]:
+    """A server that answers no request in time."""
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        raise httpx.ReadTimeout(f"timeout {len(seen)}")
+
+    return seen, answer
+
+
+def test_the_last_timeout_is_raised_when_no_attempt_is_left() -> None:
+    seen, answer = timing_out()
+    transport = RetryTransport(httpx.MockTransport(answer), sleep=lambda seconds: None)
+    last = pytest.raises(httpx.ReadTimeout, match=f"^timeout {LOST_ATTEMPTS}$")
+    with httpx.Client(transport=transport) as http, last:
+        http.get("http://x/v1/searches")
+    assert len(seen) == LOST_ATTEMPTS
+
+
+def test_the_last_timeout_is_raised_in_an_event_loop() -> None:
+    seen, answer = timing_out()
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    async def scenario() -> None:
+        transport = AsyncRetryTransport(httpx.MockTransport(answer), sleep=sleep)
+        async with httpx.AsyncClient(transport=transport) as http:
+            with pytest.raises(httpx.ReadTimeout, match=f"^timeout {LOST_ATTEMPTS}$"):
+                await http.get("http://x/v1/searches")
+
+    asyncio.run(scenario())
+    assert len(seen) == LOST_ATTEMPTS
+
+
 def test_a_training_hears_when_it_strays(server: str, store: Store) -> None:
     spec = importlib.util.spec_from_file_location("report_from_training", EXAMPLE)
     assert spec is not None

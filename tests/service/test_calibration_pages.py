@@ -80,6 +80,8 @@ def test_a_series_from_the_list_to_its_runs(learnt: TestClient) -> None:
     assert all(abs(run["error_after"]) < abs(run["error_before"]) for run in usual)
     agreement = series["figures"]["agreement"]["traces"]
     assert sorted(agreement[2]["y"]) == pytest.approx(sorted(run["after_s"] for run in runs))
+    (odd,) = (run for run in runs if run["outlier"])
+    assert (agreement[3]["x"], agreement[3]["y"]) == ([odd["measured_s"]], [odd["after_s"]])
 
 
 def test_measurements_are_filtered(learnt: TestClient) -> None:

@@ -271,15 +271,16 @@ def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClien
     )
     best = page["rows"][0]
     assert best["chosen"] and best["rank"] == 1 and page["view"]["heading"] == best["arithmetic"]
-    other = shared_http.get("/explorer/serving.json?parallel.tensor_parallel_size=8").json()
+    fixed = "4" if best["parallel"]["tensor_parallel_size"] == 8 else "8"  # not the best
+    other = shared_http.get(f"/explorer/serving.json?parallel.tensor_parallel_size={fixed}").json()
     (shown,) = (
         control["value"]
         for control in other["controls"]
         if control["name"] == "parallel.tensor_parallel_size"
     )
     assert (
-        shown == "8"
-        and other["view"]["heading"].startswith("TP 8")
+        shown == fixed
+        and other["view"]["heading"].startswith(f"TP {fixed}")
         and other["rows"][0]["rank"] == 1
     )
     assert (

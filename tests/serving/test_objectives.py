@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import hp_tool
+from hp_tool.errors import InputError
 from hp_tool.questions.answers import RecommendAnswer
 from tests.command_line import hp_tool as command
 
@@ -165,3 +166,20 @@ def test_a_trace_under_a_concurrency_is_as_cheap_as_its_means() -> None:
         )
     )
     assert best.set["cluster.num_gpus"] < 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"objective": "days"}, "objective"),
+        ({"constraints": {"max_days": 3.0}}, "constraints.max_days"),
+        ({"constraints": {"max_cost": 3.0}}, "constraints.max_cost"),
+        ({"parallel": {"micro_batch_size": 2}}, "parallel.micro_batch_size"),
+        ({"training": {"sequence_length": 2048, "global_batch_size": 8}}, "training"),
+    ],
+)
+def test_what_belongs_to_training_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        hp_tool.recommend(ask(**changes))
+    assert refused.value.field == field
+    assert "leave it out" in refused.value.message or "belongs to training" in refused.value.message

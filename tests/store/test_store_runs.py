@@ -24,6 +24,7 @@ def test_a_run_from_intent_to_measurement(
     assert (run.state, run.number, run.attempt, run.parallel) == (RunState.INTENDED, 0, 0, TP2)
     assert run.job_name == f"hp-{lease.search_id}-r0-t1-{run.id}"
     assert run.digest == configuration_digest(parallel=TP2, fidelity=Fidelity(steps=3))
+    assert (run.status, run.objective_s) == (None, None)
     submitted = store.mark_submitted(lease=lease, run_id=run.id, handle="job 7")
     assert (submitted.state, submitted.handle) == (RunState.SUBMITTED, "job 7")
     given = new_measurement()
@@ -33,6 +34,7 @@ def test_a_run_from_intent_to_measurement(
         12.5,
         given.measurement,
     )
+    assert (done.status, done.objective_s) == ("ok", given.measurement.step_s)
     assert store.runs(search_id=lease.search_id) == [done]
     assert done.measurement_id is not None
     kept = store.get_measurement(measurement_id=done.measurement_id)

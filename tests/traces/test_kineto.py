@@ -13,9 +13,10 @@ import pytest
 from hp_tool.errors import InputError
 from hp_tool.traces import files, json_stream, read_traces
 from hp_tool.traces.json_stream import TraceStream
+from hp_tool.traces.messages import Messages
 from hp_tool.traces.names import Names, table
 from hp_tool.traces.timeline import KINDS, timeline
-from hp_tool.traces.timeline.events import COLLECTIVES
+from hp_tool.traces.timeline.events import COLLECTIVES, Group
 from tests.timeline.made import training, write
 
 OLD = [
@@ -379,3 +380,20 @@ def test_every_rule_names_its_source() -> None:
         sections["steps"],
     ]
     assert len(rules) > 15 and all(each["source"] for each in rules)
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"), [([8192], "data_parallel"), ([128, 64], "tensor_parallel")]
+)
+def test_a_flat_tensor_of_gloo_is_of_gradients_and_a_shaped_one_of_activations(
+    shape: list[int], part: str
+) -> None:
+    listed = {
+        each: Group(part=each, ranks=ranks, name=each)
+        for each, ranks in (("data_parallel", (0, 2)), ("tensor_parallel", (0, 1)))
+    }
+    messages = Messages(names=Names())
+    messages.add_host(0, "gloo:all_reduce", {"Input Dims": [shape], "Input type": ["float"]})
+    collectives, (group,) = messages.finish(listed)
+    assert (group.part, group.ranks) == (part, listed[part].ranks)
+    assert collectives.size_bytes.tolist() == [4.0 * 8192]

@@ -17,6 +17,8 @@ from hp_tool.domain.records import REUSED
 from hp_tool.formats.exchange.export import write
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.loop.tuning.plan import bill
+from hp_tool.loop.tuning.problem import TuningProblem
+from hp_tool.loop.tuning.run import build_search
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.training import estimate, recommend
@@ -177,3 +179,22 @@ def test_a_run_of_another_exchange_does_not_stand_for_one(store: Store) -> None:
             any(REUSED in run.predicted for run in store.runs(search_id=result.search.id))
             is taken_over
         )
+
+
+def test_a_search_that_goes_on_keeps_its_first_choice(store: Store) -> None:
+    """Another edition may choose otherwise: what the first run had holds for those after it."""
+    query = schema.parse_query(asked("llama-3-70b", 16, length=8192, batch=512, command=COMMAND))
+
+    def chosen(first: dict[str, Any] | None) -> dict[str, Any]:
+        problem = build_search(
+            query=query,
+            query_json=schema.to_dict(query),
+            hardware=Cluster(16).hardware(),
+            chosen=first,
+        )
+        assert isinstance(problem, TuningProblem)
+        return dict(problem.training.chosen)
+
+    assert chosen(None) == {"training.offload": "optimizer"}
+    kept = {"training.offload": "activations"}
+    assert chosen(kept) == kept

@@ -52,6 +52,20 @@ class FourNodes(CpuEngine):
         return Measurement(status="ok", operations=times, hardware=hardware, wall_s=30.0)
 
 
+def test_a_worker_that_goes_on_charges_the_check_to_its_first_run(tmp_path: Path) -> None:
+    """Four devices for 30 seconds are 120 GPU-seconds, charged once."""
+    store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+    try:
+        asked = store.create_search(query=schema.to_dict(schema.parse_query(QUERY)))
+        _, lease = store.claim_search(holder="one", lease_s=60.0) or (None, None)
+        assert lease is not None
+        run_search(store=store, lease=lease, launcher=FourNodes())
+        first, second = (run.gpu_seconds or 0.0 for run in store.runs(search_id=asked.id))
+    finally:
+        store.close()
+    assert first > 120.0 > second > 0.0
+
+
 def test_a_node_that_lags_is_avoided_and_the_check_is_charged_once(tmp_path: Path) -> None:
     engine, told = FourNodes(), []
     store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
