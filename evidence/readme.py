@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from evidence.convert import CORRECTIONS, FORMATS
 from evidence.schema import KINDS, Kind
-from evidence.table import FOLDER, cell_of, files, read
+from evidence.table import FOLDER, files, read
 
 PAGE = FOLDER / "README.md"
 
@@ -21,8 +20,6 @@ def written(text: str) -> str:
     for name, part in (
         ("files", _files()),
         ("excluded", _excluded()),
-        ("corrections", _corrections()),
-        ("assumed", _assumed()),
         ("columns", _columns()),
     ):
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
@@ -48,26 +45,6 @@ def _excluded() -> Iterator[str]:
             reasons = Counter(row["excluded"] for row in read(path, kind) if row.get("excluded"))
             for reason, count in reasons.items():
                 yield f"| `{path.relative_to(FOLDER)}` | {count} | {reason} |"
-
-
-def _corrections() -> Iterator[str]:
-    yield from _header("table", "rows", "why")
-    for one in CORRECTIONS:
-        where = ", ".join(f"{name} {cell}" for name, cell in one.rows.items())
-        yield f"| `{one.table}` | {where} | {one.reason} |"
-
-
-def _assumed() -> Iterator[str]:
-    yield from _header("table", "settings that its source does not print")
-    grouped: dict[str, list[str]] = {}
-    for table, format in FORMATS.items():
-        settings = ", ".join(
-            f"{name} {cell_of(value)}" for name, value in format.assumed.items() if name != "source"
-        )
-        if settings:
-            grouped.setdefault(settings, []).append(f"`{table}`")
-    for settings, tables in grouped.items():
-        yield f"| {', '.join(tables)} | {settings} |"
 
 
 def _columns() -> Iterator[str]:

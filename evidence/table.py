@@ -5,15 +5,58 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evidence.arithmetic import impossible
-from evidence.schema import KINDS, Column, Kind
+from evidence.schema import Column, Kind
 
 FOLDER = Path(__file__).parent
+FILES: Mapping[str, tuple[str, ...]] = {
+    "training/bloom": ("grid_a100_bloom",),
+    "training/dgxc": ("training_dgxc",),
+    "training/internevo": ("training_internevo",),
+    "training/llm_foundry": ("training_llm_foundry_fsdp", "training_llm_foundry_h100"),
+    "training/megatron": (
+        "megatron_lm_2020_scaling",
+        "korthikanti2022_table5",
+        "korthikanti2022_table4",
+    ),
+    "training/megatron_bridge": (
+        "training_megatron_bridge",
+        "training_megatron_bridge_recipes",
+        "training_megatron_bridge_recipes_2",
+    ),
+    "training/memory": ("memory_b200_megatron", "memory_measured"),
+    "training/mlperf": ("training_mlperf", "training_mlperf_2", "mlperf_v6"),
+    "training/nanotron": ("grid_h100_nanotron",),
+    "training/schedules": ("schedules_primus",),
+    "training/torchtitan": ("training_torchtitan",),
+    "training/trainers": (
+        "training_trl_long",
+        "trainer_fms_a100",
+        "trainer_ms_swift",
+        "trainer_small_tables",
+    ),
+    "serving/as_started": ("serving_as_started", "serving_qwen3_h20"),
+    "serving/closed_load": (
+        "inference_measured",
+        "inference_measured_2",
+        "inference_measured_3",
+        "inference_measured_4",
+    ),
+    "serving/offline": ("inference_trtllm_throughput", "inference_trtllm_throughput_2"),
+    "cache/kv_cache_counts": ("kv_cache_counts",),
+    "rl/rl": ("rl_nemo", "rl_verl"),
+    "recipes/megatron_bridge_presets": ("recipe_settings_by_release",),
+    "recipes/nvidia_layouts": ("recipes_nvidia",),
+    "figures/papers": ("korthikanti2022_fig1_fig7_memory", "narayanan2021_days"),
+    "models/models": ("model_shapes",),
+}
+"""Tables of each file, by the names that the column `table` repeats."""
+FILE_OF = {table: file for file, tables in FILES.items() for table in tables}
 Row = Mapping[str, Any]
 """Values of every column of the row's kind; None: blank."""
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
@@ -38,18 +81,6 @@ class RefusedError(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
-
-
-def load(kind: str, table: str, *, folder: Path = FOLDER) -> list[Row]:
-    """Return the rows of one table, in the order of their file, without excluded ones."""
-    every = load_all(kind, folder=folder)
-    return [row for row in every if row["table"] == table and not row["excluded"]]
-
-
-def load_all(kind: str, *, folder: Path = FOLDER) -> Iterator[Row]:
-    """Yield the rows of every file of a kind, the excluded ones too."""
-    for path in files(kind, folder=folder):
-        yield from read(path, KINDS[kind])
 
 
 def files(kind: str, *, folder: Path = FOLDER) -> list[Path]:

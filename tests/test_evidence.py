@@ -5,7 +5,6 @@ contradict themselves.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 from benchmarks.accuracy.data import rows
 from evidence import add, readme
 from evidence.cases import training_case
-from evidence.convert import FORMATS
 from evidence.schema import KINDS, SERVING, TRAINING
-from evidence.table import FOLDER, RefusedError, as_csv, files, read
+from evidence.table import FILE_OF, FOLDER, RefusedError, as_csv, files, read
 
 HEADER = (
     "source,model,gpu,num_gpus,sequence_length,global_batch_size,micro_batch_size,"
@@ -41,13 +39,13 @@ def test_every_file_keeps_to_its_schema_and_every_row_names_its_table_and_source
         listed = read(path, kind)
         assert path.read_text() == as_csv(listed, kind), "columns in the schema's order, as written"
         for row in listed:
-            assert row["source"] and FORMATS[row["table"]].kind == kind.name
+            assert row["source"] and FILE_OF[row["table"]] == f"{kind.name}/{path.stem}"
             assert row["date"] or kind.name == "models"
             assert bool(row["date"]) == bool(row["date_is"])
 
 
 def test_no_table_is_empty_and_the_whole_is_small() -> None:
-    assert all(rows(FOLDER, name, excluded=True) for name in FORMATS)
+    assert all(rows(FOLDER, name, excluded=True) for name in FILE_OF)
     sizes = [path.stat().st_size for path in FOLDER.rglob("*") if path.suffix in (".csv", ".md")]
     assert sum(sizes) < 3e6
 
@@ -97,14 +95,22 @@ def test_figures_are_those_of_the_sources() -> None:
     assert (grpo["step_s"], grpo["rollouts_per_step"], grpo["colocated"]) == (97.7, 2048, True)
 
 
-def test_a_folder_of_collected_tables_gives_the_same_rows() -> None:
-    named = os.environ.get("HP_REFERENCE_DATA")
-    if not named or not Path(named).is_dir():
-        pytest.skip("HP_REFERENCE_DATA names no folder of collected tables")
-    for name in FORMATS:
-        collected, kept = (rows(folder, name, excluded=True) for folder in (Path(named), FOLDER))
-        if len(collected) == len(kept):  # else the folder holds other runs
-            assert collected == kept, name
+def test_a_folder_without_tables_gives_the_rows_of_the_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of kernel timings alone names where tables are read from."""
+    (tmp_path / "ops").mkdir()
+    assert rows(tmp_path, "narayanan2021_days") == rows(FOLDER, "narayanan2021_days")
+    assert f"read from {FOLDER}" in capsys.readouterr().err
+
+
+def test_a_folder_with_tables_gives_its_own_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    header = "table,source,model,quantity,value,unit"
+    line = "narayanan2021_days,a report,gpt-1t,days to train,3,d"
+    (tmp_path / "figures/papers.csv").write_text(f"{header}\n{line}\n")
+    (row,) = rows(tmp_path, "narayanan2021_days")
+    assert row["value"] == 3.0 and not rows(tmp_path, "training_dgxc")
 
 
 def test_a_row_of_settings_becomes_a_query_and_its_figure() -> None:

@@ -26,40 +26,46 @@ from hp_tool.domain.engines import ExpertEfficiency
 from hp_tool.domain.serving import ServingConfig
 
 SERVED = {
+    "table": "inference_measured_2",
+    "source": "a report",
     "engine": "sglang",
     "engine_version": "0.5.9",
     "model": "deepseek-ai/DeepSeek-R1",
-    "system": "h200_sxm",
-    "mode": "agg",
-    "isl": "1024",
-    "osl": "1024",
+    "gpu": "h200-sxm-141gb",
+    "disaggregated": "false",
+    "input_length": "1024",
+    "output_length": "1024",
     "concurrency": "16",
-    "batch": "16",
-    "tp": "8",
-    "pp": "1",
-    "moe_ep": "1",
-    "gemm_quant": "fp8",
-    "moe_quant": "fp8_block",
-    "ttft_ms": "285.9",
-    "tpot_ms": "16.63",
+    "tensor_parallel_size": "8",
+    "pipeline_parallel_size": "1",
+    "expert_parallel_size": "1",
+    "precision": "fp8",
+    "ttft_s": "0.2859",
+    "tpot_s": "0.01663",
 }
-SIDES = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
-APART = SERVED | {"mode": "disagg", "tp": "", "pp": "", "moe_ep": ""}
+SIDES = (
+    "replicas",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel_size",
+)
+APART = SERVED | {"disaggregated": "true"} | {name: "" for name in SERVED if "parallel" in name}
 QUEUED = {
+    "table": "inference_trtllm_throughput",
+    "source": "a report",
     "engine": "trtllm",
-    "version": "0.17",
-    "gpu": "H200",
+    "engine_version": "0.17",
+    "gpu": "h200-sxm-141gb",
     "model": "mixtral-8x7b",
-    "weights": "fp8",
-    "kv_cache": "fp8",
-    "tp": "2",
-    "pp": "1",
-    "isl_tokens": "128",
-    "osl_tokens": "2048",
-    "num_requests": "3000",
-    "runner": "trtllm-bench",
-    "output_tokens_s": "29584",
-    "output_tokens_s_gpu": "14792",
+    "precision": "fp8",
+    "kv_cache_precision": "fp8",
+    "tensor_parallel_size": "2",
+    "pipeline_parallel_size": "1",
+    "input_length": "128",
+    "output_length": "2048",
+    "concurrency": "3000",
+    "output_tokens_per_second_per_gpu": "14792",
 }
 
 
@@ -75,7 +81,8 @@ def apart(prefill: tuple[str, ...], decode: tuple[str, ...], **changes: str) -> 
 
 def write(folder: Path, name: str, rows: list[dict[str, str]]) -> None:
     names = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / name).open("w", newline="") as stream:
+    (folder / "serving").mkdir()
+    with (folder / "serving" / name).open("w", newline="") as stream:
         writer = csv.DictWriter(stream, names)
         writer.writeheader()
         writer.writerows(rows)
@@ -87,17 +94,16 @@ def test_rows_become_runs_of_one_replica_and_pools_that_are_listed_twice_count_o
     four_bits = SERVED | {
         "engine": "vllm",
         "model": "openai/gpt-oss-120b",
-        "gemm_quant": "nvfp4",
-        "concurrency": "",
+        "precision": "mxfp4",
     }
     told = apart(
         ("1", "8", "1", "1", "1"),
         ("1", "1", "1", "8", "8"),
         model="deepseek-ai/DeepSeek-V3",
-        tpot_ms="42.734520",
+        tpot_s="0.042734520",
     )
-    untold = apart(("", "8", "1", "1", "1"), ("", "8", "1", "1", "8"), tpot_ms="42.73452")
-    write(tmp_path, "inference_measured_2.csv", [SERVED, four_bits, untold, told])
+    untold = apart(("", "8", "1", "1", "1"), ("", "8", "1", "1", "8"), tpot_s="0.04273452")
+    write(tmp_path, "closed_load.csv", [SERVED, four_bits, untold, told])
     runs = later_runs(tmp_path)
     assert [run.precision for run in runs] == ["fp8", "mxfp4"] and runs[1].concurrency == 16
     assert runs[0].config == ServingConfig(tensor_parallel_size=8) and runs[
@@ -114,33 +120,27 @@ def test_runs_of_a_public_script_have_what_it_sets(tmp_path: Path) -> None:
     untold = SERVED | {
         "engine": "trtllm",
         "engine_version": "",
-        "tp": "4",
-        "system": "b200_sxm",
-        "measured": "2025-10-29",
+        "tensor_parallel_size": "4",
+        "gpu": "b200-sxm-180gb",
+        "client": "inferencemax",
     }
-    others = [{"tp": "8"}, {"osl": "8192"}, {"engine_version": "1.0.0rc3"}]
-    write(tmp_path, "inference_measured_2.csv", [untold, *(untold | other for other in others)])
+    others = [
+        {"tensor_parallel_size": "8"},
+        {"output_length": "8192"},
+        {"engine_version": "1.0.0rc3"},
+    ]
+    write(tmp_path, "closed_load.csv", [untold, *(untold | other for other in others)])
     assert [run.batch_wait_iterations for run in later_runs(tmp_path)] == [20.0, 0.0, 0.0, 0.0]
     assert [run.version for run in later_runs(tmp_path)] == ["1.1", "1.1", "1.1", "1.0.0rc3"]
 
 
-def test_lengths_of_dated_rows_on_a_public_grid_are_the_means_that_its_client_draws(
-    tmp_path: Path,
-) -> None:
-    dated = SERVED | {"measured": "2025-10-29"}
-    write(
-        tmp_path,
-        "inference_measured_3.csv",
-        [dated, dated | {"isl": "1000"}, SERVED, dated | {"attention_dp": "8", "tp": "1"}],
-    )
-    drawn, other, undated, groups = later_runs(tmp_path)
+def test_lengths_are_the_means_that_a_client_draws(tmp_path: Path) -> None:
+    client = SERVED | {"client": "inferencemax"}
+    parallel = {"attention_data_parallel_size": "8", "tensor_parallel_size": "1"}
+    write(tmp_path, "closed_load.csv", [client, SERVED, client | parallel])
+    drawn, other, groups = later_runs(tmp_path)
     assert (drawn.input_length, drawn.output_length, drawn.equal_lengths) == (922, 922, False)
-    assert (
-        other.input_length == 1000
-        and undated.input_length == 1024
-        and other.equal_lengths
-        and undated.equal_lengths
-    )
+    assert other.input_length == 1024 and other.equal_lengths
     assert groups.num_gpus == groups.config.attention_data_parallel_size == 8
 
 
@@ -158,7 +158,7 @@ def test_runs_that_drafted_and_layouts_in_doubt_are_left_out() -> None:
 
 
 def test_queued_rows_have_their_throughput_and_number_formats(tmp_path: Path) -> None:
-    write(tmp_path, "inference_trtllm_throughput.csv", [QUEUED])
+    write(tmp_path, "offline.csv", [QUEUED])
     (run,) = queued_runs(tmp_path)
     assert (run.gpu, run.config.tensor_parallel_size, run.throughput) == (
         "h200-sxm-141gb",
@@ -209,4 +209,5 @@ def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out
 
 
 def test_a_folder_without_the_files_has_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
     assert mixtures(tmp_path) == pool_runs(tmp_path) == queued_runs(tmp_path) == []

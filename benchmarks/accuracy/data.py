@@ -1,4 +1,4 @@
-"""The folder of measured figures: evidence/, or one of tables as they were collected."""
+"""The folder of measured figures: evidence/, or another that is laid out like it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import table as evidence
-from evidence.convert import FORMATS, read_collected
 from evidence.schema import KINDS
 
 Row = dict[str, str]
@@ -45,33 +44,37 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def rows(folder: Path, table: str, *, excluded: bool = False) -> list[evidence.Row]:
-    """Return the rows of one table, by the name it was collected under.
+    """Return the rows of one table of `evidence.table.FILES`, by its name.
 
     Args:
-        folder: evidence/, a folder of the same layout, or a folder of collected tables.
-        table: One of `evidence.convert.FORMATS`.
+        folder: Folder laid out like evidence/; of one that has no table, evidence/ is read.
+        table: Name of the table.
         excluded: Return excluded rows too.
     """
-    every = _all_rows(folder, table)
-    return [row for row in every if excluded or not row["excluded"]]
-
-
-def _all_rows(folder: Path, table: str) -> tuple[evidence.Row, ...]:
-    format = FORMATS[table]
-    for path in (folder / format.kind / f"{format.file}.csv", folder / f"{table}.csv"):
-        if path.is_file():
-            return _rows_of(path, table, path.stat().st_mtime_ns)
-    print(f"skipped: {folder} has no table {table}", file=sys.stderr)
-    return ()
+    path = _tables_of(folder) / f"{evidence.FILE_OF[table]}.csv"
+    if not path.is_file():
+        print(f"skipped: {folder} has no table {table}", file=sys.stderr)
+        return []
+    every = _rows_of(path, path.stat().st_mtime_ns)
+    return [row for row in every if row["table"] == table and (excluded or not row["excluded"])]
 
 
 @functools.cache
-def _rows_of(path: Path, table: str, changed_ns: int) -> tuple[evidence.Row, ...]:
-    """Return the rows of a table, read once until its file changes."""
-    if path.stem == table and path.parent.name != FORMATS[table].kind:
-        return tuple(read_collected(path, table))
-    kind = KINDS[FORMATS[table].kind]
-    return tuple(row for row in evidence.read(path, kind) if row["table"] == table)
+def _tables_of(folder: Path) -> Path:
+    if any((folder / kind).is_dir() for kind in KINDS):
+        return folder
+    print(
+        f"{folder} has no folder of tables ({', '.join(KINDS)}): they are read from "
+        f"{evidence.FOLDER}",
+        file=sys.stderr,
+    )
+    return evidence.FOLDER
+
+
+@functools.cache
+def _rows_of(path: Path, changed_ns: int) -> list[evidence.Row]:
+    """Return the rows of a file, read once until it changes."""
+    return evidence.read(path, KINDS[path.parent.name])
 
 
 def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import rows
-from evidence.cases import is_known
-from evidence.convert import DISPATCHERS, FP8
+from evidence.cases import DISPATCHERS, FP8, is_known
 from evidence.table import Row
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import Precision
