@@ -5,7 +5,7 @@ stated with it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +39,8 @@ class Comparison:
     def log_ratio(self) -> float:
         """log(published / predicted)."""
         return math.log(self.published / self.predicted)
+
+    def within(self, log_width: float) -> Comparison:
+        """Return the row in an interval that reaches this far up and down, in logarithms."""
+        spread = math.exp(log_width)
+        return replace(self, low=self.predicted / spread, high=self.predicted * spread)

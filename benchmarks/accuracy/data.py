@@ -98,6 +98,7 @@ def print_report(
     description: str | None,
     evaluate: Callable[[Path], dict[str, Any]],
     as_text: Callable[[dict[str, Any]], str],
+    as_dict: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> None:
     """Run the command line of a benchmark over the folder: its report as text, or with --json as an
     object.
@@ -105,7 +106,7 @@ def print_report(
 
     def body(folder: Path, *, json: bool) -> None:
         report = evaluate(folder)
-        print(dumps(report, indent=2) if json else as_text(report))
+        print(dumps(as_dict(report), indent=2) if json else as_text(report))
 
     command_line(description, body, json="one JSON object on stdout")
 

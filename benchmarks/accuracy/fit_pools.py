@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.accuracy import fitting
 from benchmarks.accuracy.fitting import Floats, conformal_sd
 from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
+from benchmarks.accuracy.serving_runs import FIGURES, log_ratios
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
@@ -49,14 +48,10 @@ class PredictedPool:
     def tpot_s(self) -> float:
         return float(self.costs.tpot_s[0])
 
-    def log_ratio(self, what: str) -> float:
-        """Return ln(predicted / measured) of ttft, tpot, or throughput."""
-        if what == "throughput":
-            rate = self.run.concurrency / (
-                self.run.ttft_s + (self.run.output_length - 1) * self.run.tpot_s
-            )
-            return float(np.log(self.costs.request_rate_per_second[0] / rate))
-        return float(np.log(getattr(self, f"{what}_s") / getattr(self.run, f"{what}_s")))
+    @property
+    def throughput(self) -> float:
+        """Requests per second."""
+        return float(self.costs.request_rate_per_second[0])
 
 
 def told(folder: Path) -> list[PoolRun]:
@@ -103,9 +98,7 @@ def fit(runs: Sequence[PoolRun]) -> float:
     """
 
     def residuals(x: Floats) -> Floats:
-        return np.array(
-            [pair.log_ratio("ttft") for pair in predicted(runs, handover_s=float(x[0]))]
-        )
+        return log_ratios(predicted(runs, handover_s=float(x[0])), "ttft")
 
     return short(float(robust_fit(residuals, [USUAL_S], [LOWEST_S], [HIGHEST_S])[0]))
 
@@ -119,10 +112,7 @@ def left_out(runs: Sequence[PoolRun]) -> dict[Hashable, list[PredictedPool]]:
 def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = told(folder)
     unseen = [pair for pairs in left_out(runs).values() for pair in pairs]
-    sds = {
-        f"{what}_log_sd": short(conformal_sd(np.array([pair.log_ratio(what) for pair in unseen])))
-        for what in ("ttft", "tpot", "throughput")
-    }
+    sds = {f"{what}_log_sd": short(conformal_sd(log_ratios(unseen, what))) for what in FIGURES}
     names = ", ".join(dict.fromkeys(f"{run.model} on {run.gpu} ({run.engine})" for run in runs))
     profile = PoolEfficiency(
         handover_s=fit(runs),

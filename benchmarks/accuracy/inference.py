@@ -1,10 +1,9 @@
 """Serving predictions beside measured runs: `python -m benchmarks.accuracy.inference [--data DIR]
 [--json]`.
 
-Errors are relative, bias is the mean of log(predicted / measured). Constants of an engine version
-come from one half of the groups (ServingRun.fitted says which); everything quoted as unseen is of
-the other half, or of models and GPUs left out of a fresh fit. TTFT is quoted by its median error
-and mean |log ratio|, apart for runs that the KV cache limits.
+Constants of an engine version come from one half of the groups (ServingRun.fitted says which);
+everything quoted as unseen is of the other half, or of models and GPUs left out of a fresh fit.
+TTFT is that of runs that the KV cache does not limit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy import serving_by_engine
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_engines import LEFT_OUT, by_version, left_out, settings
@@ -44,51 +42,6 @@ from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.questions.serving.intervals import log_sd
 
 CHOSEN_WITHIN = 1e-9
-
-
-def figures(
-    pairs: Sequence[Predicted], *, foreign: bool = False, borrowed: bool = False
-) -> dict[str, float]:
-    """Errors, biases and coverage of one set of runs; TTFT of runs below the KV limit alone.
-    Intervals are those of an answer about a model or die that is `foreign` to the constants, of a
-    release with `borrowed` ones, or else as things are.
-    """
-    closed = [p for p in pairs if p.run.queued_throughput is None]
-    free = [p for p in closed if not p.really_limited]
-    tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in closed])
-    throughput = np.array([np.log(p.throughput / p.run.throughput) for p in pairs])
-    ttft = np.array([np.log(p.ttft_s / p.run.ttft_s) for p in free])
-    values = {
-        "runs": len(pairs),
-        "tpot_error": np.abs(np.expm1(tpot)).mean() if closed else np.nan,
-        "tpot_bias": tpot.mean() if closed else np.nan,
-        "throughput_error": np.abs(np.expm1(throughput)).mean(),
-        "throughput_bias": throughput.mean(),
-        "ttft_median_error": np.median(np.abs(np.expm1(ttft))) if len(free) else np.nan,
-        "ttft_abs_log": np.abs(ttft).mean() if len(free) else np.nan,
-        "ttft_bias": ttft.mean() if len(free) else np.nan,
-        "kv_limited": len(closed) - len(free),
-        "kv_limit_right": np.mean([p.kv_limited == p.really_limited for p in closed])
-        if closed
-        else np.nan,
-        **{
-            f"{what}_inside": inside(pairs, what, foreign, borrowed)
-            for what in ("ttft", "tpot", "throughput")
-        },
-        "refused": sum(not p.fits for p in pairs),
-    }
-    return {name: float(value) for name, value in values.items()}
-
-
-def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool) -> float:
-    """Share of the measured figures in the 90 % interval that an answer states; NaN where none was
-    measured.
-    """
-    within = [
-        row.low <= row.published <= row.high
-        for row in comparisons(pairs, what, foreign=foreign, borrowed=borrowed)
-    ]
-    return float(np.mean(within)) if within else np.nan
 
 
 def shipped(runs: Sequence[ServingRun]) -> list[Predicted]:
@@ -157,9 +110,8 @@ def comparisons(
         ):
             continue
         profile = constants_of(run)
-        spread = float(np.exp(half_width(profile, run, what, foreign=foreign, borrowed=borrowed)))
+        width = half_width(profile, run, what, foreign=foreign, borrowed=borrowed)
         suffix = "" if what == "throughput" else "_s"
-        predicted = getattr(pair, f"{what}{suffix}")
         sizes = (
             f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, "
             f"{run.concurrency} at once"
@@ -172,11 +124,9 @@ def comparisons(
                 gpu=run.gpu,
                 part=run.gpu,
                 published=getattr(run, f"{what}{suffix}"),
-                predicted=predicted,
-                low=predicted / spread,
-                high=predicted * spread,
+                predicted=getattr(pair, f"{what}{suffix}"),
                 refused=None if pair.fits else "memory",
-            )
+            ).within(width)
         )
     return rows
 
@@ -222,31 +172,6 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     return results
 
 
-def by_engine(folder: Path, runs: Sequence[ServingRun]) -> dict[str, dict[str, float]]:
-    """{engine and kind of model, or pools: figures of runs whose GPU, precision or model constants
-    did not see}.
-    """
-    releases = other_release(runs)
-
-    def others(name: str, version: str) -> list[Predicted]:
-        return next(
-            (
-                pairs
-                for title, pairs in releases.items()
-                if title.startswith(f"{name} {version} by ")
-            ),
-            [],
-        )
-
-    groups = serving_by_engine.dense(
-        runs, widths=widths, others=others
-    ) | serving_by_engine.mixtures(folder)
-    rows = {
-        name: serving_by_engine.figures(group, regret) for name, group in sorted(groups.items())
-    }
-    return rows | serving_by_engine.pools(folder)
-
-
 def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
     """Return what the predicted best parallelism loses of the best measured tokens/s/GPU, by groups
     with several sizes.
@@ -268,108 +193,49 @@ def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
     }
 
 
-def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
-    """{unseen, seen, left_out, by_engine, other_release, cached, other_versions, regret}: figures
-    by what they are of.
+def limit_predicted(pairs: Sequence[Predicted]) -> float:
+    """Return the share of runs of which is predicted whether the KV cache limits them."""
+    closed = [pair for pair in pairs if pair.run.queued_throughput is None]
+    return float(np.mean([pair.kv_limited == pair.really_limited for pair in closed]))
 
-    Without `refits` left_out and by_engine are empty: they take a fit for each model and GPU,
-    minutes in all.
-    """
-    everything = dense_runs(folder)
-    cached = cached_series(everything)
-    pairs = shipped(everything)
-    profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
-    own = [
-        p for p in pairs if (p.run.engine, p.run.version) in profiles and p.run.series not in cached
-    ]
-    other = [
-        p
-        for p in pairs
-        if (p.run.engine, p.run.version) not in profiles and p.run.series not in cached
-    ]
-    left = [p for p in own if not p.run.fitted]
-    computed = [p for p in pairs if p.run.series not in cached]
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Return {groups, best_layout: {runs: regret}, limit_predicted}; minutes, for the fits."""
+    from benchmarks.accuracy import serving_groups
+    from benchmarks.accuracy.other_evidence import serving
+
+    runs = dense_runs(folder)
+    kinds: dict[str, list[Predicted]] = {"groups no constant was fitted on": unseen(runs)}
+    for kind, pair, _ in serving_groups.unseen_kinds(folder):
+        kinds.setdefault(kind, []).append(pair)
     return {
-        "unseen": _by_series(left),
-        "seen": _by_series([p for p in own if p.run.fitted]),
-        "left_out": {
-            name: figures(members, foreign=True) for name, members in refitted(everything).items()
-        }
-        if refits
-        else {},
-        "other_release": {
-            name: figures(members, foreign=True, borrowed=True)
-            for name, members in other_release(everything).items()
-        },
-        "other_versions": _by_series(other),
-        "cached": _by_series([p for p in pairs if p.run.series in cached]),
-        "by_engine": by_engine(folder, everything) if refits else {},
-        "regret": {"unseen": regret(left), "all": regret(computed)},
-        "refused": sum(not p.fits for p in pairs),
-        "runs": len(pairs),
+        "groups": [
+            *serving(folder),
+            *serving_groups.shipped(folder),
+            *serving_groups.refitted(folder),
+        ],
+        "best_layout": {name: regret(pairs) for name, pairs in kinds.items()},
+        "limit_predicted": limit_predicted(unseen(runs)),
     }
 
 
-def _by_series(pairs: Sequence[Predicted]) -> dict[str, dict[str, float]]:
-    grouped: dict[str, list[Predicted]] = {"all": list(pairs)} if pairs else {}
-    for pair in pairs:
-        run = pair.run
-        grouped.setdefault(
-            f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}", []
-        ).append(pair)
-    return {name: figures(members) for name, members in grouped.items()}
-
-
-TITLES = {
-    "unseen": "Groups no constant was fitted on",
-    "left_out": "Models and GPUs left out of a fresh fit",
-    "other_release": "Releases by the constants of the nearest other release",
-    "other_versions": "Versions without constants of their own (nearest version's)",
-    "seen": "Groups the constants were fitted on",
-    "cached": "Prompts mostly found in a prefix cache, predicted as if computed (see "
-    "serving_runs.cached_series)",
-}
-
-
 def as_text(report: dict[str, Any]) -> str:
-    head = (
-        f"  {'':72} runs   TPOT  bias inside  tok/s  bias inside | TTFT median |ln|  bias "
-        "inside | KV limit: runs right"
-    )
-    blocks = []
-    for key, title in TITLES.items():
-        if report[key]:
-            blocks.append(
-                "\n".join([title, head, *(_line(name, row) for name, row in report[key].items())])
-            )
-    if report["by_engine"]:
-        title = (
-            "By engine: a GPU or a precision left out, of mixtures the model, of pools engine "
-            "and lengths"
-        )
-        columns = f"  {'':20}  runs    TPOT inside   tok/s  TTFT med inside"
-        rows = (serving_by_engine.line(name, row) for name, row in report["by_engine"].items())
-        blocks.append("\n".join([title, columns, *rows]))
-    for name, row in report["regret"].items():
-        blocks.append(
-            f"Best TP by tokens/s/GPU, {name} groups: {row['best_chosen']} of {row['groups']} "
-            "chosen, "
-            f"regret mean {row['mean']:.2%}, worst {row['worst']:.1%}"
-        )
-    blocks.append(f"Measured configurations refused: {report['refused']} of {report['runs']}")
-    return "\n\n".join(blocks)
+    lines = [
+        f"KV limit predicted right, unseen groups: {share:.1%}"
+        for share in [report.get("limit_predicted")]
+        if share is not None
+    ]
+    lines += [
+        f"Best TP by tokens/s/GPU, {name}: {one['best_chosen']} of {one['groups']} chosen, regret "
+        f"mean {one['mean']:.2%}, worst {one['worst']:.1%}"
+        for name, one in report["best_layout"].items()
+    ]
+    return "\n\n".join([*(group.as_text() for group in report["groups"]), *lines])
 
 
-def _line(name: str, f: dict[str, float]) -> str:
-    return (
-        f"  {name:72} {f['runs']:4.0f} {f['tpot_error']:6.1%} {f['tpot_bias']:+.2f} "
-        f"{f['tpot_inside']:6.0%} "
-        f"{f['throughput_error']:6.1%} {f['throughput_bias']:+.2f} {f['throughput_inside']:6.0%} | "
-        f"{f['ttft_median_error']:8.1%} {f['ttft_abs_log']:7.2f} {f['ttft_bias']:+.2f} "
-        f"{f['ttft_inside']:6.0%} | "
-        f"{f['kv_limited']:9.0f} {f['kv_limit_right']:8.1%}"
-    )
+def as_dict(report: dict[str, Any]) -> dict[str, Any]:
+    return report | {"groups": [group.summary() for group in report["groups"]]}
 
 
 if __name__ == "__main__":
-    print_report(description=__doc__, evaluate=evaluate, as_text=as_text)
+    print_report(description=__doc__, evaluate=evaluate, as_text=as_text, as_dict=as_dict)

@@ -1,19 +1,25 @@
-"""Groups of serving evidence: what `benchmarks.accuracy.inference` reports, as comparisons with
-intervals.
+"""Groups of serving evidence: measured runs beside predictions, with the intervals of answers.
+
+Constants of an engine version come from one half of the groups of runs (`ServingRun.fitted`); what
+is quoted as unseen is of the other half, or of models and GPUs left out of a fresh fit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy import fit_experts, fit_pools, inference, serving_by_engine
+from benchmarks.accuracy import fit_experts, fit_pools, inference
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.fit_engines import by_gpu, by_precision, by_version, left_out
 from benchmarks.accuracy.groups import Group, LeftOut
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, cached_series, log_ratios
+from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_profiles, expert_efficiency, pool_efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
@@ -23,6 +29,10 @@ FIGURES = {
     "ttft": ("time to first token", "s"),
     "throughput": ("tokens/s per GPU", "1/s"),
 }
+Widths = Mapping[str, float]
+"""Half widths of intervals of logarithms, by figure; a figure that is missing states none."""
+Judged = tuple[str, Predicted | fit_pools.PredictedPool, Widths]
+"""(part of a group, run with its prediction, widths)."""
 
 
 def shipped(folder: Path) -> list[Group]:
@@ -40,19 +50,25 @@ def shipped(folder: Path) -> list[Group]:
         "fitted groups": ("seen", [pair for pair in own if pair.run.fitted]),
         "versions without constants": ("setting", [pair for pair in pairs if pair not in own]),
     }
-    groups = [
-        _group(f"Engines, {kind}", what, left_out, _by(_series, members, what))
-        for kind, (left_out, members) in kinds.items()
-        for what in FIGURES
+    mixtures = [
+        (series(pair.run), pair, experts_widths(pair.run.engine))
+        for pair in inference.shipped(fit_experts.mixtures(folder))
     ]
-    experts = inference.shipped(fit_experts.mixtures(folder))
-    for what in FIGURES:
-        rows = [row for pair in experts for row in _mixture(pair, what)]
-        groups.append(_group("Engines, mixtures by the shipped constants", what, "seen", rows))
-    other = inference.other_release(runs)
-    return groups + _by_name(
-        "Engines, another release's constants", other, "setting", foreign=True, borrowed=True
-    )
+    return [
+        *(
+            group
+            for kind, (left, members) in kinds.items()
+            for group in groups(f"Engines, {kind}", left, by(members, series))
+        ),
+        *groups("Engines, mixtures by the shipped constants", "seen", ratios(mixtures)),
+        *_by_name(
+            "Engines, another release's constants",
+            inference.other_release(runs),
+            "setting",
+            foreign=True,
+            borrowed=True,
+        ),
+    ]
 
 
 def refitted(folder: Path) -> list[Group]:
@@ -60,84 +76,106 @@ def refitted(folder: Path) -> list[Group]:
     Minutes: many fits.
     """
     runs = dense_runs(folder)
-    groups = _by_name(
-        "Engines, a model or GPU left out", inference.refitted(runs), "GPU", foreign=True
-    )
+    found = [
+        *_by_name(
+            "Engines, a model or GPU left out", inference.refitted(runs), "GPU", foreign=True
+        ),
+        *groups("Engines by kind of model", "GPU", ratios(unseen_kinds(folder))),
+        *pools(folder),
+    ]
+    return [dataclasses.replace(group, is_long=True) for group in found]
+
+
+def pools(folder: Path) -> list[Group]:
+    """Return pools apart by hops between them that saw neither the engine nor the lengths."""
+    left_out = fit_pools.left_out(fit_pools.told(folder)).values()
+    stated = widths(pool_efficiency())
+    judged = [(pair.run.engine, pair, stated) for pairs in left_out for pair in pairs]
+    return groups("Pools, the engine and lengths left out", "setting", ratios(judged))
+
+
+@functools.cache
+def unseen_kinds(folder: Path) -> list[Judged]:
+    """Return the runs by engine and kind of model, each by constants that saw neither its GPU or
+    its precision nor, of mixtures, its model.
+
+    Of a release that was measured on one GPU in one precision alone, constants are those of the
+    engine's nearest other release.
+    """
+    kinds: dict[str, list[Judged]] = defaultdict(list)
+    runs = dense_runs(folder)
     releases = inference.other_release(runs)
-
-    def others(name: str, version: str) -> list[Predicted]:
-        return next(
-            (
-                pairs
-                for title, pairs in releases.items()
-                if title.startswith(f"{name} {version} by ")
-            ),
-            [],
-        )
-
-    unseen = serving_by_engine.dense(
-        runs, widths=inference.widths, others=others
-    ) | serving_by_engine.mixtures(folder)
-    for what in FIGURES:
-        rows = [
-            row for name, group in sorted(unseen.items()) for row in _with_widths(name, group, what)
+    for (name, version), members in by_version(runs).items():
+        parts = [
+            pairs
+            for key in (by_gpu, by_precision)
+            for pairs in left_out(members, name=name, version=version, key=key).values()
         ]
-        groups.append(_group("Engines by kind of model", what, "GPU", rows))
-    return [dataclasses.replace(group, is_long=True) for group in (*groups, *_pools(folder))]
-
-
-def _mixture(pair: Predicted, what: str) -> list[Comparison]:
-    """Return one figure of a mixture's run, in the part of its engine, model and GPU; nothing if it
-    was not measured.
-    """
-    scatter, log = expert_efficiency(engine=pair.run.engine), float(log_ratios([pair], what)[0])
-    width = None if what == "throughput" else NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
-    return [_ratio(_series(pair.run), pair.run.model, log, width)] if math.isfinite(log) else []
-
-
-def _pools(folder: Path) -> list[Group]:
-    scatter = pool_efficiency()
-    pairs = [
-        pair for members in fit_pools.left_out(fit_pools.told(folder)).values() for pair in members
-    ]
-    groups = []
-    for what in FIGURES:
-        width = NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
-        rows = [
-            _ratio(pair.run.engine, pair.run.model, pair.log_ratio(what), width) for pair in pairs
+        own = f"{name} {version} by "
+        others = next((pairs for title, pairs in releases.items() if title.startswith(own)), [])
+        kinds[f"{name}, dense"] += [
+            (f"{name}, dense", pair, inference.widths(pair.run, borrowed=not parts))
+            for pairs in parts or [others]
+            for pair in pairs
         ]
-        groups.append(_group("Pools, the engine and lengths left out", what, "setting", rows))
-    return groups
+    mixtures = fit_experts.left_out(
+        fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
+    )
+    for _, pairs in mixtures.values():
+        for pair in pairs:
+            kind = f"{pair.run.engine}, mixtures"
+            kinds[kind].append((kind, pair, experts_widths(pair.run.engine)))
+    return [judged for _, members in sorted(kinds.items()) for judged in members]
 
 
-def _with_widths(name: str, group: serving_by_engine.Unseen, what: str) -> list[Comparison]:
-    """Return the ratios of one engine's runs; offline runs have a throughput only, mixtures state
-    no interval of theirs.
+def experts_widths(engine: str) -> Widths:
+    """Return the half widths that answers about mixtures state; of throughput none is stated."""
+    stated = widths(expert_efficiency(engine=engine))
+    return {what: width for what, width in stated.items() if what != "throughput"}
+
+
+def widths(scatter: object) -> dict[str, float]:
+    return {what: NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd") for what in FIGURES}
+
+
+def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
+    """Return {figure: predicted over measured as comparisons with 1}, without runs that were not
+    measured in it.
     """
-    logs = log_ratios(group.pairs, what)
-    return [
-        _ratio(name, pair.run.model, float(log), widths.get(what))
-        for pair, log, widths in zip(group.pairs, logs, group.widths, strict=True)
-        if math.isfinite(log)
-    ]
+    rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
+    for part, pair, widths in judged:
+        for what, found in rows.items():
+            log = float(log_ratios([pair], what)[0])
+            if math.isfinite(log):
+                row = Comparison(
+                    source="",
+                    model=pair.run.model,
+                    what="",
+                    published=1.0,
+                    predicted=math.exp(log),
+                    part=part,
+                )
+                found.append(row.within(widths[what]) if what in widths else row)
+    return rows
 
 
-def _ratio(part: str, model: str, log_ratio: float, width: float | None) -> Comparison:
-    """Return predicted over measured as a comparison with 1."""
-    ratio = math.exp(log_ratio)
-    low, high = (
-        (None, None) if width is None else (ratio * math.exp(-width), ratio * math.exp(width))
-    )
-    return Comparison(
-        source="",
-        model=model,
-        what="",
-        published=1.0,
-        predicted=ratio,
-        low=low,
-        high=high,
-        part=part,
-    )
+def by(
+    pairs: Iterable[Predicted],
+    part: Callable[[ServingRun], str],
+    *,
+    foreign: bool = False,
+    borrowed: bool = False,
+) -> dict[str, list[Comparison]]:
+    """Return {figure: comparisons}, in parts of a group."""
+    pairs = list(pairs)
+    return {
+        what: [
+            dataclasses.replace(row, part=part(pair.run))
+            for pair in pairs
+            for row in inference.comparisons([pair], what, foreign=foreign, borrowed=borrowed)
+        ]
+        for what in FIGURES
+    }
 
 
 def _by_name(
@@ -148,38 +186,25 @@ def _by_name(
     foreign: bool = False,
     borrowed: bool = False,
 ) -> list[Group]:
-    groups = []
-    for what in FIGURES:
-        rows = [
-            row
-            for name, members in named.items()
-            for row in _by(
-                lambda _, name=name: name, members, what, foreign=foreign, borrowed=borrowed
-            )  # type: ignore[misc]
-        ]
-        groups.append(_group(title, what, left_out, rows))
-    return groups
+    rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
+    for name, members in named.items():
+        for what, each in by(
+            members,
+            lambda _, name=name: name,
+            foreign=foreign,
+            borrowed=borrowed,  # type: ignore[misc]
+        ).items():
+            rows[what] += each
+    return groups(title, left_out, rows)
 
 
-def _by(
-    part: Callable[[ServingRun], str],
-    pairs: Iterable[Predicted],
-    what: str,
-    *,
-    foreign: bool = False,
-    borrowed: bool = False,
-) -> list[Comparison]:
-    rows = []
-    for pair in pairs:
-        for row in inference.comparisons([pair], what, foreign=foreign, borrowed=borrowed):
-            rows.append(dataclasses.replace(row, part=part(pair.run)))
-    return rows
-
-
-def _series(run: ServingRun) -> str:
+def series(run: ServingRun) -> str:
+    """Return what one person measured in one go, in words."""
     return f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}"
 
 
-def _group(title: str, what: str, left_out: LeftOut, rows: list[Comparison]) -> Group:
-    words, unit = FIGURES[what]
-    return Group(title=f"{title}: {words}", left_out=left_out, saw=SAW, rows=rows, unit=unit)
+def groups(title: str, left_out: LeftOut, rows: Mapping[str, list[Comparison]]) -> list[Group]:
+    return [
+        Group(title=f"{title}: {words}", left_out=left_out, saw=SAW, rows=rows[what], unit=unit)
+        for what, (words, unit) in FIGURES.items()
+    ]

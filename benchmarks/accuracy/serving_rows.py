@@ -30,6 +30,11 @@ class PoolRun(Served):
     replicas: tuple[int, int] | None
     """Of prefill and of decoding; None: not told."""
 
+    @property
+    def throughput(self) -> float:
+        """Requests per second."""
+        return self.concurrency / self.latency_s
+
 
 LATER = ("inference_measured_2", "inference_measured_3")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}

@@ -7,7 +7,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,10 @@ class Served:
     """NaN where only throughput was measured."""
     tpot_s: float
 
+    @property
+    def latency_s(self) -> float:
+        return self.ttft_s + (self.output_length - 1) * self.tpot_s
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun(Served):
@@ -81,10 +85,6 @@ class ServingRun(Served):
             * config.pipeline_parallel_size
             * config.attention_data_parallel_size
         )
-
-    @property
-    def latency_s(self) -> float:
-        return self.ttft_s + (self.output_length - 1) * self.tpot_s
 
     @property
     def throughput(self) -> float:
@@ -324,7 +324,12 @@ FIGURES = {"ttft": "ttft_s", "tpot": "tpot_s", "throughput": "throughput"}
 """Fields of a run and of what is predicted of it, by the figures' names."""
 
 
-def log_ratios(pairs: Sequence[Predicted], what: str) -> Floats:
-    """Return ln(predicted / measured) of one of FIGURES; not a number where it was not measured."""
+def log_ratios(pairs: Sequence[Any], what: str) -> Floats:
+    """Return ln(predicted / measured) of one of FIGURES; not a number where it was not measured.
+
+    Args:
+        pairs: Predictions that name their `run`, of one replica or of pools.
+        what: The figure.
+    """
     field = FIGURES[what]
     return np.array([np.log(getattr(pair, field) / getattr(pair.run, field)) for pair in pairs])
