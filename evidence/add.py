@@ -15,13 +15,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.accuracy import inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.serving_runs import serving_run
+from benchmarks.accuracy.tables import as_text
 from evidence.cases import missing, training_case, training_query, unknown
 from evidence.schema import KINDS, SERVING, TRAINING, Kind
 from evidence.table import RefusedError, Row, read
@@ -117,27 +117,6 @@ def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
 def _served(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
     pairs = inference.shipped([serving_run(row) for row in rows])
     return {words: inference.comparisons(pairs, name) for name, words in SERVED.items()}
-
-
-def as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['rows']} {report['kind']} rows"]
-    lines += [f"  not predicted: {n} rows: {why}" for why, n in report["not_predicted"].items()]
-    for name, one in report["figures"].items():
-        refused = sum(one["refused"].values())
-        counted = f"  {name:22} {one['rows']:5} rows, {refused} infeasible"
-        if "median_error" not in one:
-            lines.append(counted)
-            continue
-        held = (
-            f"; {one['coverage']:.0%} inside the 90% interval (high/low {one['width']:.2f})"
-            if "coverage" in one
-            else "; no interval"
-        )
-        lines.append(
-            f"{counted}; error median {one['median_error']:.1%}, mean {one['mean_error']:.1%}, "
-            f"worst {one['worst_error']:.1%}, bias {one['bias']:+.1%}{held}"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

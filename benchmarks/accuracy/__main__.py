@@ -2,29 +2,8 @@
 figures.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
-
-from benchmarks.accuracy import report
-from benchmarks.accuracy.data import add_data_argument, data_folder
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy", description=report.__doc__
-    )
-    add_data_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
-    evaluated = report.evaluate(data_folder(arguments))
-    print(
-        json.dumps(report.as_dict(evaluated), indent=2)
-        if arguments.json
-        else report.as_text(evaluated)
-    )
-
+from benchmarks.accuracy.data import print_report
+from benchmarks.accuracy.report import as_dict, evaluate
 
 if __name__ == "__main__":
-    main()
+    print_report(description=__doc__, evaluate=evaluate, as_dict=as_dict)

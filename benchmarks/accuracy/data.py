@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
-from json import dumps
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.tables import as_text
 from evidence import table as evidence
 from evidence.schema import KINDS
 
@@ -77,38 +78,31 @@ def _rows_of(path: Path, changed_ns: int) -> list[evidence.Row]:
     return evidence.read(path, KINDS[path.parent.name])
 
 
-def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:
-    """Run the command line of a module over the folder of measured figures: `body(folder,
-    switch=...)`.
+def print_report(
+    *,
+    description: str | None,
+    evaluate: Callable[..., Any],
+    as_dict: Callable[[Any], Any] = lambda report: report,
+    needs_data: bool = True,
+) -> None:
+    """Run the command line of a benchmark: its report as text, or with --json as one value.
 
-    switches: help by name, all off unless given.
+    Args:
+        description: Help of the command.
+        evaluate: Function that returns the report, of the folder of measured figures if it
+            `needs_data`.
+        as_dict: Function that returns the report as JSON takes it.
+        needs_data: Offer --data.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_data_argument(parser)
-    for name, words in switches.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=words)
+    if needs_data:
+        add_data_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     arguments = parser.parse_args()
-    body(data_folder(arguments), **{name: getattr(arguments, name) for name in switches})
-
-
-def print_report(
-    *,
-    description: str | None,
-    evaluate: Callable[[Path], dict[str, Any]],
-    as_text: Callable[[dict[str, Any]], str],
-    as_dict: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-) -> None:
-    """Run the command line of a benchmark over the folder: its report as text, or with --json as an
-    object.
-    """
-
-    def body(folder: Path, *, json: bool) -> None:
-        report = evaluate(folder)
-        print(dumps(as_dict(report), indent=2) if json else as_text(report))
-
-    command_line(description, body, json="one JSON object on stdout")
+    report = evaluate(data_folder(arguments)) if needs_data else evaluate()
+    print(json.dumps(as_dict(report), indent=2) if arguments.json else as_text(report))
 
 
 def read(folder: Path, name: str) -> list[Row]:

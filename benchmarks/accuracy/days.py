@@ -70,17 +70,3 @@ def evaluate() -> dict[str, Any]:
         "configurations": [dataclasses.asdict(one.parallel) for one in (selective, full)],
         "published_2021_days": published_days(),
     }
-
-
-def as_text(report: dict[str, Any]) -> str:
-    return (
-        "GPT-3 175B, 300B tokens, 1,024 A100 80GB, batch 1,536  [headline]\n"
-        "  sequence parallelism and selective recomputation "
-        f"{report['selective_sequence_parallel_days']:.2f} days\n"
-        f"  full recomputation, no sequence parallelism      {report['full_recompute_days']:.2f} "
-        "days\n"
-        f"  ratio                                            {report['ratio']:.3f}\n"
-        "  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives "
-        f"{report['published_2021_days']:.1f} days "
-        "(arXiv 2104.04473 prints 34)"
-    )

@@ -9,6 +9,7 @@ import argparse
 import json
 from typing import Any
 
+from benchmarks.accuracy.tables import as_text
 from hp_tool.catalog import cluster, model, names
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
@@ -45,8 +46,6 @@ PUBLISHED_BEST = 1.48
 packing alone, on data sets and clusters that it does not give in full. Not a target: nothing here
 is fitted to it.
 """
-NO_GAIN = 1.01
-"""Below this there is nothing to report."""
 
 
 def clock(config: ParallelConfig) -> MicroBatchClock:
@@ -104,37 +103,6 @@ def _row(name: str, timer: MicroBatchClock) -> dict[str, Any]:
         "gain_over_packing": gains.gain_over_packing,
         "token_share": gains.token_share,
     }
-
-
-def as_text(report: dict[str, Any]) -> str:
-    """One line a distribution and scenario."""
-    lines = [f"Dynamic context parallelism, {report['setting']}  [predicted, an upper bound]"]
-    for scenario in report["scenarios"]:
-        lines.append(
-            "  "
-            f"{scenario['name']}{'' if scenario['fits'] else '  (static rows DO NOT FIT in memory)'}"  # noqa: E501
-        )
-        lines.append(
-            f"    {'lengths':20} {'mean':>8} {'packed':>8} {'balanced':>8} {'dynamic':>8} "
-            f"{'gain':>6} {'over packing':>12}  "
-            "tokens by CP size"
-        )
-        for row in scenario["rows"]:
-            shares = ", ".join(f"{size}: {share:.0%}" for size, share in row["token_share"].items())
-            none = "" if row["gain"] >= NO_GAIN else "  (no gain)"
-            lines.append(
-                f"    {row['lengths']:20} {row['mean_tokens']:8,.0f} {row['packed_s']:6.2f} s "
-                f"{row['balanced_s']:6.2f} s "
-                f"{row['dynamic_s']:6.2f} s {row['gain']:5.2f}x {row['gain_over_packing']:11.2f}x  "
-                f"{shares}{none}"
-            )
-    lines += [
-        "  packed: static size, rows in order of arrival; balanced: the same rows balanced over "
-        "replicas; gain: over balanced",
-        "  published best case, other data, model and cluster, over packing: up to "
-        f"{report['published_best']:.2f}x",
-    ]
-    return "\n".join(lines)
 
 
 def main() -> None:

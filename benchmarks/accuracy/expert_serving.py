@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.accuracy import serving_groups
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared
-from benchmarks.accuracy.inference import as_dict, as_text, regret
+from benchmarks.accuracy.inference import as_dict, regret
 from benchmarks.accuracy.serving_groups import experts_widths, ratios, series
 from benchmarks.accuracy.serving_rows import queued_runs
 from hp_tool.catalog import model as catalogue_model
@@ -55,4 +55,4 @@ def evaluate(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print_report(description=__doc__, evaluate=evaluate, as_text=as_text, as_dict=as_dict)
+    print_report(description=__doc__, evaluate=evaluate, as_dict=as_dict)

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.stats import binom
 
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.tables import as_text
 from hp_tool.cost.uncertainty import CONFIDENCE
 
 MANY_ROWS = 40
@@ -85,21 +86,29 @@ class Group:
         }
 
     def as_text(self) -> str:
-        """A table with one line a row (a part, where there are many), and the figures beneath."""
-        lines = [
-            f"{self.title} ({self.unit})  [left out: {self.left_out}]",
-            f"  constants from: {self.saw}",
+        """Return the rows, or of many the figures of each part, and the figures of all."""
+        parts = {name: figures(rows) for name, rows in self.parts.items()}
+        rows = [
+            {
+                **{
+                    name: getattr(row, name) for name in ("model", "what", "published", "predicted")
+                },
+                "error": row.error,
+                "refused": row.refused,
+            }
+            for row in self.rows
         ]
-        if len(self.rows) > MANY_ROWS:
-            lines += [f"  {name:28} {line(figures(rows))}" for name, rows in self.parts.items()]
-        else:
-            lines += [
-                f"  {row.model:20} {row.what:62} {_number(row.published):>9} "
-                f"{_number(row.predicted):>9} {row.error:+7.1%}"
-                + (f"  {row.refused}" if row.refused else "")
-                for row in self.rows
-            ]
-        return "\n".join([*lines, f"  {line(figures(self.rows))}"])
+        listed = {"rows": rows} if len(rows) <= MANY_ROWS else {}
+        return as_text(
+            {
+                f"{self.title} ({self.unit})": {
+                    "left out": self.left_out,
+                    "constants from": self.saw,
+                    **listed,
+                    "figures": {"all": figures(self.rows), **parts},
+                }
+            }
+        )
 
 
 def on(row: Comparison, card: str) -> Comparison:
@@ -198,30 +207,6 @@ def _kind(group: Group) -> str:
     if group.title.startswith("Two runs"):
         return "two runs of a cell"
     return "memory" if "GiB" in group.unit else "training steps"
-
-
-def line(f: dict[str, Any]) -> str:
-    """Figures in words."""
-    refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
-    count = f"{f['rows']} rows, {f['configurations']} configurations{refused}"
-    if "mean_error" not in f:
-        return count
-    text = (
-        f"{count}: mean {f['mean_error']:.2%}, median {f['median_error']:.2%}, worst "
-        f"{f['worst_error']:.1%}, "
-    )
-    text += f"bias {f['bias']:+.2%}"
-    if "coverage" not in f:
-        return text
-    low, high = f["coverage_range"]
-    return (
-        f"{text}; {f['coverage']:.0%} within the 90 % interval (right: {low:.0%} to {high:.0%}), "
-        f"high/low {f['width']:.2f}, score {f['interval_score']:.3f}"
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _finite(value: float) -> float | None:

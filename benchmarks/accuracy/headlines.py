@@ -6,14 +6,12 @@ Needs no folder of measured figures.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import json
-import math
 from typing import Any
 
 from benchmarks.accuracy import days, dynamic_context
+from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.korthikanti import GPU, MODELS, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
 from benchmarks.accuracy.published import (
@@ -49,7 +47,6 @@ from hp_tool.questions.training import estimate, recommend
 
 OMNI_PATH_BYTES_PER_SECOND = 4 * 12.5e9 / 8
 """A GPU's share of Jean Zay's four 100 Gb/s ports a node."""
-RELEASE = "one factor for 2021's release, from the other nine models"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,14 +120,6 @@ def scaling_2021(row: ScalingRow) -> Headline:
         error=rate / row.tflops_per_gpu - 1.0,
         note="" if prediction.feasible else "said not to fit",
     )
-
-
-def release_known(errors: list[float]) -> list[float]:
-    """Errors left once the release's own speed is known from the other rows: each over the
-    geometric mean of the others.
-    """
-    logs = [math.log1p(error) for error in errors]
-    return [math.expm1(own - (sum(logs) - own) / (len(logs) - 1)) for own in logs]
 
 
 def gpt2_2019() -> list[Headline]:
@@ -486,39 +475,10 @@ def _range(key: str, what: str, predicted: float) -> Headline:
     )
 
 
-def as_text(headlines: list[Headline]) -> str:
-    """One line a figure, and the mean error of table 1."""
-    lines = [f"{'published':>24} {'predicted':>10}"]
-    for one in headlines:
-        error = "" if one.error is None else f"{one.error:+.1%}"
-        note = f"  ({one.note})" if one.note else ""
-        lines.append(
-            f"{one.published:>24} {one.predicted:10,.4g} {one.unit:16} {error:>7}  {one.what}, "
-            f"{one.source}{note}"
-        )
-    table = [one.error for one in headlines if one.error is not None and "table 1" in one.source]
-    for words, errors in (("constants of 2022's software", table), (RELEASE, release_known(table))):
-        sizes = [abs(error) for error in errors]
-        lines.append(
-            f"arXiv 2104.04473 table 1, {words}: mean {sum(sizes) / len(sizes):.1%}, worst "
-            f"{max(sizes):.1%}"
-        )
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.headlines", description=__doc__
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
-    headlines = evaluate()
-    print(
-        json.dumps([dataclasses.asdict(one) for one in headlines], indent=2)
-        if arguments.json
-        else as_text(headlines)
-    )
-
-
 if __name__ == "__main__":
-    main()
+    print_report(
+        description=__doc__,
+        evaluate=evaluate,
+        as_dict=lambda found: [dataclasses.asdict(one) for one in found],
+        needs_data=False,
+    )

@@ -219,23 +219,9 @@ def evaluate(folder: Path) -> dict[str, Any]:
     }
 
 
-def as_text(report: dict[str, Any]) -> str:
-    lines = [
-        f"KV limit predicted right, unseen groups: {share:.1%}"
-        for share in [report.get("limit_predicted")]
-        if share is not None
-    ]
-    lines += [
-        f"Best TP by tokens/s/GPU, {name}: {one['best_chosen']} of {one['groups']} chosen, regret "
-        f"mean {one['mean']:.2%}, worst {one['worst']:.1%}"
-        for name, one in report["best_layout"].items()
-    ]
-    return "\n\n".join([*(group.as_text() for group in report["groups"]), *lines])
-
-
 def as_dict(report: dict[str, Any]) -> dict[str, Any]:
     return report | {"groups": [group.summary() for group in report["groups"]]}
 
 
 if __name__ == "__main__":
-    print_report(description=__doc__, evaluate=evaluate, as_text=as_text, as_dict=as_dict)
+    print_report(description=__doc__, evaluate=evaluate, as_dict=as_dict)

@@ -22,7 +22,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import days, evidence, grid, headlines, laws, report, serving_groups
+from benchmarks.accuracy import (
+    days,
+    evidence,
+    grid,
+    headlines,
+    laws,
+    report,
+    serving_groups,
+    tables,
+)
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.groups import Group, figures, pools
 
@@ -331,35 +340,13 @@ def _unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[
 
 
 def as_text(now: Ledger) -> str:
-    """Return a line for each group, headline and law."""
-    lines = [
-        f"{'':70} {'n':>6} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7} {'inside':>7} "
-        f"{'hi/lo':>6} {'score':>6}"
-    ]
-    for title, one in now["groups"].items():
-        values = [f"{one['n']:6,}", *(_percent(one.get(name)) for name in SHOWN[1:6])]
-        lines.append(
-            " ".join(
-                [f"{title:70}", *values, _number(one.get("high_low")), _number(one.get("score"))]
-            )
-        )
-    for name, one in now.get("headlines", {}).items():
-        error = "" if one["error"] is None else f"{one['error']:+.1%}"
-        lines.append(
-            f"{name:100} published {one['published']:>8} predicted {one['predicted']:10,.4g} "
-            f"{one['unit']} {error}"
-        )
-    for name, one in now.get("laws", {}).items():
-        lines.append(f"law: {name}: {one['checked']} comparisons, {len(one['broken'])} broken")
-    return "\n".join(lines)
-
-
-def _percent(value: float | None) -> str:
-    return f"{'':7}" if value is None else f"{value:7.1%}"
-
-
-def _number(value: float | None) -> str:
-    return f"{'':6}" if value is None else f"{value:6.3g}"
+    """Return tables of the groups, headlines and laws."""
+    shown = {title: {name: one.get(name) for name in SHOWN} for title, one in now["groups"].items()}
+    laws = {
+        name: {"comparisons": one["checked"], "broken": len(one["broken"])}
+        for name, one in now.get("laws", {}).items()
+    }
+    return tables.as_text([shown, now.get("headlines", {}), laws])
 
 
 def failures(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,39 +105,44 @@ included.
 """
 
 
+def _table(columns: str, rows: Iterable[str]) -> str:
+    """Return a table of rows whose cells are joined by ` | `."""
+    rule = f"|---{'|---' * columns.count('|')}|"
+    return "\n".join([f"| {columns} |", rule, *(f"| {row} |" for row in rows)])
+
+
 def headlines(result: dict[str, Any]) -> str:
     """README's table: one line for each kind of answer; what is left out there stands in
     `summary`.
     """
-    head = (
-        "| what is predicted | configurations | mean error | median | worst | inside 90 % "
-        "interval |"
+    return _table(
+        f"what is predicted | configurations | {ERRORS}",
+        (f"{words} | {_errors(result['groups'][title])}" for title, words in HEADLINES.items()),
     )
-    lines = [head, f"|---{'|---' * 5}|"]
-    for title, words in HEADLINES.items():
-        f = result["groups"][title]
-        inside = percent(f["inside"], 0) if "inside" in f else "none stated"
-        errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
-        lines.append(f"| {words} | {f['n']:,} | {errors} | {inside} |")
-    return "\n".join(lines)
+
+
+ERRORS = "mean error | median | worst | inside 90 % interval"
+
+
+def _errors(f: dict[str, Any]) -> str:
+    inside = percent(f["inside"], 0) if "inside" in f else "none stated"
+    errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
+    return f"{f['n']:,} | {errors} | {inside}"
 
 
 def summary(result: dict[str, Any]) -> str:
     """A line for every group, whatever its figures are, and what is said of the grid and of
     days.
     """
-    lines = [
-        "| what is predicted | constants did not see | configurations | mean error | median | "
-        "worst | inside 90 % interval |",
-        f"|---{'|---' * 6}|",
-    ]
-    for left_out, words in LEFT_OUT.items():
-        for title, f in result["groups"].items():
-            if f["left_out"] == left_out:
-                inside = percent(f["inside"], 0) if "inside" in f else "none stated"
-                head = f"{title}{_refused(f)} | {words} | {f['n']:,}"
-                errors = " | ".join(percent(f[name]) for name in ("mean", "median", "worst"))
-                lines.append(f"| {head} | {errors} | {inside} |")
+    lines = _table(
+        f"what is predicted | constants did not see | configurations | {ERRORS}",
+        (
+            f"{title}{_refused(f)} | {words} | {_errors(f)}"
+            for left_out, words in LEFT_OUT.items()
+            for title, f in result["groups"].items()
+            if f["left_out"] == left_out
+        ),
+    )
     grid, days = result["report"]["grid"], result["report"]["days"]
     ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
     words = (
@@ -154,7 +159,7 @@ def summary(result: dict[str, Any]) -> str:
         "and without; the 34 days "
         "in arXiv 2104.04473 are with 2021's software."
     )
-    return "\n".join([*lines, "", textwrap.fill(words, WIDTH)])
+    return f"{lines}\n\n{textwrap.fill(words, WIDTH)}"
 
 
 def _refused(f: dict[str, Any]) -> str:
@@ -169,15 +174,13 @@ def _refused(f: dict[str, Any]) -> str:
 
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
-    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|"]
-    return "\n".join(
-        [*lines, *(f"| {name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())]
-    )
+    rows = (f"{name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())
+    return _table(f"rows | {COLUMNS}", rows)
 
 
 COLUMNS = (
     "n | configurations | mean | median | bias | inside 90 % (if right) | high/low | score | "
-    "worst case |"
+    "worst case"
 )
 
 
@@ -185,7 +188,7 @@ def _cells(f: dict[str, Any]) -> str:
     refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
     head = f"{f['rows']:,}{refused} | {f['n']:,}"
     if "mean" not in f:
-        return f"{head} | | | | | | | |"
+        return f"{head} | | | | | | |"
     errors = f"{percent(f['mean'])} | {percent(f['median'])} | {100 * f['bias']:+.1f} %"
     stated = "| | |"
     if "inside" in f:
@@ -193,7 +196,7 @@ def _cells(f: dict[str, Any]) -> str:
         stated = (
             f"{percent(f['inside'], 0)} ({low}-{high}) | {f['high_low']:.2f} | {f['score']:.2f} |"
         )
-    return f"{head} | {errors} | {stated} {f['worst_case'].replace('|', '/')} |"
+    return f"{head} | {errors} | {stated} {f['worst_case'].replace('|', '/')}"
 
 
 def groups(result: dict[str, Any]) -> str:
@@ -208,11 +211,10 @@ def groups(result: dict[str, Any]) -> str:
                 continue
             parts = list(group["parts"].items())
             lines = [("all", group), *parts] if len(parts) > 1 else parts
-            rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
-            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|", *rows]
+            rows = (f"{name or '-'} | {_cells(f)}" for name, f in lines)
             blocks += [
                 f"**{title}** ({group['unit']}). Constants from: {group['saw']}.",
-                "\n".join(table),
+                _table(f"| {COLUMNS}", rows),
             ]
     return "\n\n".join(blocks)
 
@@ -221,25 +223,25 @@ def published(result: dict[str, Any]) -> str:
     """Return a table of the published headlines: date, published and predicted figure, error, and
     why one is far off.
     """
-    lines = ["| published | month | figure | predicted | error |", f"|---{'|---' * 4}|"]
-    known = result["known"]
+    rows = []
     for name, one in result["headlines"].items():
         error = "" if one["error"] is None else f"{100 * one['error']:+.1f} %"
-        lines.append(
-            f"| {name} | {one['date']} | {one['published']} {one['unit']} | "
-            f"{one['predicted']:,.4g} | {error} |"
+        rows.append(
+            f"{name} | {one['date']} | {one['published']} {one['unit']} | "
+            f"{one['predicted']:,.4g} | {error}"
         )
-    reasons = [f"- {name}: {why}" for name, why in known.items()]
-    return "\n".join([*lines, "", "Outside 6 %, or against a law below, and why:", "", *reasons])
+    reasons = [f"- {name}: {why}" for name, why in result["known"].items()]
+    table = _table("published | month | figure | predicted | error", rows)
+    return "\n".join([table, "", "Outside 6 %, or against a law below, and why:", "", *reasons])
 
 
 def laws(result: dict[str, Any]) -> str:
     """Return a table of the laws: comparisons made, and broken."""
-    rows = [
-        f"| {name} | {one['checked']:,} | {len(one['broken'])} |"
+    rows = (
+        f"{name} | {one['checked']:,} | {len(one['broken'])}"
         for name, one in result["laws"].items()
-    ]
-    return "\n".join(["| law | comparisons | broken |", "|---|---|---|", *rows])
+    )
+    return _table("law | comparisons | broken", rows)
 
 
 def moves(result: dict[str, Any]) -> str:

@@ -7,13 +7,12 @@ docs/accuracy.md are; a plain question by its bare figure and by the one that to
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.plain import asked, named_cases, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
@@ -27,45 +26,26 @@ QUESTIONS: Mapping[str, Callable[[Sequence[Case]], list[Case]]] = {
 }
 
 
-def measured(folder: Path) -> Iterator[tuple[str, str, list[Comparison], list[Comparison]]]:
-    """Yield (runs, question, rows by shipped constants, rows with the model left out)."""
-    for title, cases in asked(folder).items():
-        for question, worded in QUESTIONS.items():
-            queries = worded(cases)
-            yield (
-                title,
-                question,
-                compare_all(queries, Prepared.shipped),
-                without_model(folder, queries),
-            )
+def evaluate(folder: Path) -> list[dict[str, Any]]:
+    """Return the figures of each question about runs of each kind."""
+    return [
+        {
+            "runs": title,
+            "question": question,
+            **_figures("shipped", compare_all(queries, Prepared.shipped)),
+            **_figures("model left out", without_model(folder, queries)),
+        }
+        for title, cases in asked(folder).items()
+        for question, worded in QUESTIONS.items()
+        for queries in [worded(cases)]
+    ]
 
 
-def _words(summary: Mapping[str, Any]) -> str:
-    return (
-        f"{summary['mean_error']:6.1%} {summary['median_error']:6.1%} "
-        f"{summary['coverage']:6.0%} {summary['width']:6.2f}"
-    )
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print a line for each question about runs of each kind."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.plain_recipe", description=__doc__
-    )
-    add_data_argument(parser)
-    folder = data_folder(parser.parse_args(arguments))
-    print(
-        f"{'':26}{'':24}rows configurations refused |  mean median inside high/low, shipped | the "
-        "same, its model left out"
-    )
-    for title, question, shipped, unseen in measured(folder):
-        summary, left_out = figures(shipped), figures(unseen)
-        refused = sum(summary["refused"].values())
-        counts = f"{summary['rows']:4} {summary['configurations']:14} {refused:7}"
-        print(
-            f"{title:26}{question:24}{counts} | {_words(summary)} | {_words(left_out)}", flush=True
-        )
+def _figures(constants: str, rows: list[Comparison]) -> dict[str, Any]:
+    found = figures(rows)
+    names = ("rows", "configurations", "mean_error", "median_error", "coverage", "width", "refused")
+    return {f"{constants}: {name}": found[name] for name in names}
 
 
 if __name__ == "__main__":
-    main()
+    print_report(description=__doc__, evaluate=evaluate)

@@ -6,7 +6,10 @@ For H100 the layout is not published: predictions take the fastest that fits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from benchmarks.accuracy.data import print_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,34 @@ BLOOM = Paper(source="arXiv 2211.05100", date="2022-03")
 MCORE_README = Paper(source="Megatron-LM README, H100", date="2024-05", release="24.05")
 LLAMA = Paper(source="arXiv 2407.21783 table 4", date="2024-07")
 DYNAMIC_CONTEXT = Paper(source="NVIDIA's technical blog", date="2026-01")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A published figure of a run that no constant saw, beside ours."""
+
+    what: str
+    source: str
+    assumed: str
+    """What the publication does not tell."""
+    unit: str
+    published: float
+    predicted: float
+    tolerance: str
+    within: bool
+    feasible: bool = True
+    factor: float | None = None
+    """Of the 90 % interval, either way."""
+
+
+def print_checks(description: str | None, evaluate: Callable[[], list[Check]]) -> None:
+    """Run the command line of a module of checks."""
+    print_report(
+        description=description,
+        evaluate=evaluate,
+        as_dict=lambda found: [asdict(one) for one in found],
+        needs_data=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

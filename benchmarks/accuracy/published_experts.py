@@ -7,11 +7,7 @@ What a publication does not tell is assumed, and each line names it.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
-from typing import Any
-
+from benchmarks.accuracy.published import Check, print_checks
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -28,24 +24,7 @@ DEEPSEEK_TOKENS_S = 1543.0
 TORCHTITAN_TOKENS_S = {"bf16": 651.0, "DeepEP": 859.0, "DeepEP, mxfp8 on grouped matmuls": 918.0}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-    """One figure beside ours."""
-
-    what: str
-    source: str
-    assumed: str
-    unit: str
-    published: float
-    predicted: float
-    tolerance: str
-    within: bool
-    feasible: bool = True
-    factor: float | None = None
-    """Of the 90 % interval, either way."""
-
-
-def deepseek_v3() -> list[Published]:
+def deepseek_v3() -> list[Check]:
     """DeepSeek-V3's pre-training on 2,048 H800."""
     query = Query(
         kind="training",
@@ -66,7 +45,7 @@ def deepseek_v3() -> list[Published]:
     assert prediction.intervals and prediction.time and prediction.parallel
     factor = prediction.intervals.step_s[1] / prediction.time.step_s
     return [
-        Published(
+        Check(
             what="DeepSeek-V3 on 2,048 H800, DualPipe, PP 16, EP 64, ZeRO 1, 15,360 x 4,096, "
             "blockwise fp8",
             source="arXiv 2412.19437, table 1 and sections 3.2 and 3.3",
@@ -86,7 +65,7 @@ def deepseek_v3() -> list[Published]:
     ]
 
 
-def torchtitan() -> list[Published]:
+def torchtitan() -> list[Check]:
     """What DeepEP and mxfp8 experts gained for DeepSeek-V3 on 256 B200; the level is that of
     another trainer.
     """
@@ -103,7 +82,7 @@ def torchtitan() -> list[Published]:
     for before, after in zip(list(rates), list(rates)[1:], strict=False):
         gain, claimed = (100.0 * (each[after] / each[before] - 1.0) for each in (rates, published))
         figures.append(
-            Published(
+            Check(
                 what=f"DeepSeek-V3 on 256 B200: {after}, over {before}",
                 source="pytorch.org/blog, MXFP8 and DeepEP for DeepSeek-V3 on B200 with "
                 "TorchTitan, March 2026",
@@ -164,41 +143,10 @@ def _tokens_s(query: Query, prediction: Estimate) -> float:
     return tokens / prediction.time.step_s / float(query.cluster.num_gpus or 1)
 
 
-def evaluate() -> list[Published]:
+def evaluate() -> list[Check]:
     """All of them."""
     return [*deepseek_v3(), *torchtitan()]
 
 
-def as_text(figures: list[Published]) -> str:
-    """Three lines a figure."""
-    lines = []
-    for one in figures:
-        interval = (
-            "" if one.factor is None else f", 90 % interval a factor {one.factor:.2f} either way"
-        )
-        fits = "" if one.feasible else ", said not to fit"
-        lines += [
-            f"{'holds' if one.within and one.feasible else 'MISSED'}  {one.what}",
-            f"  published {one.published:,.4g}, predicted {one.predicted:,.4g} "
-            f"{one.unit}{interval}{fits} ({one.tolerance})",
-            f"  {one.source}; assumed: {one.assumed}",
-        ]
-    return "\n".join(lines)
-
-
-def as_dict(figures: list[Published]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(one) for one in figures]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.published_experts", description=__doc__
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    arguments = parser.parse_args()
-    figures = evaluate()
-    print(json.dumps(as_dict(figures), indent=2) if arguments.json else as_text(figures))
-
-
 if __name__ == "__main__":
-    main()
+    print_checks(__doc__, evaluate)

@@ -5,10 +5,7 @@ measured figures.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
-
+from benchmarks.accuracy.published import Check, print_checks
 from hp_tool.domain.serving import PoolEstimate
 from hp_tool.questions import schema, serving
 
@@ -19,22 +16,7 @@ SOURCE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-    """One figure beside ours, in tokens per second and GPU."""
-
-    what: str
-    source: str
-    assumed: str
-    published: float
-    predicted: float
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.predicted / self.published - 1.0) <= WITHIN
-
-
-def evaluate() -> list[Published]:
+def evaluate() -> list[Check]:
     """DeepSeek's public profile of DeepSeek-V3: decoding, and prefill."""
     assumed = (
         "SGLang's constants, fp8 weights, keys and values in 16 bits, DeepEP's kernels, a "
@@ -42,21 +24,32 @@ def evaluate() -> list[Published]:
     )
     many, one = (_pools(prefill_replicas=replicas) for replicas in (32, 1))
     return [
-        Published(
-            what="decoding, EP 128, TP 1, 128 requests a GPU, 4K prompts, two micro-batches",
-            source=SOURCE,
-            assumed=f"{assumed}; 256 tokens an answer, prefill that keeps up",
+        _check(
+            "decoding, EP 128, TP 1, 128 requests a GPU, 4K prompts, two micro-batches",
+            f"{assumed}; 256 tokens an answer, prefill that keeps up",
             published=2324.0,
             predicted=many.decode_tokens_per_second_per_gpu,
         ),
-        Published(
-            what="prefill, EP 32, TP 1, 16K tokens a GPU, 4K prompts, two micro-batches",
-            source=SOURCE,
-            assumed=f"{assumed}; decoding that keeps up",
+        _check(
+            "prefill, EP 32, TP 1, 16K tokens a GPU, 4K prompts, two micro-batches",
+            f"{assumed}; decoding that keeps up",
             published=7839.0,
             predicted=one.prefill_tokens_per_second_per_gpu,
         ),
     ]
+
+
+def _check(what: str, assumed: str, *, published: float, predicted: float) -> Check:
+    return Check(
+        what=what,
+        source=SOURCE,
+        assumed=assumed,
+        unit="tokens/s per GPU",
+        published=published,
+        predicted=predicted,
+        tolerance=f"{WITHIN:.0%}",
+        within=abs(predicted / published - 1.0) <= WITHIN,
+    )
 
 
 def _pools(*, prefill_replicas: int) -> PoolEstimate:
@@ -93,27 +86,5 @@ def _pools(*, prefill_replicas: int) -> PoolEstimate:
     return pools.estimate
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    figures = evaluate()
-    if parser.parse_args().json:
-        print(
-            json.dumps(
-                [dataclasses.asdict(one) | {"holds": one.holds} for one in figures], indent=2
-            )
-        )
-        return
-    for one in figures:
-        print(f"{'holds ' if one.holds else 'MISSED'}  {one.what}")
-        print(
-            f"        published {one.published:,.0f}, predicted {one.predicted:,.0f} tokens/s per "
-            f"GPU (within {WITHIN:.0%})"
-        )
-        print(f"        {one.source}; assumed: {one.assumed}")
-
-
 if __name__ == "__main__":
-    main()
+    print_checks(__doc__, evaluate)

@@ -1,5 +1,5 @@
-"""The accuracy report: every group of evidence that the folder of measured figures allows, as a
-structure and as text.
+"""The accuracy report: every group of evidence that the folder of measured figures allows, as one
+structure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.accuracy import days, evidence, grid
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.groups import line, pools
+from benchmarks.accuracy.groups import pools
 from benchmarks.accuracy.runs import titan_cases
 from evidence.table import Row
 
@@ -60,7 +60,7 @@ def _missing(row: Row) -> str | None:
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return {days, groups, table4_differences, grid, not_stated}."""
+    """Return {days, groups, table4_differences, grid, not_stated, pooled}."""
     groups = evidence.groups(folder)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
@@ -69,42 +69,9 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "table4_differences": table4_differences(layer),
         "grid": grid.evaluate(folder),
         "not_stated": not_stated(folder),
+        "pooled": pools(groups),
     }
 
 
 def as_dict(report: dict[str, Any]) -> dict[str, Any]:
-    return report | {
-        "groups": [group.as_dict() for group in report["groups"]],
-        "pooled": pools(report["groups"]),
-    }
-
-
-def as_text(report: dict[str, Any]) -> str:
-    blocks = [days.as_text(report["days"]), *(group.as_text() for group in report["groups"])]
-    if report["table4_differences"]:
-        lines = [
-            f"  {row['what']:50} {row['published']:+7.2f} {row['predicted']:+7.2f} "
-            f"{'' if row['same_sign'] else ' WRONG SIGN'}"
-            for row in report["table4_differences"]
-        ]
-        blocks.append(
-            "\n".join(
-                [
-                    "Table 4, differences from no recomputation and no sequence parallelism (ms)",
-                    *lines,
-                ]
-            )
-        )
-    if report["groups"]:
-        lines = [f"  {name}: {line(summary)}" for name, summary in pools(report["groups"]).items()]
-        blocks.append(
-            "\n".join(
-                ["Rows that no constant saw, by constants of their framework, each once", *lines]
-            )
-        )
-    if report["grid"] is not None:
-        blocks.append(grid.as_text(report["grid"]))
-    if report["not_stated"]:
-        lines = [f"{count:3} rows: {why}" for why, count in report["not_stated"].items()]
-        blocks.append("\n  ".join(["Published rows that no query can state", *lines]))
-    return "\n\n".join(blocks)
+    return report | {"groups": [group.as_dict() for group in report["groups"]]}

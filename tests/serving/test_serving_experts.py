@@ -148,7 +148,7 @@ def test_left_free_pools_of_experts_spread_them_over_attention_groups() -> None:
 
 def test_published_serving_of_deepseek_v3_holds() -> None:
     for one in published_serving.evaluate():
-        assert one.holds, one
+        assert one.within, one
 
 
 def test_pools_settle_where_their_rates_meet_and_every_request_is_in_flight() -> None:
