@@ -1,6 +1,7 @@
 """Fit the catalog's constants on the published measurements.
 
-    python -m evidence.fit                    refit everything and write the catalog
+    python -m evidence.fit                    refit everything; write the catalog, the ledger
+                                              and docs/accuracy.md
     python -m evidence.fit --check            compare the catalog with what its rows give
     python -m evidence.fit --only NAME        one fit; repeat the flag for several
     python -m evidence.fit --kernels DIR      also the constants fitted on kernels timed alone
@@ -188,6 +189,12 @@ def main() -> None:
         metavar="NAME",
         help=f"run only this fit: {', '.join(each.name for each in FITS)}",
     )
+    parser.add_argument(
+        "--reason",
+        metavar="TEXT",
+        default="all constants fitted anew",
+        help="why figures of the ledger moved (default: %(default)s)",
+    )
     parser.add_argument("--kernels", metavar="DIR", type=Path, help="folder of kernel timings")
     arguments = parser.parse_args()
     data = data_folder(arguments)
@@ -200,6 +207,13 @@ def main() -> None:
         if lacking:
             parser.error(f"{', '.join(lacking)}: give --kernels DIR, or name other fits by --only")
         fit(chosen, folder)
+    if not arguments.only:
+        # Imported now: they read the constants that were just written.
+        from benchmarks.accuracy import ledger, page
+
+        ledger.record(ledger.compute(data), arguments.reason)
+        page.main()
+        print(f"wrote {ledger.PATH.name} and {', '.join(path.name for path in page.PAGES)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy import ledger, page
+from evidence import fit as evidence_fit
 from evidence import fitted_file
 from evidence.fitted_file import FittedFile
 from evidence.table import FOLDER
@@ -58,6 +60,24 @@ def test_differences_name_the_constant_and_both_values(
     folder: Path, fields: dict[str, Any], keeps: tuple[str, ...] | None, expected: list[str]
 ) -> None:
     assert list(FittedFile(file="die.yaml", fields=fields, keeps=keeps).differences()) == expected
+
+
+@pytest.mark.parametrize(
+    ("only", "written"), [((), ["fit", "ledger", "page"]), (("pools",), ["fit"])]
+)
+def test_a_whole_fit_records_the_ledger_and_writes_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: tuple[str, ...], written: list[str]
+) -> None:
+    """Constants come first, because the ledger's figures are predicted by them."""
+    steps: list[str] = []
+    monkeypatch.setattr(evidence_fit, "fit", lambda chosen, folder: steps.append("fit"))
+    monkeypatch.setattr(ledger, "compute", lambda folder: {})
+    monkeypatch.setattr(ledger, "record", lambda now, reason: steps.append("ledger"))
+    monkeypatch.setattr(page, "main", lambda: steps.append("page"))
+    named = [word for name in only for word in ("--only", name)]
+    monkeypatch.setattr(sys, "argv", ["evidence.fit", "--kernels", str(tmp_path), *named])
+    evidence_fit.main()
+    assert steps == written
 
 
 def check(data: Path, *names: str) -> dict[str, str]:

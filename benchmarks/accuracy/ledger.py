@@ -384,18 +384,17 @@ def main() -> None:
     if arguments.save and arguments.quick:
         parser.error("--save records every group: leave out --quick")
     folder = data_folder(arguments)
-    now = compute(folder, quick=arguments.quick)
+    now, recorded = compute(folder, quick=arguments.quick), _recorded()
     if arguments.json:
         for title, one in now["groups"].items():
             print(json.dumps({"name": title, **{name: one.get(name) for name in SHOWN}}))
     else:
         print(as_text(now))
-    recorded = {"groups": {}, "headlines": {}, "laws": {}} | (load() if PATH.is_file() else {})
-    changes = moved(now, recorded) if recorded["groups"] else {}
     if arguments.save:
+        changes = moved(now, recorded) if recorded["groups"] else {}
         if changes and not arguments.reason:
             parser.error(f"{len(changes)} entries moved: state why with --reason TEXT")
-        save(recorded_anew(now, recorded, changes, arguments.reason or ""))
+        record(now, arguments.reason or "")
         return
     found = failures(now, recorded, quick=arguments.quick)
     for line in found:
@@ -405,6 +404,17 @@ def main() -> None:
         file=sys.stderr,
     )
     sys.exit(1 if found else 0)
+
+
+def _recorded() -> Ledger:
+    return {"groups": {}, "headlines": {}, "laws": {}} | (load() if PATH.is_file() else {})
+
+
+def record(now: Ledger, reason: str) -> None:
+    """Write the ledger with today's figures, and the reason if some moved."""
+    recorded = _recorded()
+    changes = moved(now, recorded) if recorded["groups"] else {}
+    save(recorded_anew(now, recorded, changes, reason))
 
 
 if __name__ == "__main__":
