@@ -24,13 +24,14 @@ from rich.text import Text
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
 from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
+from hp_tool.domain.answer import verdict_of
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.domain.units import counted, duration
 from hp_tool.loop.tuning.result import TuneResult
-from hp_tool.wording.answer import kept, sentences
+from hp_tool.wording.answer import sentences, stop_reason, title
 from hp_tool.wording.bill import between, device_time, expected_words, worst_words
 from hp_tool.wording.columns import (
     Column,
@@ -41,7 +42,7 @@ from hp_tool.wording.columns import (
     interval_column,
     scaled,
 )
-from hp_tool.wording.words import arithmetic, brief, stopped_words
+from hp_tool.wording.words import arithmetic, brief
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
@@ -218,13 +219,11 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
             source = (
                 "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
             )
-        word = "best"
-        if isinstance(yours := kept(result.answer), ParallelConfig):
-            console.print(f"keep: {arithmetic(yours)} (yours)", style="bold", highlight=False)
-            word = "not clearly better"
-        console.print(
-            f"{word}: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False
-        )
+        if result.answer is not None:
+            chosen = verdict_of(result.answer).parallel
+            words = arithmetic(chosen) if isinstance(chosen, ParallelConfig) else ""
+            known = f" ({source})" if chosen == best.parallel else ""
+            console.print(f"{title(result.answer)}: {words}{known}", style="bold", highlight=False)
         for path, value in best.set.items():
             console.print(
                 f"chosen beside the layout, for all runs: {path} {value}", highlight=False
@@ -312,6 +311,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
 def _account(result: TuneResult) -> list[str]:
     """What the search cost and why it ended, in lines."""
     search = result.search
+    state = None if result.answer is None else verdict_of(result.answer).state
     grid = ""
     spent = device_time(search.gpu_seconds)
     if search.budget_gpu_seconds is not None:
@@ -326,7 +326,7 @@ def _account(result: TuneResult) -> list[str]:
     lines = [
         f"search {search.id} {search.state}: {counted(search.profile_runs, 'profile run')}, "
         f"{spent}{grid}; "
-        f"{stopped_words(search.stopped_because)}"
+        f"{stop_reason(search.stopped_because, state)}"
     ]
     if search.queue_s >= WORTH_TELLING_S:
         lines.append(

@@ -9,7 +9,9 @@ from hp_tool.domain.serving import ServingConfig
 
 BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
-Advice = Literal["use", "keep"]
+VerdictState = Literal["use", "keep", "tied", "repeat", "unmeasured"]
+WIDE = 2.0
+"""Upper over lower bound of a 90% interval from which one run leaves a step time open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,18 @@ class Gain:
         """Whether the answer is faster beyond doubt."""
         return self.interval[0] > 1.0
 
-    @property
-    def advice(self) -> Advice:
-        """Whether to use the answer, or to keep what it is compared with."""
-        return "use" if self.clear else "keep"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a search decides. Titles, warnings and reasons to stop are read from it."""
+
+    state: VerdictState
+    """use: the answer is clearly the best. keep: nothing is clearly better than the query's
+    baseline. tied: others may be as fast. repeat: one run does not settle its time. unmeasured: it
+    did not run.
+    """
+    parallel: ParallelConfig | ServingConfig
+    """The configuration to run: the baseline's under `keep`, else the answer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +137,8 @@ class Answer:
     """
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
-    advice: Advice | None = None
-    """keep: no layout is clearly better than the baseline, which may be the answer itself. None
-    without a gain.
-    """
+    verdict: Verdict | None = None
+    """None in results that were stored before there were verdicts."""
     foreseen: Foreseen | None = None
     """What was predicted of it before its first run; None where no run of it as a whole worked."""
     calibrated_step_s_interval: tuple[float, float] | None = None
@@ -196,12 +204,45 @@ class ServingAnswer:
     """
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
-    advice: Advice | None = None
-    """keep: no deployment is clearly better than the baseline, which may be the answer itself. None
-    without a gain.
-    """
+    verdict: Verdict | None = None
+    """None in results that were stored before there were verdicts."""
 
     @property
     def objective_s(self) -> float:
         """What the search minimises."""
         return self.request_latency_s
+
+
+def verdict_of(answer: Answer | ServingAnswer) -> Verdict:
+    """Return the verdict on an answer; decide it if it was stored without one."""
+    if answer.verdict is not None:
+        return answer.verdict
+    state = _state(answer)
+    keeps = state == "keep" and answer.baseline is not None
+    return Verdict(
+        state=state,
+        parallel=answer.baseline.parallel if keeps and answer.baseline else answer.parallel,
+    )
+
+
+def _state(answer: Answer | ServingAnswer) -> VerdictState:
+    runs, gain = answer.measured, answer.gain
+    if runs is None:
+        return "unmeasured"
+    ran_once = runs.num_runs == 1
+    if ran_once and isinstance(answer, Answer) and answer.outside:
+        return "repeat"
+    compared = gain is not None and gain.against != "slowest run"
+    if gain is not None and compared and gain.clear:
+        return "use"
+    if ran_once and is_wide(answer):
+        return "repeat"
+    if gain is not None and answer.baseline and answer.baseline.source == "search.baseline":
+        return "keep"
+    return "tied" if compared or answer.as_good else "use"
+
+
+def is_wide(answer: Answer | ServingAnswer) -> bool:
+    """Whether the interval of a step time leaves it open."""
+    interval = answer.step_s_interval if isinstance(answer, Answer) else None
+    return interval is not None and interval[1] >= WIDE * interval[0]

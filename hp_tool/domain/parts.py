@@ -229,6 +229,11 @@ COMPUTING = tuple(part.key for part in STEP if part.computes and part.per_micro_
 """Passes of the model: everything that computes but the optimizer."""
 
 
+def factor(key: str) -> Factor:
+    """Return the calibration group of a part; `compute` for keys of serving objectives."""
+    return PARTS[key].factor if key in PARTS else "compute"
+
+
 def label(key: str) -> str:
     """Return the label of a part; of another key, its words."""
     return PARTS[key].label if key in PARTS else key.replace("_", " ")

@@ -1,15 +1,31 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
-from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import (
+    Answer,
+    Baseline,
+    Gain,
+    Repeats,
+    ServingAnswer,
+    ServingBaseline,
+    VerdictState,
+    verdict_of,
+)
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.parts import PARTS
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.units import counted, decimal, duration, gib
-from hp_tool.wording.words import change_in_words
+from hp_tool.wording.words import change_in_words, stopped_words
 
 LEAST_SAVED = 0.01
 """Share of a step below which a part is not worth a word."""
 LEAST_RISK = 0.005
+TITLES: dict[VerdictState, str] = {
+    "use": "Use this configuration",
+    "keep": "Keep your baseline",
+    "tied": "No clear winner: take this layout",
+    "repeat": "Run this configuration again",
+    "unmeasured": "Best by prediction: run it first",
+}
 WHOSE = {
     "search.baseline": "your baseline's",
     "first run": "the first run's",
@@ -33,7 +49,7 @@ def headline(answer: Answer | ServingAnswer) -> str:
         f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
     )
     parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
-    if answer.gain is not None and answer.clearly_better:
+    if answer.gain is not None and verdict_of(answer).state == "use":
         parts.append(_gain(answer.gain, "speed"))
         parts += [saved] if answer.baseline and (saved := _saved(answer.baseline)) else []
     if answer.free_memory_bytes > 0:
@@ -67,12 +83,11 @@ def _served(answer: ServingAnswer) -> str:
         parts.append(counted(answer.users, "user"))
     if (cost := answer.cost_per_million_output_tokens) is not None:
         parts.append(f"${_number(cost)} per million output tokens")
-    if answer.gain is not None and answer.clearly_better:
+    use = verdict_of(answer).state == "use"
+    if answer.gain is not None and use:
         parts.append(_gain(answer.gain, "speed for a request"))
     saved = (
-        answer.baseline.saved_cost_per_million_output_tokens
-        if answer.baseline and answer.clearly_better
-        else None
+        answer.baseline.saved_cost_per_million_output_tokens if answer.baseline and use else None
     )
     if saved is not None and saved > 0:
         parts.append(f"saves ${_number(saved)} per million output tokens")
@@ -87,38 +102,56 @@ def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
     return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({low:.2f} to {high:.2f}{known})"
 
 
-def not_better(answer: Answer | ServingAnswer) -> str | None:
-    """`Keep your first: no other layout is clearly better`; where that led its search, `Keep your
-    first: it was the fastest`; None where one is better, or where there is nothing to compare with.
-    """
-    if answer.gain is None or answer.clearly_better:
-        return None
-    yours = "baseline" if answer.gain.against == "search.baseline" else "first"
-    if answer.gain.against == "slowest run" and answer.gain.interval[0] > 1.0:
-        return f"Keep your {yours}: it was the fastest of all runs"
-    return f"Keep your {yours}: no other layout is clearly better"
+def title(answer: Answer | ServingAnswer) -> str:
+    """Return what to do, such as `Use this configuration` or `Keep your baseline`."""
+    return TITLES[verdict_of(answer).state]
+
+
+def decision(answer: Answer | ServingAnswer) -> str | None:
+    """Return why the verdict is not simply to use the answer, in one sentence; None if it is."""
+    state = verdict_of(answer).state
+    if state == "unmeasured":
+        return (
+            "This layout did not run."
+            if answer.known_from_runs
+            else "No run succeeded, so nothing is measured."
+        )
+    if state == "repeat":
+        return _open(answer)
+    if state == "keep":
+        if kept(answer) is None or answer.gain is None:
+            return "No other layout is clearly faster."
+        return f"The fastest has {_gain(answer.gain, 'speed')}, which is not clearly faster."
+    if state == "tied":
+        others = as_good_words(answer)
+        return f"{others[0].upper()}{others[1:]}." if others else "No layout is clearly faster."
+    return None
+
+
+def _open(answer: Answer | ServingAnswer) -> str:
+    """Return why one run does not settle a step time."""
+    runs = answer.measured
+    assert isinstance(answer, Answer) and runs is not None
+    if answer.outside and answer.calibrated_step_s_interval is not None:
+        low, high = map(duration, answer.calibrated_step_s_interval)
+        return f"Expected {low} to {high}, and measured {duration(runs.step_s)}, once."
+    low, high = map(duration, answer.step_s_interval or (runs.step_s, runs.step_s))
+    return f"One run leaves its step time between {low} and {high}."
 
 
 def kept(answer: Answer | ServingAnswer | None) -> ParallelConfig | ServingConfig | None:
-    """The configuration to keep in place of the answer's; None where that is the answer's own, or
-    nothing is to be kept.
-    """
-    if (
-        answer is None
-        or answer.advice != "keep"
-        or answer.baseline is None
-        or answer.baseline.parallel == answer.parallel
-    ):
+    """Return the configuration to keep in place of the answer's; None if there is none."""
+    if answer is None:
         return None
-    return answer.baseline.parallel
+    chosen = verdict_of(answer).parallel
+    return None if chosen == answer.parallel else chosen
 
 
-def _doubt(answer: Answer | ServingAnswer) -> str | None:
-    """`not_better` as a sentence, with what the answer's speed may be where it differs."""
-    words = not_better(answer)
-    if answer.gain is None or kept(answer) is None:
-        return words and f"{words}."
-    return f"{words}. This one has {_gain(answer.gain, 'speed')}."
+def stop_reason(code: str, state: VerdictState | None) -> str:
+    """Return why a search with this verdict stopped."""
+    if code == "no_expected_gain" and state == "repeat":
+        return "no other layout is likely to be faster"
+    return stopped_words(code)
 
 
 def gains_words(answer: Answer | ServingAnswer) -> str | None:
@@ -160,10 +193,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def measured_words(runs: Repeats | None) -> str:
+def measured_words(runs: Repeats) -> str:
     """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
-    if runs is None:
-        return "it was not run itself"
     if runs.reduced:
         return f"a reduced run implies {duration(runs.step_s)}"
     if runs.num_runs == 1:
@@ -192,49 +223,43 @@ def foreseen_words(answer: Answer | ServingAnswer) -> str | None:
 
 
 def as_good_words(answer: Answer | ServingAnswer) -> str:
-    """`5 other configurations may be as good`; empty without any."""
-    return (
-        f"{counted(answer.as_good, 'other configuration')} may be as good" if answer.as_good else ""
-    )
+    """`5 other layouts may be as fast`; empty without any."""
+    return f"{counted(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
 
 
 def sentences(answer: Answer | ServingAnswer) -> list[str]:
-    """All that is said of an answer, a sentence each."""
+    """Return all that is said of an answer, a sentence each, the decision first."""
     whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
-    known = "; ".join(
-        each for each in (whole + measured_words(answer.measured), as_good_words(answer)) if each
-    )
-    doubt = _doubt(answer)
+    state = verdict_of(answer).state
+    known = [
+        "" if answer.measured is None else whole + measured_words(answer.measured),
+        "" if state in ("tied", "repeat") else as_good_words(answer),
+    ]
+    measured = "; ".join(filter(None, known))
     return [
-        *([doubt] if doubt else []),
-        f"{headline(answer)}.",
-        f"{known[0].upper()}{known[1:]}.",
-        *(
-            each
-            for each in (foreseen_words(answer), gains_words(answer), why(answer), warning(answer))
-            if each
-        ),
+        each
+        for each in (
+            decision(answer),
+            f"{headline(answer)}.",
+            f"{measured[0].upper()}{measured[1:]}." if measured else None,
+            foreseen_words(answer),
+            gains_words(answer),
+            why(answer),
+            outweighed(answer),
+        )
+        if each
     ]
 
 
-def warning(answer: Answer | ServingAnswer) -> str | None:
-    """What to do where measurement and calibration contradict each other; None where they agree."""
-    if isinstance(answer, ServingAnswer) or not answer.outside or answer.measured is None:
+def outweighed(answer: Answer | ServingAnswer) -> str | None:
+    """Return that several runs of the answer contradict the calibration; None if they agree."""
+    if not isinstance(answer, Answer) or not answer.outside or answer.measured is None:
         return None
-    interval = answer.calibrated_step_s_interval or answer.step_s_interval
-    if interval is None:
+    interval = answer.calibrated_step_s_interval
+    if interval is None or answer.measured.num_runs == 1:
         return None
-    low, high = interval
-    advice = (
-        "run it again before you rely on it"
-        if answer.measured.num_runs == 1
-        else "its own runs count more"
-    )
-    return (
-        f"Not settled: the calibration alone would put it at {duration(low)} to {duration(high)}, "
-        "and it was measured at "
-        f"{duration(answer.measured.step_s)}; {advice}."
-    )
+    low, high = map(duration, interval)
+    return f"Its own runs count more than the calibrated prediction of {low} to {high}."
 
 
 def why(answer: Answer | ServingAnswer) -> str | None:

@@ -37,7 +37,7 @@ MEANINGS = {
 STOPPED = {
     "budget_runs": "the maximum of runs was reached",
     "budget_gpu_seconds": "the maximum of GPU time was reached",
-    "no_expected_gain": "another run promises no gain",
+    "no_expected_gain": "more runs are unlikely to help",
     "space_exhausted": "every candidate was run",
     "nothing_feasible": "no configuration fits",
 }

@@ -1,4 +1,7 @@
-"""Rename `mends` to `fixes` in stored results. Older code works on it: it reads neither key."""
+"""Rename `mends` to `fixes` in stored results, and drop the advice that a verdict replaces.
+
+An older edition cannot read results that are stored with a verdict.
+"""
 
 import sqlalchemy as sa
 
@@ -10,31 +13,35 @@ branch_labels = None
 depends_on = None
 LOST_BY_DOWNGRADE = {}
 
-RENAME = {
-    "sqlite": "UPDATE hp_searches SET result = replace(result, :old, :new)",
-    "postgresql": (
-        "UPDATE hp_searches SET result = CAST(replace(CAST(result AS text), :old, :new) AS json)"
-    ),
-}
-SEARCH = sa.table("hp_searches", sa.column("id"), sa.column("result"))
+SEARCH = sa.table("hp_searches", sa.column("id"), sa.column("result", sa.JSON))
 
 
 def upgrade():
-    rename("mends", "fixes")
+    rewrite(names={"mends": "fixes"}, without="advice")
 
 
 def downgrade():
-    rename("fixes", "mends")
+    rewrite(names={"fixes": "mends"}, without="verdict")
 
 
-def rename(old, new):
-    names = {"old": f'"{old}":', "new": f'"{new}":'}
-    holds_old = sa.cast(SEARCH.c.result, sa.Text).contains(names["old"], autoescape=True)
-
+def rewrite(*, names, without):
     def change(connection, rows):
-        statement = sa.text(f"{RENAME[connection.dialect.name]} WHERE id IN :ids").bindparams(
-            sa.bindparam("ids", expanding=True)
-        )
-        connection.execute(statement, {"ids": [row.id for row in rows], **names})
+        for row in rows:
+            result = renamed(row.result, names)
+            if result.get("answer"):
+                result["answer"].pop(without, None)
+            if result != row.result:
+                connection.execute(
+                    sa.update(SEARCH).where(SEARCH.c.id == row.id).values(result=result)
+                )
 
-    in_batches(sa.select(SEARCH.c.id).where(holds_old), key=SEARCH.c.id, change=change)
+    stored = sa.select(SEARCH.c.id, SEARCH.c.result).where(SEARCH.c.result.is_not(None))
+    in_batches(stored, key=SEARCH.c.id, change=change)
+
+
+def renamed(value, names):
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, names) for each in value]
+    return value

@@ -4,7 +4,13 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
+from hp_tool.domain.answer import (
+    Answer,
+    Repeats,
+    ServingAnswer,
+    VerdictState,
+    verdict_of,
+)
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
@@ -24,10 +30,6 @@ from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
 from service.dashboard.rivals import Rival, rivals
 
-WIDE = 2.0
-"""Upper end of the 90 % interval over its lower end from which one run does not settle a step
-time.
-"""
 PAGE_WORDS = {
     ".0 ms": " ms",
     " recompute ": " recomputation ",
@@ -97,12 +99,10 @@ class Best:
     """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a
     request's latency.
     """
-    warning: str | None = None
-    """Measurement and calibration contradict each other, or one run leaves its time wide open."""
-    settled: bool = True
-    """False: one run leaves its time wide open, and nothing says that it leads clearly."""
-    not_better: str | None = None
-    """That nothing is clearly faster than what it is compared with, in words."""
+    verdict: VerdictState | None = None
+    """None before a search has ended."""
+    title: str = ""
+    """The verdict in words."""
     kept: str | None = None
     """The configuration to keep, where that is not this one."""
     rivals: tuple[Rival, ...] = ()
@@ -138,15 +138,20 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
         best = _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
-        return replace(best, rivals=rivals(record))
+        return _with_rivals(best, record)
     if row is not None:
         best = _trained(row, record.query, answer and schema.parse(Answer, answer))
-        return _with_details(replace(best, rivals=rivals(record)), record)
+        return _with_details(_with_rivals(best, record), record)
     if run_id is None:
         return None
     only = len(store.list_runs(search_id=record.id, state=RunState.FINISHED, limit=2).items) == 1
     leading = _leading(store.get_run(search_id=record.id, run_id=run_id), record, only=only)
     return leading and _with_details(leading, record)
+
+
+def _with_rivals(best: Best, record: SearchRecord) -> Best:
+    """Return the layouts that may be as fast, unless one run leaves open how fast this one is."""
+    return best if best.verdict == "repeat" else replace(best, rivals=rivals(record))
 
 
 def _with_details(best: Best, record: SearchRecord) -> Best:
@@ -166,7 +171,6 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel, query)
     interval = known.intervals.step_s if known.intervals else None
-    unsettled = _unsettled(answer, interval) if answer else None
     return Best(
         parallel=row.parallel,
         set=row.set,
@@ -176,9 +180,8 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         runs=answer.measured if answer else None,
         sentences=_sentences(answer, query) if answer else _measured_alone(measurement),
         parts=_parts(known, measurement.objective_s if measurement else None),
-        warning=(answer and words.warning(answer)) or unsettled,
-        settled=unsettled is None,
-        not_better=words.not_better(answer) if answer else None,
+        verdict=verdict_of(answer).state if answer else None,
+        title=words.title(answer) if answer else "",
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
@@ -196,15 +199,14 @@ def _sentences(
     """All that is said of an answer, what was measured first; `measured`: that, where the answer
     does not say it in full.
     """
-    sentences = words.sentences(replace(answer, as_good=0))
-    own = next(
+    sentences = words.sentences(answer)
+    own = answer.measured and next(
         each
         for each in sentences
         if words.measured_words(answer.measured) in each[:1].lower() + each[1:]
     )
-    rest = [each for each in sentences if each not in (own, words.warning(answer))]
     return tuple(
-        _page_words(each, query) for each in ([measured or own] if answer.measured else []) + rest
+        _page_words(measured if measured and each == own else each, query) for each in sentences
     )
 
 
@@ -222,26 +224,6 @@ def _page_words(text: str, query: JsonObject) -> str:
     for name, label in (PAGE_WORDS | {"per GPU": f"per {formats.device_of(query)}"}).items():
         text = text.replace(name, label)
     return formats.arrows(text)
-
-
-def _unsettled(answer: Answer, interval: tuple[float, float] | None) -> str | None:
-    """What to do where one run leaves the step time wide open; None where it does not, or where the
-    answer clearly leads.
-    """
-    runs = answer.measured
-    if (
-        answer.clearly_better
-        or runs is None
-        or runs.num_runs > 1
-        or interval is None
-        or interval[1] < WIDE * interval[0]
-    ):
-        return None
-    low, high = map(formats.seconds, interval)
-    return (
-        f"Not settled: one run leaves its step between {low} and {high}; run it again before "
-        "you rely on it."
-    )
 
 
 def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
@@ -346,7 +328,8 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         details=details,
         runs=answer.measured if answer else None,
         sentences=(*sentences, *_off(predicted, load)),
-        not_better=words.not_better(answer) if answer else None,
+        verdict=verdict_of(answer).state if answer else None,
+        title=words.title(answer) if answer else "",
         kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={
             formats.words(name): seconds

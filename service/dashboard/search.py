@@ -17,7 +17,7 @@ from hp_tool.errors import InputError
 from hp_tool.formats.registry import writable
 from hp_tool.questions import schema
 from hp_tool.questions.anatomy import Schedule
-from hp_tool.wording.words import stopped_words
+from hp_tool.wording.answer import stop_reason
 from service.api.bodies import json_response
 from service.api.dependencies import FindDep, StoreDep
 from service.api.searches import (
@@ -333,7 +333,8 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         if view.state.ended or "pending" not in account
         else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
-        stopped_because=_why_stopped(view.stopped_because),
+        stopped_because=view.stopped_because
+        and stop_reason(view.stopped_because, best.verdict if best else None),
         stalled=stalled(record),
         no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
@@ -367,10 +368,6 @@ def number(text: str, *, field: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a whole number", field=field)
     return int(text)
-
-
-def _why_stopped(code: str | None) -> str | None:
-    return code and stopped_words(code)
 
 
 def _ahead(record: SearchRecord, store: Store) -> int | None:

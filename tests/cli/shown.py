@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hp_tool.cli import search_output, serving_tables, tables
+from hp_tool.domain.answer import Answer, Repeats
 from hp_tool.domain.measurement import Fidelity, Measurement, Tail, Tails
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
@@ -192,8 +193,29 @@ def tuned() -> TuneResult:
         stopped_because="budget_runs",
         reduced_runs=1,
     )
+    best = rows[0]
+    answer = Answer(
+        parallel=best.parallel,
+        step_s=19.41,
+        step_s_interval=(19.1, 19.7),
+        source="calibrated",
+        known_from_runs=6,
+        measured=Repeats(
+            run_id="r", step_s=19.41, num_runs=2, low_s=19.4, high_s=19.41, reduced=False
+        ),
+        outside=False,
+        as_good=0,
+        free_memory_bytes=10 * GIB,
+        out_of_memory_probability=0.0,
+        baseline=None,
+    )
     return TuneResult(
-        id=None, recommendations=tuple(rows), space=SPACE, rejections={}, search=search
+        id=None,
+        recommendations=tuple(rows),
+        space=SPACE,
+        rejections={},
+        search=search,
+        answer=answer,
     )
 
 

@@ -56,8 +56,10 @@ def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlSto
         for headers in (reader, admin):
             page = http.get("/searches/sample.json", headers=headers).json()
             assert page["state"] == "succeeded" and page["profile_runs"] == 6
-            assert page["best"]["sentences"][0] == "Measured 4.61 s in one run."
-            assert "per step" in page["best"]["sentences"][1] and not page["best"]["settled"]
+            assert page["best"]["verdict"] == "repeat"
+            decision, headline, measured, *_ = page["best"]["sentences"]
+            assert decision.startswith("One run leaves its step time between ")
+            assert "per step" in headline and measured == "Measured 4.61 s in one run."
             trials = http.get("/searches/sample/trials.json", headers=headers).json()
             assert sum(each is not None for each in trials["measured_step_s"]) == 6
             assert http.get("/searches/sample", headers=headers).status_code == 200

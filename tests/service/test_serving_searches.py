@@ -93,9 +93,9 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
         f"Measured {first} to the first token, {each} per output token and {whole} for a "
         "whole request in one run."
     )
-    said = [sentence for sentence in best["sentences"] if not sentence.startswith("Keep")]
+    said = best["sentences"]
     assert (
-        said[0] == measured
+        measured in said
         and "calibrated by 4 runs" in said[1]
         and "per device" in said[1]
         and "GPU" not in " ".join(said)
@@ -106,7 +106,7 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert (
         rivals
         and not rivals & ran_words
-        and f"{len(rivals)} configurations that did not run are not ruled out" in page
+        and f"{len(rivals)} untested layouts may be faster" in page
     )
     (listed,) = http.get("/searches.json").json()["rows"]
     assert (listed["known"], page.count("The shaded region meets the target.")) == (

@@ -138,12 +138,17 @@ def test_suggested_changes_of_stored_results_are_called_fixes(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(
             sa.text("UPDATE hp_searches SET result = :result"),
-            {"result": '{"fixes": [], "model": "mends"}'},
+            {"result": '{"fixes": [], "model": "mends", "answer": {"verdict": {}}}'},
         )
     schema.downgrade(url, to="0015")
-    assert result() == '{"mends": [], "model": "mends"}'
+    assert result() == '{"mends": [], "model": "mends", "answer": {}}'
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE hp_searches SET result = :result"),
+            {"result": '{"mends": [], "model": "mends", "answer": {"advice": "keep"}}'},
+        )
     schema.upgrade(url)
-    assert result() == '{"fixes": [], "model": "mends"}'
+    assert result() == '{"fixes": [], "model": "mends", "answer": {}}'
     engine.dispose()
 
 

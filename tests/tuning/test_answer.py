@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hp_tool.domain.answer import (
     Repeats,
     ServingAnswer,
     ServingBaseline,
+    verdict_of,
 )
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
@@ -26,8 +28,10 @@ from hp_tool.wording.answer import (
     gains_words,
     headline,
     kept,
+    outweighed,
     sentences,
-    warning,
+    stop_reason,
+    title,
     why,
 )
 
@@ -55,7 +59,6 @@ ANSWER = Answer(
     out_of_memory_probability=0.02,
     baseline=BASELINE,
     clearly_better=True,
-    advice="use",
     gain=Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43), **MEASURED),
 )
 
@@ -68,7 +71,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
         "memory"
     )
     assert why(ANSWER) == (
-        "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor parallel communication, "
+        "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor-parallel communication, "
         "250.0 ms more pipeline bubble."
     )
     alone = replace(
@@ -76,7 +79,6 @@ def test_all_that_is_known_is_said_and_nothing_else():
         baseline=None,
         gain=None,
         clearly_better=None,
-        advice=None,
         free_memory_bytes=-1.0,
         out_of_memory_probability=0.0,
         outside=False,
@@ -90,15 +92,14 @@ def test_all_that_is_known_is_said_and_nothing_else():
         ANSWER,
         gain=Gain(against="search.baseline", factor=1.03, interval=(0.95, 1.12)),
         clearly_better=False,
-        advice="keep",
         outside=False,
     )
     assert kept(unclear) == BASELINE.parallel and kept(ANSWER) is None
-    doubt, figures, *_ = sentences(unclear)
-    assert doubt == (
-        "Keep your baseline: no other layout is clearly better. This one has 1.03 times your "
-        "baseline's speed "
-        "(0.95 to 1.12, predicted)."
+    decision, figures, *_ = sentences(unclear)
+    assert title(unclear) == "Keep your baseline"
+    assert decision == (
+        "The fastest has 1.03 times your baseline's speed (0.95 to 1.12, predicted), which is not "
+        "clearly faster."
     )
     assert "speed" not in figures and "saves" not in figures
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
@@ -138,13 +139,76 @@ def test_a_prediction_is_held_against_what_was_measured():
     assert foreseen_words(ANSWER) is None
 
 
-def test_a_measurement_outside_the_interval_warns():
-    assert warning(
-        ANSWER
-    ) is not None and "would put it at 3.60 s to 3.90 s, and it was measured at 5.18 s" in warning(
-        ANSWER
+def test_several_runs_outweigh_a_calibration_that_they_contradict():
+    several = replace(ANSWER, calibrated_step_s_interval=(3.6, 3.9))
+    assert title(several) == "Use this configuration"
+    assert outweighed(several) == (
+        "Its own runs count more than the calibrated prediction of 3.60 s to 3.90 s."
     )
-    assert warning(replace(ANSWER, outside=False)) is None
+    assert outweighed(replace(several, outside=False)) is None
+
+
+ONCE = replace(RUNS, num_runs=1, low_s=5.18)
+CLEAR = Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43), **MEASURED)
+UNCLEAR = replace(CLEAR, factor=1.03, interval=(0.95, 1.12))
+FIRST = replace(BASELINE, source="first run")
+SLOWEST = replace(CLEAR, against="slowest run")
+AGREES = {"outside": False, "calibrated_step_s_interval": (3.6, 3.9)}
+OPEN = {"measured": ONCE, "step_s_interval": (2.0, 4.1)}
+STATES = {
+    "use": [
+        {**AGREES, "gain": CLEAR},
+        {**AGREES, "gain": CLEAR, **OPEN},
+        {**AGREES, "gain": None, "baseline": None, "as_good": 0},
+        {**AGREES, "gain": SLOWEST, "baseline": FIRST, "as_good": 0},
+    ],
+    "keep": [
+        {**AGREES, "gain": UNCLEAR},
+        {**AGREES, "gain": SLOWEST, "baseline": replace(BASELINE, parallel=ANSWER.parallel)},
+    ],
+    "tied": [
+        {**AGREES, "gain": UNCLEAR, "baseline": FIRST},
+        {**AGREES, "gain": None, "baseline": None},
+        {**AGREES, "gain": SLOWEST, "baseline": FIRST},
+    ],
+    "repeat": [
+        {"measured": ONCE, "calibrated_step_s_interval": (1.48, 2.49)},
+        {**AGREES, **OPEN, "gain": UNCLEAR},
+        {**AGREES, **OPEN, "gain": None, "baseline": None},
+    ],
+    "unmeasured": [{"measured": None, "outside": False}],
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "facts"), [(state, facts) for state in STATES for facts in STATES[state]]
+)
+def test_states_of_a_verdict_exclude_each_other(state: str, facts: dict[str, Any]) -> None:
+    """No two sentences of an answer contradict each other: each state rules out what others say."""
+    answer = replace(ANSWER, **facts)
+    assert verdict_of(answer).state == state
+    assert verdict_of(replace(answer, verdict=verdict_of(answer))) == verdict_of(answer)
+    text = " ".join(
+        [
+            title(answer),
+            *sentences(answer),
+            stop_reason("no_expected_gain", verdict_of(answer).state),
+        ]
+    )
+    says = {
+        "use": "Use this configuration" in text,
+        "keep": "Keep your" in text,
+        "tied": "No clear winner" in text,
+        "repeat": "again" in text,
+        "unmeasured": "did not run" in text or "No run succeeded" in text,
+    }
+    assert [each for each in says if says[each]] == [state]
+    if state == "repeat":
+        assert "unlikely to help" not in text and "may be as fast" not in text
+    if state != "use":
+        assert "saves" not in text
+    kept_one = verdict_of(answer).parallel
+    assert kept_one == (answer.baseline.parallel if state == "keep" else answer.parallel)
 
 
 def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
@@ -174,7 +238,6 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         baseline=baseline,
         gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED),
         clearly_better=True,
-        advice="use",
     )
     assert sentences(answer) == [
         "323.0 ms to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 "
@@ -182,7 +245,7 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request "
         "(1.40 to 1.60, measured), "
         "saves $0.25 per million output tokens.",
-        "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
+        "A whole request was measured 850.0 ms in one run; 1 other layout may be as fast.",
         "Against the baseline, TP 2 → 1, engine limit (max_num_seqs) 8 → 16: 400.0 ms less queue, "
         "100.0 ms more prefill.",
     ]
@@ -197,10 +260,10 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         gain=None,
     )
     assert sentences(replace(unseen, cost_per_million_output_tokens=None, baseline=None)) == [
+        "This layout did not run.",
         "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, "
         "calibrated by 4 runs, 300 output "
         "tokens/s per GPU.",
-        "It was not run itself.",
     ]
 
 

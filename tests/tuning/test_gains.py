@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.answer import Answer
+from hp_tool.domain.answer import Answer, verdict_of
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Recommendation
@@ -20,7 +20,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.tuning import TuneResult, tune
 from hp_tool.questions import schema
 from hp_tool.store import open_store
-from hp_tool.wording.answer import sentences
+from hp_tool.wording.answer import kept, sentences, title
 from tests.tuning.cpu_engine import CpuEngine
 
 QUERY: dict[str, Any] = {
@@ -197,10 +197,15 @@ def test_a_clear_leader_does_not_run_again(tmp_path: Path) -> None:
 
 def test_where_nothing_is_clearly_better_yours_is_kept(tmp_path: Path) -> None:
     answer, _ = search(tmp_path, lambda request: ran(4.0), baseline=PLAIN)
-    assert (answer.advice, answer.clearly_better) == ("keep", False)
-    assert sentences(answer)[0].startswith("Keep your baseline: no other layout is clearly better.")
+    assert (verdict_of(answer).state, answer.clearly_better) == ("keep", False)
+    assert title(answer) == "Keep your baseline" and kept(answer) in (
+        None,
+        answer.baseline.parallel,
+    )
     better, _ = search(tmp_path / "..", erratic, baseline=PLAIN, seed=1, budget_runs=8)
-    assert better.advice == ("use" if better.clearly_better else "keep")
+    assert verdict_of(better).state in (
+        ("use", "repeat") if better.clearly_better else ("keep", "repeat")
+    )
 
 
 def test_what_was_predicted_before_is_held_against_what_was_measured(tmp_path: Path) -> None:

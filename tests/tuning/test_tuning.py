@@ -54,7 +54,8 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
     assert (
         result.answer.gain.against == "search.baseline" and result.answer.gain.source == "measured"
     )
-    assert result.answer.advice == ("use" if result.answer.clearly_better else "keep")
+    assert result.answer.verdict is not None
+    assert (result.answer.verdict.state == "use") is result.answer.clearly_better
     assert result.answer.foreseen is not None
     for axis in (
         "tensor_parallel_size",

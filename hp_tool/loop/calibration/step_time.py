@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hp_tool.domain.parts import PARTS
+from hp_tool.domain.parts import factor
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import (
     DEVICE_LOG_SD,
@@ -123,7 +123,7 @@ class StepTimeFit:
         shifts in proportion; stalls are overhead.
         """
         factors, known_s = self.factors, as_traced(parts_s, self.part_logs)
-        parts = {name: seconds * factors[PARTS[name].factor] for name, seconds in known_s.items()}
+        parts = {name: seconds * factors[factor(name)] for name, seconds in known_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(
             layer_passes, dtype=np.float64
         )
@@ -425,7 +425,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, len(GROUPS) + 2))
     for name in sorted(parts_s):
-        design[:, GROUPS.index(PARTS[name].factor)] += parts_s[name]
+        design[:, GROUPS.index(factor(name))] += parts_s[name]
     design[:, -2] = 1.0
     design[:, -1] = layer_passes
     return design

@@ -16,7 +16,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import ServingAnswer, ServingBaseline, verdict_of
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
@@ -300,7 +300,7 @@ def _answer(
         else gains_of(best.parallel, own, baseline=baseline, measured=requests)
     )
     gain = gains[0] if gains else None
-    return ServingAnswer(
+    answer = ServingAnswer(
         parallel=best.parallel,
         ttft_s=known.ttft_s,
         ttft_s_interval=known.intervals.ttft_s if known.intervals else None,
@@ -318,8 +318,8 @@ def _answer(
         gain=gain,
         gains=gains,
         clearly_better=None if gain is None else gain.clear,
-        advice=None if gain is None else gain.advice,
     )
+    return replace(answer, verdict=verdict_of(answer))
 
 
 def _baseline(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import Answer, Baseline
+from hp_tool.domain.answer import Answer, Baseline, verdict_of
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
@@ -252,7 +253,7 @@ def _answer(
         () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
     )
     gain = gains[0] if gains else None
-    return Answer(
+    answer = Answer(
         parallel=best.parallel,
         set=best.set,
         step_s=estimate.time.step_s,
@@ -272,12 +273,12 @@ def _answer(
         gain=gain,
         gains=gains,
         clearly_better=None if gain is None else gain.clear,
-        advice=None if gain is None else gain.advice,
         foreseen=None
         if measured is None
         else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
         calibrated_step_s_interval=(low_s, high_s),
     )
+    return replace(answer, verdict=verdict_of(answer))
 
 
 def _saved(
