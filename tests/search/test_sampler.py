@@ -9,7 +9,8 @@ import numpy as np
 import optuna
 import pytest
 
-from hp_tool.loop.calibration import prior_for
+from hp_tool.loop.calibration import fit_calibration, prior_for
+from hp_tool.loop.search import sampler as sampler_module
 from hp_tool.loop.search.sampler import CostModelSampler
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
@@ -125,3 +126,23 @@ def test_the_documented_use_from_plain_optuna_works():
     exec(code.replace("n_trials=8", "n_trials=3"), namespace)
     assert len(set(asked)) == 3
     assert len(namespace["study"].trials) == 3
+
+
+def test_nothing_is_fitted_again_before_another_trial_ends(monkeypatch):
+    fits = []
+
+    def counted(**given):
+        fits.append(len(given["evidence"]))
+        return fit_calibration(**given)
+
+    monkeypatch.setattr(sampler_module, "fit_calibration", counted)
+    table, truth = make_table(), true_step_s(make_table())
+    sampler = CostModelSampler(table=table, prior=prior_for(kind="gpu"))
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(make_objective(table, truth, set()), n_trials=3)
+    study.ask(sampler.distributions)  # one that is under way
+    for _ in range(2):
+        assert sampler.proposal(study=study) is not None
+        assert len(sampler.rivals(study=study, count=2)) == 2
+        assert len(sampler.calibration(study=study).measurement_ids) == 3
+    assert fits == [0, 1, 2, 3]

@@ -63,6 +63,8 @@ class CostModelSampler(BaseSampler):
         self._stored = stored
         self.reserved: frozenset[int] = frozenset()
         """Rows that jobs under way will run beside their trials."""
+        self._last_fit: tuple[Any, Calibration] | None = None
+        """The observations of the last fit and its result: a turn of a search asks several times."""
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -147,18 +149,24 @@ class CostModelSampler(BaseSampler):
 
     def _calibrate(self, observations: Observations) -> Calibration:
         rows = [*observations.step_s, *sorted(observations.out_of_memory)]
+        ids = tuple(observations.measurement_ids[row] for row in rows)
+        key = (ids, observations.step_s, observations.memory_bytes, observations.out_of_memory)
+        if self._last_fit is not None and self._last_fit[0] == key:
+            return self._last_fit[1]
         own = self.table.evidence(
             rows=np.array(rows, dtype=np.intp),
-            measurement_ids=tuple(observations.measurement_ids[row] for row in rows),
+            measurement_ids=ids,
             step_s=np.array([observations.step_s.get(row, np.nan) for row in rows]),
             memory_bytes=np.array([observations.memory_bytes.get(row, np.nan) for row in rows]),
             out_of_memory=np.array(
                 [row in observations.out_of_memory for row in rows], dtype=np.bool_
             ),
         )
-        return fit_calibration(
+        fit = fit_calibration(
             evidence=Evidence.concatenate([self._evidence, own]), prior=self._prior
         )
+        self._last_fit = (key, fit)
+        return fit
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
