@@ -24,14 +24,14 @@ from benchmarks.accuracy.fit_frameworks import (
     today_runs,
 )
 from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
-from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on, votes
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, group, on, votes
 from benchmarks.accuracy.korthikanti import GPU, table4
-from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import asked, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.runs import (
     b200_cases,
+    cdna4_cases,
     dgxc_cases,
     gb300_cases,
     mlperf_cases,
@@ -60,11 +60,11 @@ def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
     with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=get_context("spawn")) as pool:
         pending = {name: pool.submit(_section, name, folder) for name in order}
         found = [group for name in names for group in pending[name].result()]
-    in_quick = _pairs(folder, {group.title: group.rows for group in found if not group.is_long})
-    quick = {group.title for group in in_quick if group.rows}
-    for group in _pairs(folder, {group.title: group.rows for group in found}):
-        found.append(dataclasses.replace(group, is_long=group.title not in quick))
-    return [group for group in found if group.rows]
+    short = {each.title: each.rows for each in found if not each.is_long}
+    in_quick = {each.title for each in _pairs(folder, short) if each.rows}
+    for each in _pairs(folder, {each.title: each.rows for each in found}):
+        found.append(dataclasses.replace(each, is_long=each.title not in in_quick))
+    return [each for each in found if each.rows]
 
 
 def _section(name: str, folder: Path) -> list[Group]:
@@ -81,31 +81,14 @@ def _paper(folder: Path) -> list[Group]:
     layer = [on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
     memory = [on(row, "a100-sxm-80gb") for row in activations.figures(folder)]
     return [
-        Group(
-            title="Table 5 of arXiv 2205.05198",
-            left_out="model",
-            rows=left_out,
-            saw=f"{OPS}, other models' rows",
-        ),
-        Group(
-            title="Table 4 of arXiv 2205.05198, one layer",
-            left_out="seen",
-            rows=layer,
-            saw=OPS,
-            unit="ms",
-        ),
-        Group(
-            title="Figures 1 and 7 of arXiv 2205.05198",
-            left_out="all",
-            rows=memory,
-            saw=FORMULAS,
-            unit="GiB or %",
-        ),
-        Group(
-            title="Megatron-LM of 2020, 1B to 8B",
-            left_out="model",
-            saw=f"{OPS}; on V100 also its other three rows",
-            rows=megatron_2020_left_out(folder),
+        group("Table 5 of arXiv 2205.05198", "model", f"{OPS}, other models' rows", left_out),
+        group("Table 4 of arXiv 2205.05198, one layer", "seen", OPS, layer, "ms"),
+        group("Figures 1 and 7 of arXiv 2205.05198", "all", FORMULAS, memory, "GiB or %"),
+        group(
+            "Megatron-LM of 2020, 1B to 8B",
+            "model",
+            f"{OPS}; on V100 also its other three rows",
+            megatron_2020_left_out(folder),
         ),
     ]
 
@@ -130,64 +113,59 @@ def _megatron(folder: Path) -> list[Group]:
     unseen = today_left_out(folder, sparse, "name")
     today = {case.what for case in recent}
     return [
-        Group(
-            title="Dense pre-training on H100 in fp8",
-            left_out="model",
-            saw=f"{TODAY}, without the model",
-            rows=today_left_out(folder, h100, "name"),
+        group(
+            "Dense pre-training on H100 in fp8",
+            "model",
+            f"{TODAY}, without the model",
+            today_left_out(folder, h100, "name"),
         ),
         *(
-            Group(
-                title=f"Dense pre-training on H100 in {words} (DGX Cloud)",
-                left_out="model",
-                saw=f"{TODAY}, without the model",
-                rows=today_left_out(
+            group(
+                f"Dense pre-training on H100 in {words} (DGX Cloud)",
+                "model",
+                f"{TODAY}, without the model",
+                today_left_out(
                     folder, [case for case in cloud if _precision(case) == precision], "name"
                 ),
             )
             for precision, words in (("bf16", "16 bits"), ("fp8", "fp8"))
         ),
-        Group(
-            title="Dense pre-training on a die left out",
-            left_out="GPU",
-            saw=f"{TODAY}, without the die",
-            rows=today_left_out(folder, measured_dies, "die"),
+        group(
+            "Dense pre-training on a die left out",
+            "GPU",
+            f"{TODAY}, without the die",
+            today_left_out(folder, measured_dies, "die"),
         ),
-        Group(
-            title="Dense recipes on GB200",
-            left_out="GPU",
-            saw=TODAY,
-            rows=compare_all(gb200, Prepared.shipped),
+        group("Dense recipes on GB200", "GPU", TODAY, compare_all(gb200, Prepared.shipped)),
+        group(
+            "Models cut to fit 8 B200",
+            "setting",
+            f"{TODAY}, without the layout",
+            today_left_out(folder, cut, "layout"),
         ),
-        Group(
-            title="Models cut to fit 8 B200",
-            left_out="setting",
-            saw=f"{TODAY}, without the layout",
-            rows=today_left_out(folder, cut, "layout"),
+        group(
+            "Mixtures of experts, releases from 26.02.01 on",
+            "model",
+            f"{TODAY}, without the model",
+            [row for row in unseen if row.what in today],
         ),
-        Group(
-            title="Mixtures of experts, releases from 26.02.01 on",
-            left_out="model",
-            saw=f"{TODAY}, without the model",
-            rows=[row for row in unseen if row.what in today],
+        group(
+            "Mixtures of experts on a GPU left out",
+            "GPU",
+            f"{TODAY}, without the GPU",
+            today_left_out(folder, recent, "card"),
         ),
-        Group(
-            title="Mixtures of experts on a GPU left out",
-            left_out="GPU",
-            saw=f"{TODAY}, without the GPU",
-            rows=today_left_out(folder, recent, "card"),
+        group(
+            "Mixtures of experts, a release left out",
+            "setting",
+            f"{TODAY}, without the release",
+            today_left_out(folder, recent, "release"),
         ),
-        Group(
-            title="Mixtures of experts, a release left out",
-            left_out="setting",
-            saw=f"{TODAY}, without the release",
-            rows=today_left_out(folder, recent, "release"),
-        ),
-        Group(
-            title="Mixtures of experts, earlier releases",
-            left_out="model",
-            saw=f"{TODAY}, without the model",
-            rows=[row for row in unseen if row.what not in today],
+        group(
+            "Mixtures of experts, earlier releases",
+            "model",
+            f"{TODAY}, without the model",
+            [row for row in unseen if row.what not in today],
         ),
     ]
 
@@ -195,14 +173,7 @@ def _megatron(folder: Path) -> list[Group]:
 def _hybrids(folder: Path) -> list[Group]:
     """Pre-training of models whose layers differ."""
     saw = f"{TODAY}; the scan's rate without the GPU"
-    return [
-        Group(
-            title="Nemotron 3 Nano on a GPU left out",
-            left_out="GPU",
-            saw=saw,
-            rows=hybrids_left_out(folder),
-        )
-    ]
+    return [group("Nemotron 3 Nano on a GPU left out", "GPU", saw, hybrids_left_out(folder))]
 
 
 def _tuning(folder: Path) -> list[Group]:
@@ -216,33 +187,42 @@ def _tuning(folder: Path) -> list[Group]:
     )
     scaling = ratios(folder)
     return [
-        Group(
-            title="LoRA of MLPerf",
-            left_out="all",
-            saw=TODAY,
-            rows=compare_all(others, Prepared.shipped),
-        ),
+        group("LoRA of MLPerf", "all", TODAY, compare_all(others, Prepared.shipped)),
         *(
-            Group(
-                title=f"Strong scaling in MLPerf's {what}",
-                left_out=left_out,
-                saw=TODAY,
-                unit="over the fewest GPUs",
-                rows=[row for row in scaling if ("lora" in row.model) == (what == "LoRA")],
+            group(
+                f"Strong scaling in MLPerf's {what}",
+                left_out,
+                TODAY,
+                [row for row in scaling if ("lora" in row.model) == (what == "LoRA")],
+                "over the fewest GPUs",
             )
             for what, left_out in SCALED.items()
         ),
-        Group(
-            title="LoRA of MLPerf on AMD",
-            left_out="GPU",
-            saw="the other card's rows",
-            rows=amd_left_out(folder) if amd else [],
+        group(
+            "LoRA of MLPerf on AMD",
+            "GPU",
+            "the other card's rows",
+            amd_left_out(folder) if amd else [],
         ),
-        Group(
-            title="Fine-tuning recipes",
-            left_out="all",
-            saw=TODAY,
-            rows=compare_all(tuned, Prepared.shipped),
+        group("Fine-tuning recipes", "all", TODAY, compare_all(tuned, Prepared.shipped)),
+    ]
+
+
+def _new_dies(folder: Path) -> list[Group]:
+    """Predictions by the constants of the die before, and B300's by kernels timed on it. LoRA is
+    with the other fine-tuning.
+    """
+    cases = [case for case in gb300_cases(folder) if case.task != "lora"]
+    amd = compare_all(cdna4_cases(folder), Prepared.shipped)
+    return [
+        group(
+            "Recipes on GB300",
+            "GPU",
+            f"{TODAY}; kernels of B300",
+            compare_all(cases, Prepared.shipped),
+        ),
+        group(
+            "Llama 3.1 8B of MLPerf on MI355X", "GPU", f"{TODAY}; LoRA on MI300X and MI325X", amd
         ),
     ]
 
@@ -254,11 +234,11 @@ def _plain(folder: Path) -> list[Group]:
     if not today_runs(folder):
         return []
     return [
-        Group(
-            title=f"The plain question{how}: {what}",
-            left_out="all" if "LoRA" in what else "model",
-            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model",
-            rows=without_model(folder, worded(chosen)),
+        group(
+            f"The plain question{how}: {what}",
+            "all" if "LoRA" in what else "model",
+            TODAY if "LoRA" in what else f"{TODAY}, without the model",
+            without_model(folder, worded(chosen)),
         )
         for how, worded in (("", plain_cases), (" by today's recipe", todays_cases))
         for what, chosen in asked(folder).items()
@@ -293,13 +273,7 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
         return source, name, *devices
 
     return [
-        Group(
-            title=f"Two runs of a cell: {what}",
-            left_out="model",
-            unit="ratio",
-            rows=ratios,
-            saw="as of the runs",
-        )
+        group(f"Two runs of a cell: {what}", "model", "as of the runs", ratios, "ratio")
         for what, ratios in (
             ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
             (
@@ -346,24 +320,19 @@ def _ahead(folder: Path) -> list[Group]:
 
     saw = "what was published before the month"
     return [
-        Group(
-            title="The next round: MLPerf's pre-training",
-            left_out="future",
-            saw=saw,
-            rows=of(audited),
+        group("The next round: MLPerf's pre-training", "future", saw, of(audited)),
+        group("The next round: MLPerf's LoRA", "future", saw, of(lora)),
+        group(
+            "The next release: dense recipes",
+            "future",
+            saw,
+            of([case for case in releases if not case.has_experts]),
         ),
-        Group(title="The next round: MLPerf's LoRA", left_out="future", saw=saw, rows=of(lora)),
-        Group(
-            title="The next release: dense recipes",
-            left_out="future",
-            saw=saw,
-            rows=of([case for case in releases if not case.has_experts]),
-        ),
-        Group(
-            title="The next release: mixtures of experts",
-            left_out="future",
-            saw=saw,
-            rows=of([case for case in releases if case.has_experts]),
+        group(
+            "The next release: mixtures of experts",
+            "future",
+            saw,
+            of([case for case in releases if case.has_experts]),
         ),
     ]
 
@@ -373,7 +342,7 @@ SECTIONS: dict[str, Callable[[Path], list[Group]]] = {
     "today": lambda folder: [*_megatron(folder), *_plain(folder)],
     "hybrids": _hybrids,
     "tuning": _tuning,
-    "new dies": new_dies,
+    "new dies": _new_dies,
     "fsdp": other.fsdp,
     "internevo": other.internevo,
     "nanotron": other.nanotron,

@@ -111,6 +111,13 @@ class Group:
         )
 
 
+def group(
+    title: str, left_out: LeftOut, saw: str, rows: list[Comparison], unit: str = "s"
+) -> Group:
+    """Return a group, as a line of a table."""
+    return Group(title=title, left_out=left_out, saw=saw, rows=rows, unit=unit)
+
+
 def on(row: Comparison, card: str) -> Comparison:
     """The row with its GPU."""
     return replace(row, gpu=card, part=card)

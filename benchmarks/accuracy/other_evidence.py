@@ -15,7 +15,7 @@ from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_r
 from benchmarks.accuracy.fit_internevo import LEFT_OUT, leave_one_out, memory_left_out
 from benchmarks.accuracy.grid_rows import grid_rows
 from benchmarks.accuracy.grid_rows import groups as grid_groups
-from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, group, on
 from benchmarks.accuracy.korthikanti import GPU
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.runs import (
@@ -38,33 +38,28 @@ from hp_tool.catalog.efficiency import efficiency
 def fsdp(folder: Path) -> list[Group]:
     """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
     mpt = mpt_runs(folder)
-    sizes = _from("llm-foundry", leave_one_model_out(mpt)) if mpt else []
+    sizes = leave_one_model_out(mpt) if mpt else []
     h100 = [row for row in sizes if row.gpu.startswith("h100")]
     return [
-        Group(title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes", rows=sizes),
-        Group(
-            title="MPT under FSDP on H100",
-            left_out="model",
-            saw="ops/, MPT of other sizes",
-            rows=h100,
+        group("MPT under FSDP", "model", "ops/, MPT of other sizes", sizes),
+        group("MPT under FSDP on H100", "model", "ops/, MPT of other sizes", h100),
+        group(
+            "MPT under FSDP on a GPU left out",
+            "GPU",
+            "ops/, MPT on other GPUs",
+            across_gpus(mpt) if mpt else [],
         ),
-        Group(
-            title="MPT under FSDP on a GPU left out",
-            left_out="GPU",
-            saw="ops/, MPT on other GPUs",
-            rows=_from("llm-foundry", across_gpus(mpt)) if mpt else [],
+        group(
+            "Llama under eager torchtitan",
+            "all",
+            "ops/, MPT under llm-foundry",
+            compare_all(titan_cases(folder)[0], Prepared.shipped),
         ),
-        Group(
-            title="Llama under eager torchtitan",
-            left_out="all",
-            saw="ops/, MPT under llm-foundry",
-            rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
-        ),
-        Group(
-            title="TRL at a million tokens",
-            left_out="all",
-            saw="ops/, MPT under llm-foundry, published attention kernels",
-            rows=compare_all(trl_cases(folder), Prepared.shipped),
+        group(
+            "TRL at a million tokens",
+            "all",
+            "ops/, MPT under llm-foundry, published attention kernels",
+            compare_all(trl_cases(folder), Prepared.shipped),
         ),
     ]
 
@@ -75,11 +70,11 @@ def internevo(folder: Path) -> list[Group]:
     if not runs:
         return []
     steps = [
-        Group(
-            title=f"InternEvo, a {name} left out",
-            left_out="setting",
-            saw="ops/, the other runs of the model",
-            rows=leave_one_out(runs, key),
+        group(
+            f"InternEvo, a {name} left out",
+            "setting",
+            "ops/, the other runs of the model",
+            leave_one_out(runs, key),
         )
         for name, key in LEFT_OUT.items()
     ]
@@ -87,13 +82,7 @@ def internevo(folder: Path) -> list[Group]:
     saw = "formulas, and the share that the other rows cache"
     return [
         *steps,
-        Group(
-            title="InternEvo, memory in use",
-            left_out="setting",
-            saw=saw,
-            rows=memory_rows,
-            unit="GiB",
-        ),
+        group("InternEvo, memory in use", "setting", saw, memory_rows, "GiB"),
     ]
 
 
@@ -105,25 +94,11 @@ def nanotron(folder: Path) -> list[Group]:
     models, nodes = cells["model_left_out"], cells["nodes_left_out"]
     saw = "ops/, nanotron's runs"
     return [
-        Group(
-            title="nanotron's grid",
-            left_out="model",
-            saw=f"{saw} of the other model",
-            rows=grid.steps(models),
+        group("nanotron's grid", "model", f"{saw} of the other model", grid.steps(models)),
+        group(
+            "nanotron's grid, nodes left out", "setting", f"{saw} on other nodes", grid.steps(nodes)
         ),
-        Group(
-            title="nanotron's grid, nodes left out",
-            left_out="setting",
-            saw=f"{saw} on other nodes",
-            rows=grid.steps(nodes),
-        ),
-        Group(
-            title="nanotron's grid, memory",
-            left_out="model",
-            saw=saw,
-            rows=grid.memory(models),
-            unit="GiB",
-        ),
+        group("nanotron's grid, memory", "model", saw, grid.memory(models), "GiB"),
     ]
 
 
@@ -147,34 +122,24 @@ def memory(folder: Path) -> list[Group]:
     ]
     typical = f"{FORMULAS}, and a typical 3 % of the allocator's"
     return [
-        Group(
-            title="Models cut to fit 8 B200, allocated",
-            left_out="all",
-            saw=FORMULAS,
-            unit="GiB",
-            rows=of_cut(Prepared.allocated),
+        group(
+            "Models cut to fit 8 B200, allocated",
+            "all",
+            FORMULAS,
+            of_cut(Prepared.allocated),
+            "GiB",
         ),
-        Group(
-            title="MLPerf, peak of allocated memory",
-            left_out="all",
-            saw=FORMULAS,
-            unit="GiB",
-            rows=compare_all(audited, Prepared.allocated),
+        group(
+            "MLPerf, peak of allocated memory",
+            "all",
+            FORMULAS,
+            compare_all(audited, Prepared.allocated),
+            "GiB",
         ),
-        Group(
-            title="Models cut to fit 8 B200, reserved",
-            left_out="all",
-            saw=typical,
-            unit="GiB",
-            rows=of_cut(Prepared.reserved),
+        group(
+            "Models cut to fit 8 B200, reserved", "all", typical, of_cut(Prepared.reserved), "GiB"
         ),
-        Group(
-            title="Llama under torchtitan, reserved",
-            left_out="all",
-            saw=typical,
-            unit="GiB",
-            rows=titan,
-        ),
+        group("Llama under torchtitan, reserved", "all", typical, titan, "GiB"),
     ]
 
 
@@ -192,37 +157,31 @@ def other_software(folder: Path) -> list[Group]:
     megatron = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
     cells = [grid.predicted(group, megatron) for group in grid_groups(rows)]
     return [
-        Group(
-            title="MPT under FSDP by Megatron Core's constants",
-            left_out="framework",
-            saw=TODAY,
-            rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core"),
+        group(
+            "MPT under FSDP by Megatron Core's constants",
+            "framework",
+            TODAY,
+            _by_framework(fsdp, "megatron-core"),
         ),
-        Group(
-            title="Dense pre-training on H100 in fp8 by FSDP's constants",
-            left_out="framework",
-            saw="ops/, MPT under llm-foundry",
-            rows=_by_framework(dense, "torch-fsdp"),
+        group(
+            "Dense pre-training on H100 in fp8 by FSDP's constants",
+            "framework",
+            "ops/, MPT under llm-foundry",
+            _by_framework(dense, "torch-fsdp"),
         ),
-        Group(
-            title="nanotron's grid by Megatron Core's constants",
-            left_out="framework",
-            saw=TODAY,
-            rows=_without_intervals(grid.steps(cells)),
+        group(
+            "nanotron's grid by Megatron Core's constants",
+            "framework",
+            TODAY,
+            _without_intervals(grid.steps(cells)),
         ),
-        Group(
-            title="BLOOM's topology search, asked as Megatron Core",
-            left_out="framework",
-            saw=OPS,
-            rows=compare_all(bloom_cases(folder), Prepared.shipped),
+        group(
+            "BLOOM's topology search, asked as Megatron Core",
+            "framework",
+            OPS,
+            compare_all(bloom_cases(folder), Prepared.shipped),
         ),
-        Group(
-            title="Primus' schedules against 1F1B",
-            left_out="framework",
-            saw=TODAY,
-            unit="ratio",
-            rows=_schedules(folder),
-        ),
+        group("Primus' schedules against 1F1B", "framework", TODAY, _schedules(folder), "ratio"),
     ]
 
 
@@ -249,40 +208,36 @@ def published() -> list[Group]:
 
     ranges = [_of_range(row) for row in rows if "overhead" in row.what]
     return [
-        Group(
-            title="arXiv 2104.04473, table 1",
-            left_out="seen",
-            saw=OPS,
-            unit="TFLOP/s",
-            rows=of("2104.04473", "a100-sxm-80gb"),
+        group(
+            "arXiv 2104.04473, table 1", "seen", OPS, of("2104.04473", "a100-sxm-80gb"), "TFLOP/s"
         ),
-        Group(
-            title="arXiv 2205.05198, time of a layer that is recomputed",
-            left_out="seen",
-            saw=OPS,
-            unit="over a layer without",
-            rows=ranges,
+        group(
+            "arXiv 2205.05198, time of a layer that is recomputed",
+            "seen",
+            OPS,
+            ranges,
+            "over a layer without",
         ),
-        Group(
-            title="arXiv 1909.08053, GPT-2 on V100",
-            left_out="seen",
-            saw=OPS,
-            rows=of("1909.08053", "v100-sxm-32gb"),
-            unit="PFLOP/s, %, TFLOP/s",
+        group(
+            "arXiv 1909.08053, GPT-2 on V100",
+            "seen",
+            OPS,
+            of("1909.08053", "v100-sxm-32gb"),
+            "PFLOP/s, %, TFLOP/s",
         ),
-        Group(
-            title="Megatron-LM's README on H100, by our layout",
-            left_out="seen",
-            saw=TODAY,
-            rows=of("README, H100", "h100-sxm-80gb"),
-            unit="% MFU",
+        group(
+            "Megatron-LM's README on H100, by our layout",
+            "seen",
+            TODAY,
+            of("README, H100", "h100-sxm-80gb"),
+            "% MFU",
         ),
-        Group(
-            title="arXiv 2407.21783, Llama 3.1 405B by its recipe",
-            left_out="seen",
-            saw="ops/, MPT under llm-foundry",
-            rows=of("2407.21783", "h100-sxm-80gb"),
-            unit="TFLOP/s",
+        group(
+            "arXiv 2407.21783, Llama 3.1 405B by its recipe",
+            "seen",
+            "ops/, MPT under llm-foundry",
+            of("2407.21783", "h100-sxm-80gb"),
+            "TFLOP/s",
         ),
     ]
 
@@ -306,27 +261,13 @@ def serving(folder: Path) -> list[Group]:
     pairs = inference.unseen(dense_runs(folder))
     saw = "ops/, the other half of the groups of each engine's version"
     return [
-        Group(
-            title=f"Serving: {words}",
-            left_out="setting",
-            saw=saw,
-            unit=unit,
-            rows=inference.comparisons(pairs, what),
-        )
+        group(f"Serving: {words}", "setting", saw, inference.comparisons(pairs, what), unit)
         for what, words, unit in (
             ("tpot", "time per output token", "s"),
             ("throughput", "tokens/s of a GPU", "1/s"),
             ("ttft", "time to first token, below the cache's limit", "s"),
         )
     ]
-
-
-def dated(cases: Iterable[Case], *, source: str) -> list[Case]:
-    return [dataclasses.replace(case, source=source) for case in cases]
-
-
-def _from(source: str, rows: Iterable[Comparison]) -> list[Comparison]:
-    return [dataclasses.replace(row, source=source) for row in rows]
 
 
 def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
