@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from evidence.schema import TRAINING
@@ -66,23 +66,25 @@ class Case:
         return named_model(self.query.model).num_experts is not None
 
     @property
+    def training(self) -> TrainingWorkload:
+        assert self.query.training is not None
+        return self.query.training
+
+    @property
     def release(self) -> str:
         """The framework's release that it ran under; empty if unknown."""
-        assert self.query.training is not None
-        return self.query.training.framework_version or ""
+        return self.training.framework_version or ""
 
     @property
     def task(self) -> str:
-        assert self.query.training is not None
-        return self.query.training.task
+        return self.training.task
 
     @property
     def setting(self) -> str:
         """What was asked, without the release and who ran it: rows that agree in it are one
         vote.
         """
-        assert self.query.training is not None
-        training = dataclasses.replace(self.query.training, framework_version=None)
+        training = dataclasses.replace(self.training, framework_version=None)
         return repr(dataclasses.replace(self.query, training=training))
 
 
@@ -164,10 +166,10 @@ CLUSTER = ("num_gpus", "gpus_per_node", "inter_node_bandwidth_bytes_per_second")
 
 def training_case(row: Row) -> Case:
     """Return a training row as a query and what it measured."""
-    label = LABELS.get(row["table"] or "", OWN)
+    label, words = LABELS.get(row["table"] or "", OWN), _words(row)
     return Case(
-        name=label.name(row),
-        what=label.what(row),
+        name=label.name.format_map(words),
+        what=label.what.format_map(words),
         query=training_query(row),
         step_s=step_s(row),
         allocated_bytes=row["allocated_bytes"],
@@ -318,160 +320,119 @@ def bridge_precision(row: Row) -> str:
     return FP8_NAMES.get((row["precision"], row["fp8_recipe"]), str(row["precision"]))
 
 
-def _gpus(row: Row) -> str:
-    """Return `H100 x64` of 64 h100-sxm-80gb."""
-    card, _, form = str(row["gpu"]).partition("-")
-    return f"{card.upper()}{'-NVL' if form.startswith('nvl-') else ''} x{row['num_gpus']}"
-
-
-def _sizes(row: Row, *names: str) -> str:
-    words = {
-        "TP": "tensor_parallel_size",
-        "PP": "pipeline_parallel_size",
-        "VP": "virtual_pipeline_parallel_size",
-        "CP": "context_parallel_size",
-        "EP": "expert_parallel_size",
-        "mbs": "micro_batch_size",
-        "GBS": "global_batch_size",
-        "DP": "data_parallel_size",
-    }
-    return ", ".join(f"{name} {row[words[name]]}" for name in names)
-
-
-def _named(row: Row) -> str:
-    return str(row["model"])
-
-
-def _with_task(row: Row) -> str:
-    task = row["task"] or "pretrain"
-    return f"{row['model']}{'' if task == 'pretrain' else f' {task}'}"
-
-
-def _recipe_what(row: Row) -> str:
-    sizes = _sizes(row, "TP", "PP", "VP", "EP") + (", FSDP" if row["zero_stage"] == 3 else "")
-    return (
-        f"{_gpus(row)}, {bridge_precision(row)}, {sizes}, "
-        f"{_sizes(row, 'GBS')}, {row['framework_version']}"
-    )
-
-
-def _mpt_what(row: Row) -> str:
-    fp8 = ", fp8" if row["precision"] == "fp8" else ""
-    return (
-        f"{row['gpu'].upper()} x{row['num_gpus']}, s {row['sequence_length']}, "
-        f"{_sizes(row, 'mbs')}, {row['recompute']}, {_sizes(row, 'GBS')}{fp8}"
-    )
-
-
-def _internevo_what(row: Row) -> str:
-    told = other(row)
-    shard = told.get("optimizer_shard_gpus")
-    over = f" over {shard}" if shard else ""
-    packed = ", one sample" if told.get("packed_into_one_sample") == "1" else ""
-    return (
-        f"{_gpus(row)}, ZeRO {row['zero_stage']}{over}, "
-        f"{_sizes(row, 'TP', 'PP', 'mbs')}, {row['recompute']}{packed}, {_sizes(row, 'GBS')}"
-    )
-
-
-def _bloom_what(row: Row) -> str:
-    return (
-        f"x{row['num_gpus']}, {row['num_hidden_layers']} x {row['hidden_size']}, "
-        f"{row['num_attention_heads']} heads, {_sizes(row, 'PP', 'mbs', 'GBS')}"
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label:
-    """What reports call the rows of a table."""
+    """What reports call the rows of a table: texts whose braces name columns and `_words`."""
 
     source: str
-    what: Callable[[Row], str]
-    name: Callable[[Row], str] = _named
+    what: str
+    name: str = "{model}{task_if_not_pretrain}"
     date: str = ""
     """The month that all rows count as; empty: each row's own."""
 
 
-def _own_what(row: Row) -> str:
-    sizes = {
-        "TP": "tensor_parallel_size",
-        "PP": "pipeline_parallel_size",
-        "CP": "context_parallel_size",
-        "EP": "expert_parallel_size",
-        "mbs": "micro_batch_size",
-        "GBS": "global_batch_size",
+SIZES = {
+    "TP": "tensor_parallel_size",
+    "PP": "pipeline_parallel_size",
+    "VP": "virtual_pipeline_parallel_size",
+    "CP": "context_parallel_size",
+    "EP": "expert_parallel_size",
+    "mbs": "micro_batch_size",
+    "GBS": "global_batch_size",
+    "DP": "data_parallel_size",
+}
+
+
+def _words(row: Row) -> dict[str, Any]:
+    """Return what labels may name: columns, sizes by their short names, and words of both."""
+    card, _, form = str(row["gpu"]).partition("-")
+    task, told = row["task"] or "pretrain", other(row)
+    shard = told.get("optimizer_shard_gpus")
+    given = (f"{name} {row[SIZES[name]]}" for name in SIZES if name not in ("VP", "DP"))
+    return {
+        **row,
+        **{name: row[column] for name, column in SIZES.items()},
+        "gpus": f"{card.upper()}{'-NVL' if form.startswith('nvl-') else ''} x{row['num_gpus']}",
+        "GPU": str(row["gpu"]).upper(),
+        "task_if_not_pretrain": "" if task == "pretrain" else f" {task}",
+        "size": (row["run"] or "").partition(" ")[0],
+        "bridge_precision": bridge_precision(row),
+        "stated_precision": row["precision"] or "bf16",
+        "stated_sizes": "".join(f", {size}" for size in given if not size.endswith(" None")),
+        "or_fsdp": ", FSDP" if row["zero_stage"] == 3 else "",
+        "or_fp8": ", fp8" if row["precision"] == "fp8" else "",
+        "or_sp": " + SP" if row["sequence_parallel"] else "",
+        "or_sharded": f" over {shard}" if shard else "",
+        "or_packed": ", one sample" if told.get("packed_into_one_sample") == "1" else "",
+        "or_async": ", async TP" if told.get("async_tp") == "1" else "",
     }
-    given = (f"{name} {row[column]}" for name, column in sizes.items() if row[column])
-    return ", ".join((_gpus(row), str(row["precision"] or "bf16"), *given))
 
 
-OWN = Label(source="", name=_with_task, what=_own_what)
+OWN = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
 """Rows of no table in LABELS."""
-RECIPE = Label(source="Megatron Bridge and NeMo", name=_with_task, what=_recipe_what)
-MPT = Label(source="llm-foundry", what=_mpt_what)
-MLPERF = Label(
-    source="MLPerf Training",
-    name=_with_task,
-    what=lambda row: f"{_gpus(row)}, {row['run']}, {_sizes(row, 'TP', 'PP', 'CP', 'GBS')}",
+RECIPE = Label(
+    source="Megatron Bridge and NeMo",
+    what="{gpus}, {bridge_precision}, TP {TP}, PP {PP}, VP {VP}, EP {EP}{or_fsdp}, GBS {GBS}, "
+    "{framework_version}",
 )
+MPT = Label(
+    source="llm-foundry",
+    name="{model}",
+    what="{GPU} x{num_gpus}, s {sequence_length}, mbs {mbs}, {recompute}, GBS {GBS}{or_fp8}",
+)
+MLPERF = Label(source="MLPerf Training", what="{gpus}, {run}, TP {TP}, PP {PP}, CP {CP}, GBS {GBS}")
 LABELS: Mapping[str, Label] = {
     "megatron_lm_2020_scaling": Label(
-        source="Megatron-LM 2020", what=lambda row: f"{row['run']}, {_sizes(row, 'TP', 'DP')}"
+        source="Megatron-LM 2020", name="{model}", what="{run}, TP {TP}, DP {DP}"
     ),
     "korthikanti2022_table5": Label(
-        source="arXiv 2205.05198",
-        name=lambda row: row["run"].split()[0],
-        what=lambda row: (
-            f"{row['recompute']}{' + SP' if row['sequence_parallel'] else ''}, {_sizes(row, 'DP')}"
-        ),
+        source="arXiv 2205.05198", name="{size}", what="{recompute}{or_sp}, DP {DP}"
     ),
     "training_megatron_bridge": Label(
         source=RECIPE.source,
-        what=lambda row: (
-            f"{_gpus(row)}, {row['precision']}, {_sizes(row, 'TP', 'PP', 'VP', 'CP', 'GBS')}"
-        ),
+        name="{model}",
+        what="{gpus}, {precision}, TP {TP}, PP {PP}, VP {VP}, CP {CP}, GBS {GBS}",
     ),
     "training_megatron_bridge_recipes": RECIPE,
     "training_megatron_bridge_recipes_2": RECIPE,
     "recipes_nvidia": RECIPE,
     "training_dgxc": Label(
         source="DGX Cloud benchmarks",
-        what=lambda row: (
-            f"{_gpus(row)}, {row['precision']}, "
-            f"{_sizes(row, 'TP', 'PP', 'VP', 'CP', 'GBS')}, {row['framework_version']}"
-        ),
+        name="{model}",
+        what="{gpus}, {precision}, TP {TP}, PP {PP}, VP {VP}, CP {CP}, GBS {GBS}, "
+        "{framework_version}",
     ),
     "memory_b200_megatron": Label(
         source="Cut to fit 8 B200",
         date="2025-09",  # counted as PyTorch's container of that month; the page is of 2026-05
-        name=lambda row: f"{row['model']} cut",
-        what=lambda row: (
-            f"{_sizes(row, 'TP', 'PP', 'EP', 'DP')}, {row['num_microbatches']} micro-batches"
-        ),
+        name="{model} cut",
+        what="TP {TP}, PP {PP}, EP {EP}, DP {DP}, {num_microbatches} micro-batches",
     ),
     **dict.fromkeys(("training_mlperf", "training_mlperf_2", "mlperf_v6"), MLPERF),
     **dict.fromkeys(("training_llm_foundry_fsdp", "training_llm_foundry_h100"), MPT),
     "training_torchtitan": Label(
         source="torchtitan",
-        what=lambda row: (
-            f"{_gpus(row)}, s {row['sequence_length']}, "
-            f"{_sizes(row, 'mbs', 'TP', 'CP')}, {row['recompute']}"
-            + (", async TP" if other(row).get("async_tp") == "1" else "")
-        ),
+        name="{model}",
+        what="{gpus}, s {sequence_length}, mbs {mbs}, TP {TP}, CP {CP}, {recompute}{or_async}",
     ),
-    "training_internevo": Label(source="InternEvo", what=_internevo_what),
+    "training_internevo": Label(
+        source="InternEvo",
+        name="{model}",
+        what="{gpus}, ZeRO {zero_stage}{or_sharded}, TP {TP}, PP {PP}, mbs {mbs}, "
+        "{recompute}{or_packed}, GBS {GBS}",
+    ),
     "training_trl_long": Label(
         source="TRL",
-        what=lambda row: (
-            f"{_gpus(row)}, s {row['sequence_length']}, {_sizes(row, 'CP')}, "
-            f"{row['attention_kernel']}"
-        ),
+        name="{model}",
+        what="{gpus}, s {sequence_length}, CP {CP}, {attention_kernel}",
     ),
     "grid_a100_bloom": Label(
-        source="BLOOM's topology search", name=lambda row: str(row["variant"]), what=_bloom_what
+        source="BLOOM's topology search",
+        name="{variant}",
+        what="x{num_gpus}, {num_hidden_layers} x {hidden_size}, {num_attention_heads} heads, "
+        "PP {PP}, mbs {mbs}, GBS {GBS}",
     ),
     "schedules_primus": Label(
-        source="Primus' schedules",
-        what=lambda row: f"{_gpus(row)}, {_sizes(row, 'PP', 'VP')}, {row['run']}",
+        source="Primus' schedules", name="{model}", what="{gpus}, PP {PP}, VP {VP}, {run}"
     ),
 }
