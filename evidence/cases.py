@@ -84,8 +84,14 @@ class Case:
         """What was asked, without the release and who ran it: rows that agree in it are one
         vote.
         """
-        training = dataclasses.replace(self.training, framework_version=None)
-        return repr(dataclasses.replace(self.query, training=training))
+        return repr(replaced(self, framework_version=None).query)
+
+
+def replaced(case: Case, *, what: str | None = None, **settings: object) -> Case:
+    """Return the case with other settings of its training."""
+    training = dataclasses.replace(case.training, **settings)  # type: ignore[arg-type]
+    query = dataclasses.replace(case.query, training=training)
+    return dataclasses.replace(case, query=query, what=what or case.what)
 
 
 FP8 = {

@@ -8,12 +8,9 @@ from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.korthikanti import workload
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from benchmarks.accuracy.korthikanti import GPU, SOFTWARE_2022
+from benchmarks.accuracy.published import answer
 from hp_tool.domain.units import GIB
-from hp_tool.questions.training import estimate
 
 SIZES = {
     # model: (pipeline parallel, model chunks, micro-batch, batch) of table 3; tensor parallel 8
@@ -61,20 +58,20 @@ def figures(folder: Path) -> list[Comparison]:
 
 def _layers(name: str, *, recompute: str, sequence_parallel: bool) -> float:
     pipeline, chunks, micro_batch, batch = SIZES[name]
-    query = Query(
-        kind="training",
-        model=name,
-        cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=8 * pipeline),
-        training=workload(batch),
-        parallel=ParallelQuery(
-            tensor_parallel_size=8,
-            pipeline_parallel_size=pipeline,
-            virtual_pipeline_parallel_size=chunks,
-            micro_batch_size=micro_batch,
-            recompute=recompute,
-            sequence_parallel=sequence_parallel,  # type: ignore[arg-type]
-        ),
-    )
-    memory = estimate(query=query).memory
+    memory = answer(
+        {
+            "model": name,
+            "cluster": {"gpu": GPU, "num_gpus": 8 * pipeline},
+            "training": {**SOFTWARE_2022, "global_batch_size": batch},
+            "parallel": {
+                "tensor_parallel_size": 8,
+                "pipeline_parallel_size": pipeline,
+                "virtual_pipeline_parallel_size": chunks,
+                "micro_batch_size": micro_batch,
+                "recompute": recompute,
+                "sequence_parallel": sequence_parallel,
+            },
+        }
+    ).memory
     assert memory is not None
     return memory.layer_activations_bytes

@@ -7,13 +7,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
+from benchmarks.accuracy.published import fastest
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.units import SECONDS_PER_DAY
-from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.questions.training import recommend
 
 PARAMETERS, TOKENS, GPUS = 175e9, 300e9, 1024
 PUBLISHED_FLOPS_PER_SECOND = 140e12
@@ -24,32 +20,29 @@ def best(*, recompute: str, sequence_parallel: bool) -> Recommendation:
     """Table 5's software and layout for 175B, sixteen replicas; ZeRO stage 0 or 1, whichever is
     faster and fits.
     """
-    query = Query(
-        kind="training",
-        model="gpt3-175b",
-        cluster=ClusterQuery(gpu="a100-sxm-80gb", num_gpus=GPUS),
-        training=TrainingWorkload(
-            sequence_length=2048,
-            global_batch_size=1536,
-            precision="fp16",
-            attention="unfused",
-            dropout=0.1,
-            total_tokens=TOKENS,
-        ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=8,
-            pipeline_parallel_size=8,
-            virtual_pipeline_parallel_size=3,
-            micro_batch_size=1,
-            recompute=recompute,
-            sequence_parallel=sequence_parallel,
-            zero_stage=(0, 1),  # type: ignore[arg-type]
-        ),
+    return fastest(
+        {
+            "model": "gpt3-175b",
+            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": GPUS},
+            "training": {
+                "sequence_length": 2048,
+                "global_batch_size": 1536,
+                "precision": "fp16",
+                "attention": "unfused",
+                "dropout": 0.1,
+                "total_tokens": TOKENS,
+            },
+            "parallel": {
+                "tensor_parallel_size": 8,
+                "pipeline_parallel_size": 8,
+                "virtual_pipeline_parallel_size": 3,
+                "micro_batch_size": 1,
+                "recompute": recompute,
+                "sequence_parallel": sequence_parallel,
+                "zero_stage": [0, 1],
+            },
+        }
     )
-    recommendations = recommend(query=query, top=1).recommendations
-    if not recommendations:
-        raise RuntimeError("nothing fits")
-    return recommendations[0]
 
 
 def published_days() -> float:

@@ -125,7 +125,7 @@ def _megatron(folder: Path) -> list[Group]:
                 "model",
                 f"{TODAY}, without the model",
                 today_left_out(
-                    folder, [case for case in cloud if _precision(case) == precision], "name"
+                    folder, [case for case in cloud if case.training.precision == precision], "name"
                 ),
             )
             for precision, words in (("bf16", "16 bits"), ("fp8", "fp8"))
@@ -243,11 +243,6 @@ def _plain(folder: Path) -> list[Group]:
         for how, worded in (("", plain_cases), (" by today's recipe", todays_cases))
         for what, chosen in asked(folder).items()
     ]
-
-
-def _precision(case: Case) -> str:
-    assert case.query.training is not None
-    return case.query.training.precision
 
 
 def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:

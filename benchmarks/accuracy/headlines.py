@@ -31,19 +31,16 @@ from benchmarks.accuracy.published import (
     SHOEYBI_2019,
     Paper,
     ScalingRow,
+    answer,
+    fastest,
 )
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_bytes, layer_time
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
-from hp_tool.domain.query import Query
-from hp_tool.domain.result import Recommendation
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.units import GIB
-from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.questions.training import estimate, recommend
 
 OMNI_PATH_BYTES_PER_SECOND = 4 * 12.5e9 / 8
 """A GPU's share of Jean Zay's four 100 Gb/s ports a node."""
@@ -65,59 +62,55 @@ class Headline:
     note: str = ""
 
 
-def software_2021(batch: int, *, sequence: int = 2048) -> TrainingWorkload:
-    """fp16 with gradients reduced as they are, no fused attention, dropout, tensor parallelism's
-    collectives waited for: they ran behind matmuls from the end of that year on.
-    """
-    return TrainingWorkload(
-        sequence_length=sequence,
-        global_batch_size=batch,
-        precision="fp16",
-        attention="unfused",
-        dropout=0.1,
-        gradient_precision="fp16",
-        overlap=OverlapSpec(tensor_parallel=False),
-        framework_version=NARAYANAN.release,
-    )
+SOFTWARE_2021 = {
+    "sequence_length": 2048,
+    "precision": "fp16",
+    "attention": "unfused",
+    "dropout": 0.1,
+    "gradient_precision": "fp16",
+    "overlap": {"tensor_parallel": False},
+    "framework_version": NARAYANAN.release,
+}
+"""fp16 with gradients reduced as they are, no fused attention, dropout, tensor parallelism's
+collectives waited for: they ran behind matmuls from the end of that year on.
+"""
+PLAIN = {"sequence_parallel": False, "recompute": "full", "zero_stage": 0}
+"""Layouts of 2019 to 2021: everything recomputed."""
 
 
-def recomputed_flops(name: str, workload: TrainingWorkload) -> float:
+def recomputed_flops(name: str, *, sequence: int, batch: int) -> float:
     """96 B s L h^2 (1 + s/6h + V/16Lh): arXiv 2104.04473, equation 3."""
     shape = model(name)
-    s, h, layers = workload.sequence_length, shape.hidden_size, shape.num_hidden_layers
-    tail = 1.0 + s / (6.0 * h) + shape.vocab_size / (16.0 * layers * h)
-    return 96.0 * workload.global_batch_size * s * layers * h**2 * tail
+    h, layers = shape.hidden_size, shape.num_hidden_layers
+    tail = 1.0 + sequence / (6.0 * h) + shape.vocab_size / (16.0 * layers * h)
+    return 96.0 * batch * sequence * layers * h**2 * tail
 
 
 def scaling_2021(row: ScalingRow) -> Headline:
     """Achieved TFLOP/s per GPU of the configuration that the authors' script runs."""
-    load = software_2021(row.global_batch_size)
-    query = Query(
-        kind="training",
-        model=row.model,
-        cluster=ClusterQuery(gpu=GPU, num_gpus=row.gpus),
-        training=load,
-        parallel=ParallelQuery(
-            tensor_parallel_size=row.tensor_parallel_size,
-            pipeline_parallel_size=row.pipeline_parallel_size,
-            virtual_pipeline_parallel_size=row.virtual_pipeline_parallel_size,
-            micro_batch_size=row.micro_batch_size,
-            sequence_parallel=False,
-            recompute="full",
-            zero_stage=0,
-        ),
+    sizes = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline_parallel", "micro_batch")
+    prediction = answer(
+        {
+            "model": row.model,
+            "cluster": {"gpu": GPU, "num_gpus": row.gpus},
+            "training": {**SOFTWARE_2021, "global_batch_size": row.global_batch_size},
+            "parallel": {
+                **PLAIN,
+                **{f"{name}_size": getattr(row, f"{name}_size") for name in sizes},
+            },
+        }
     )
-    prediction = estimate(query=query, with_fixes=False)
-    assert prediction.time is not None, prediction.reasons
-    rate = recomputed_flops(row.model, load) / prediction.time.step_s / row.gpus * 1e-12
-    return Headline(
-        source=NARAYANAN.source,
-        date=NARAYANAN.date,
-        what=f"{row.model} on {row.gpus} A100",
-        published=f"{row.tflops_per_gpu:.0f}",
-        predicted=rate,
-        unit="TFLOP/s per GPU",
-        error=rate / row.tflops_per_gpu - 1.0,
+    assert prediction.time is not None
+    flops = recomputed_flops(row.model, sequence=2048, batch=row.global_batch_size)
+    rate = flops / prediction.time.step_s / row.gpus * 1e-12
+    return dataclasses.replace(
+        _figure(
+            NARAYANAN,
+            f"{row.model} on {row.gpus} A100",
+            row.tflops_per_gpu,
+            rate,
+            "TFLOP/s per GPU",
+        ),
         note="" if prediction.feasible else "said not to fit",
     )
 
@@ -162,24 +155,21 @@ def tflops_2019(name: str, *, gpus: int, behind: bool | None = None) -> float:
     behind the backward pass.
     """
     t = min(gpus, 8)
-    load = software_2021(8 * gpus // t, sequence=1024)
-    overlap = OverlapSpec(tensor_parallel=False, data_parallel=behind)
-    query = Query(
-        kind="training",
-        model=name,
-        cluster=ClusterQuery(node_type="dgx-2h", num_gpus=gpus, gpus_per_node=min(gpus, 16)),
-        training=dataclasses.replace(
-            load, overlap=overlap, kernel_fusion=False, framework_version=SHOEYBI.release
-        ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=t,
-            micro_batch_size=8,
-            sequence_parallel=False,
-            recompute="full",
-            zero_stage=0,
-        ),
-    )
-    rate = estimate(query=query, with_fixes=False).model_tflops_per_gpu
+    rate = answer(
+        {
+            "model": name,
+            "cluster": {"node_type": "dgx-2h", "num_gpus": gpus, "gpus_per_node": min(gpus, 16)},
+            "training": {
+                **SOFTWARE_2021,
+                "sequence_length": 1024,
+                "global_batch_size": 8 * gpus // t,
+                "overlap": {"tensor_parallel": False, "data_parallel": behind},
+                "kernel_fusion": False,
+                "framework_version": SHOEYBI.release,
+            },
+            "parallel": {**PLAIN, "tensor_parallel_size": t, "micro_batch_size": 8},
+        }
+    ).model_tflops_per_gpu
     assert rate is not None
     return rate
 
@@ -264,18 +254,17 @@ def strong_scaling_h100() -> list[Headline]:
     """MFU of the fastest layout that fits; the published layout is not known."""
     headlines = []
     for name, gpus, batch, published in MCORE_H100:
-        best = _fastest(
-            Query(
-                kind="training",
-                model=name,
-                cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-                training=TrainingWorkload(
-                    sequence_length=4096,
-                    global_batch_size=batch,
-                    framework_version=MCORE_README.release,
-                ),
-                parallel=ParallelQuery(zero_stage=1),
-            )
+        best = fastest(
+            {
+                "model": name,
+                "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
+                "training": {
+                    "sequence_length": 4096,
+                    "global_batch_size": batch,
+                    "framework_version": MCORE_README.release,
+                },
+                "parallel": {"zero_stage": 1},
+            }
         )
         config, mfu = best.parallel, best.estimate.mfu
         assert mfu is not None
@@ -300,18 +289,22 @@ def llama_2024() -> list[Headline]:
     """
     headlines = []
     for gpus, length, batch, context, published in LLAMA_3:
-        query = Query(
-            kind="training",
-            model="llama-3.1-405b",
-            cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-            training=TrainingWorkload(
-                sequence_length=length, global_batch_size=batch, recipe="llama-3-405b"
-            ),
-            parallel=ParallelQuery(
-                context_parallel_size=context, virtual_pipeline_parallel_size=8, **LLAMA_3_LAYOUT
-            ),
+        prediction = answer(
+            {
+                "model": "llama-3.1-405b",
+                "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
+                "training": {
+                    "sequence_length": length,
+                    "global_batch_size": batch,
+                    "recipe": "llama-3-405b",
+                },
+                "parallel": {
+                    "context_parallel_size": context,
+                    "virtual_pipeline_parallel_size": 8,
+                    **LLAMA_3_LAYOUT,
+                },
+            }
         )
-        prediction = estimate(query=query, with_fixes=False)
         rate, memory = prediction.model_tflops_per_gpu, prediction.memory
         assert rate is not None and memory is not None and prediction.feasible, prediction.reasons
         what = f"Llama 3.1 405B on {gpus:,} H100, s = {length:,}"
@@ -372,31 +365,32 @@ def bloom_2022() -> list[Headline]:
     """Return the seconds of a step of BLOOM 176B, asked as Megatron Core: Megatron-DeepSpeed has no
     constants of its own.
     """
-    query = Query(
-        kind="training",
-        model="bloom-176b",
-        cluster=ClusterQuery(
-            gpu=GPU, num_gpus=384, inter_node_bandwidth_bytes_per_second=OMNI_PATH_BYTES_PER_SECOND
-        ),
-        training=TrainingWorkload(
-            sequence_length=2048,
-            global_batch_size=2048,
-            precision="bf16",
-            attention="unfused",
-            gradient_precision="bf16",
-            framework_version=BLOOM.release,
-        ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=4,
-            pipeline_parallel_size=12,
-            micro_batch_size=2,
-            sequence_parallel=False,
-            recompute="full",
-            zero_stage=1,
-        ),
+    prediction = answer(
+        {
+            "model": "bloom-176b",
+            "cluster": {
+                "gpu": GPU,
+                "num_gpus": 384,
+                "inter_node_bandwidth_bytes_per_second": OMNI_PATH_BYTES_PER_SECOND,
+            },
+            "training": {
+                "sequence_length": 2048,
+                "global_batch_size": 2048,
+                "precision": "bf16",
+                "attention": "unfused",
+                "gradient_precision": "bf16",
+                "framework_version": BLOOM.release,
+            },
+            "parallel": {
+                **PLAIN,
+                "tensor_parallel_size": 4,
+                "pipeline_parallel_size": 12,
+                "micro_batch_size": 2,
+                "zero_stage": 1,
+            },
+        }
     )
-    prediction = estimate(query=query, with_fixes=False)
-    assert prediction.time is not None, prediction.reasons
+    assert prediction.time is not None
     return [
         _figure(
             BLOOM,
@@ -437,13 +431,6 @@ def evaluate() -> list[Headline]:
         *training_days(),
         *strong_scaling_h100(),
     ]
-
-
-def _fastest(query: Query) -> Recommendation:
-    recommendations = recommend(query=query, top=1).recommendations
-    if not recommendations:
-        raise RuntimeError(f"nothing fits: {query.model}")
-    return recommendations[0]
 
 
 def _figure(paper: Paper, what: str, published: float, predicted: float, unit: str) -> Headline:

@@ -6,14 +6,16 @@ Published figures are rows of the evidence.
 
 from __future__ import annotations
 
+import dataclasses
+
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.prepared import Prepared
 from evidence.cases import training_case
 from evidence.table import Row
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.layer import layer_time
-from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
@@ -23,15 +25,18 @@ GPU = "a100-sxm-80gb"
 MODELS = {"22B": "gpt-22b", "175B": "gpt3-175b", "530B": "mt-nlg-530b", "1T": "gpt-1t"}
 
 
+SOFTWARE_2022 = {
+    "sequence_length": 2048,
+    "precision": "fp16",
+    "attention": "unfused",
+    "dropout": 0.1,
+}
+"""No fused attention, dropout, 16-bit floats."""
+
+
 def workload(global_batch_size: int) -> TrainingWorkload:
-    """The software of 2022: no fused attention, dropout, 16-bit floats."""
-    return TrainingWorkload(
-        sequence_length=2048,
-        global_batch_size=global_batch_size,
-        precision="fp16",
-        attention="unfused",
-        dropout=0.1,
-    )
+    """Return the software of 2022."""
+    return TrainingWorkload(global_batch_size=global_batch_size, **SOFTWARE_2022)  # type: ignore[arg-type]
 
 
 def a100(num_gpus: int) -> ClusterSpec:
@@ -40,37 +45,18 @@ def a100(num_gpus: int) -> ClusterSpec:
 
 def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
     """Seconds per iteration: full recomputation without SP, and SP with selective recomputation."""
-    return [_iteration(row, profile) for row in rows]
-
-
-def _iteration(row: Row, profile: EfficiencyProfile) -> Comparison:
-    case = training_case(row)
-    config = ParallelConfig(
-        tensor_parallel_size=row["tensor_parallel_size"],
-        pipeline_parallel_size=row["pipeline_parallel_size"],
-        virtual_pipeline_parallel_size=row["virtual_pipeline_parallel_size"],
-        data_parallel_size=row["data_parallel_size"],
-        micro_batch_size=row["micro_batch_size"],
-        sequence_parallel=row["sequence_parallel"],
-        recompute=row["recompute"],
-        zero_stage=0,
-    )
-    costs = training_costs(
-        case=TrainingCase(
-            model=model(row["model"]),
-            cluster=a100(row["num_gpus"]),
-            workload=workload(row["global_batch_size"]),
-            profile=profile,
-        ),
-        candidates=Candidates.from_configs((config,)),
-    )
-    return Comparison(
-        source="Table 5 (s)",
-        model=case.name,
-        what=case.what,
-        published=case.step_s,
-        predicted=float(costs.step_s[0]),
-    )
+    return [
+        Comparison(
+            source="Table 5 (s)",
+            model=run.case.name,
+            what=run.case.what,
+            published=run.case.step_s,
+            predicted=float(
+                dataclasses.replace(run.problem, profile=profile).costs(run.candidate).step_s
+            ),
+        )
+        for run in (Prepared.of(training_case(row)) for row in rows)
+    ]
 
 
 def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:

@@ -18,7 +18,7 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import b200_cases, internevo_cases, mlperf_cases, pretraining
-from evidence.cases import Case
+from evidence.cases import Case, replaced
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
@@ -84,8 +84,7 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
     """
     grouped: dict[tuple[Hashable, ...], list[Case]] = defaultdict(list)
     for case in cases:
-        training, cluster = case.query.training, case.cluster
-        assert training is not None
+        training, cluster = case.training, case.cluster
         if case.release:
             key = (
                 case.name,
@@ -113,10 +112,7 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
 
 
 def _without_release(case: Case) -> Case:
-    assert case.query.training is not None
-    training = dataclasses.replace(case.query.training, framework_version=None)
-    query = dataclasses.replace(case.query, training=training)
-    return dataclasses.replace(case, what=f"{case.what}, no release named", query=query)
+    return replaced(case, framework_version=None, what=f"{case.what}, no release named")
 
 
 def regular_scatter(logs: Floats) -> float:

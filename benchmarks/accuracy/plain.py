@@ -45,11 +45,7 @@ def asked(folder: Path) -> dict[str, list[Case]]:
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
 
     def of(precision: str) -> list[Case]:
-        return [
-            case
-            for case in cloud
-            if case.query.training is not None and case.query.training.precision == precision
-        ]
+        return [case for case in cloud if case.training.precision == precision]
 
     return {
         "dense in 16 bits on H100": of("bf16"),
@@ -93,8 +89,7 @@ def todays_cases(cases: Iterable[Case]) -> list[Case]:
 
 
 def _plain(case: Case, **more: str | None) -> Case:
-    whole, layout = case.query.training, case.query.parallel
-    assert whole is not None
+    whole, layout = case.training, case.query.parallel
     training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, **more)
     parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
     parallel = dataclasses.replace(

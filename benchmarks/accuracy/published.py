@@ -6,10 +6,14 @@ For H100 the layout is not published: predictions take the fastest that fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from benchmarks.accuracy.data import print_report
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.questions.schema import parse_query
+from hp_tool.questions.training import estimate, recommend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,21 @@ class Check:
     feasible: bool = True
     factor: float | None = None
     """Of the 90 % interval, either way."""
+
+
+def answer(query: Mapping[str, Any]) -> Estimate:
+    """Return the answer to a training query as users write it; it has a time."""
+    prediction = estimate(query=parse_query({"kind": "training", **query}), with_fixes=False)
+    assert prediction.time is not None, prediction.reasons
+    return prediction
+
+
+def fastest(query: Mapping[str, Any]) -> Recommendation:
+    """Return the first recommendation of a training query as users write it."""
+    found = recommend(query=parse_query({"kind": "training", **query}), top=1).recommendations
+    if not found:
+        raise RuntimeError(f"nothing fits: {query['model']}")
+    return found[0]
 
 
 def print_checks(description: str | None, evaluate: Callable[[], list[Check]]) -> None:

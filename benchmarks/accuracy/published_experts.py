@@ -7,13 +7,7 @@ What a publication does not tell is assumed, and each line names it.
 
 from __future__ import annotations
 
-from benchmarks.accuracy.published import Check, print_checks
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate
-from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.questions.training import estimate
+from benchmarks.accuracy.published import Check, answer, print_checks
 
 SOFTWARE = "26.04"
 """Megatron Core's constants stand for both trainers; a release says that its dispatchers are
@@ -26,23 +20,26 @@ TORCHTITAN_TOKENS_S = {"bf16": 651.0, "DeepEP": 859.0, "DeepEP, mxfp8 on grouped
 
 def deepseek_v3() -> list[Check]:
     """DeepSeek-V3's pre-training on 2,048 H800."""
-    query = Query(
-        kind="training",
-        model="deepseek-v3",
-        cluster=ClusterQuery(gpu="h800-sxm-80gb", num_gpus=2048),
-        training=TrainingWorkload(
-            sequence_length=4096, global_batch_size=15360, precision="fp8", recipe="deepseek-v3"
-        ),
-        parallel=ParallelQuery(
-            pipeline_parallel_size=16,
-            expert_parallel_size=64,
-            micro_batch_size=1,
-            pipeline_schedule="dualpipe",
-        ),
+    prediction = answer(
+        {
+            "model": "deepseek-v3",
+            "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": 2048},
+            "training": {
+                "sequence_length": 4096,
+                "global_batch_size": 15360,
+                "precision": "fp8",
+                "recipe": "deepseek-v3",
+            },
+            "parallel": {
+                "pipeline_parallel_size": 16,
+                "expert_parallel_size": 64,
+                "micro_batch_size": 1,
+                "pipeline_schedule": "dualpipe",
+            },
+        }
     )
-    prediction = _estimate(query)
-    rate = _tokens_s(query, prediction)
-    assert prediction.intervals and prediction.time and prediction.parallel
+    rate = prediction.tokens_per_second_per_gpu
+    assert rate and prediction.intervals and prediction.time and prediction.parallel
     factor = prediction.intervals.step_s[1] / prediction.time.step_s
     return [
         Check(
@@ -70,12 +67,9 @@ def torchtitan() -> list[Check]:
     another trainer.
     """
     rates = {
-        name: _tokens_s(query, _estimate(query))
-        for name, query in (
-            ("bf16", _on_b200("alltoall")),
-            ("DeepEP", _on_b200("flex")),
-            ("DeepEP, mxfp8 on grouped matmuls", _on_b200("flex", expert_precision="mxfp8")),
-        )
+        "bf16": _on_b200("alltoall"),
+        "DeepEP": _on_b200("flex"),
+        "DeepEP, mxfp8 on grouped matmuls": _on_b200("flex", expert_precision="mxfp8"),
     }
     published = TORCHTITAN_TOKENS_S
     figures = []
@@ -103,44 +97,32 @@ def torchtitan() -> list[Check]:
     return figures
 
 
-def _on_b200(dispatcher: str, *, expert_precision: str | None = None) -> Query:
-    return Query(
-        kind="training",
-        model="deepseek-v3",
-        cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=256),
-        training=TrainingWorkload(
-            sequence_length=4096,
-            global_batch_size=256,
-            cross_entropy="fused",
-            framework_version=SOFTWARE,
-            expert_precision=expert_precision,  # type: ignore[arg-type]
-        ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            expert_parallel_size=64,
-            micro_batch_size=1,
-            zero_stage=3,
-            recompute="selective",
-            moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
-        ),
-    )
-
-
-def _estimate(query: Query) -> Estimate:
-    prediction = estimate(query=query, with_fixes=False)
-    assert prediction.time is not None, prediction.reasons
-    return prediction
-
-
-def _tokens_s(query: Query, prediction: Estimate) -> float:
-    assert (
-        query.training is not None
-        and prediction.time is not None
-        and isinstance(query.cluster, ClusterQuery)
-    )
-    tokens = query.training.global_batch_size * query.training.sequence_length
-    return tokens / prediction.time.step_s / float(query.cluster.num_gpus or 1)
+def _on_b200(dispatcher: str, **training: str) -> float:
+    """Return tokens per second of a GPU."""
+    rate = answer(
+        {
+            "model": "deepseek-v3",
+            "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 256},
+            "training": {
+                "sequence_length": 4096,
+                "global_batch_size": 256,
+                "cross_entropy": "fused",
+                "framework_version": SOFTWARE,
+                **training,
+            },
+            "parallel": {
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "expert_parallel_size": 64,
+                "micro_batch_size": 1,
+                "zero_stage": 3,
+                "recompute": "selective",
+                "moe_token_dispatcher_type": dispatcher,
+            },
+        }
+    ).tokens_per_second_per_gpu
+    assert rate is not None
+    return rate
 
 
 def evaluate() -> list[Check]:

@@ -11,7 +11,14 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.accuracy.data import rows
-from evidence.cases import Case, as_training_row, bridge_precision, is_known, training_case
+from evidence.cases import (
+    Case,
+    as_training_row,
+    bridge_precision,
+    is_known,
+    replaced,
+    training_case,
+)
 from evidence.table import Row, other
 from hp_tool.catalog import model
 from hp_tool.errors import UnsupportedError
@@ -99,12 +106,7 @@ def cdna4_cases(folder: Path) -> list[Case]:
 def _dated(case: Case) -> Case:
     """The case under the release of its month; AMD's run other software."""
     version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
-    return _with_training(case, framework_version=version)
-
-
-def _with_training(case: Case, **changes: object) -> Case:
-    training = dataclasses.replace(case.query.training, **changes)  # type: ignore[type-var, arg-type]
-    return dataclasses.replace(case, query=dataclasses.replace(case.query, training=training))
+    return replaced(case, framework_version=version)
 
 
 def mpt_cases(folder: Path) -> list[Case]:
@@ -267,8 +269,8 @@ def release_cases(folder: Path) -> list[Case]:
 
 def _rate(case: Case) -> tuple[int | None, int]:
     """GPUs, and tokens a second of each."""
-    training, gpus = case.query.training, case.cluster.num_gpus
-    assert training is not None and isinstance(gpus, int)
+    training, gpus = case.training, case.cluster.num_gpus
+    assert isinstance(gpus, int)
     assert isinstance(training.global_batch_size, int)
     tokens = training.global_batch_size * training.sequence_length
     return gpus, round(tokens / case.step_s / gpus)
