@@ -45,7 +45,7 @@ Rate = Annotated[float, Interval(ge=1.0, le=1e24)]
 """Bytes or FLOPs per second."""
 NonNegative = Annotated[float, Interval(ge=0.0, le=1e24)]
 """A price, a power or a latency, which may be nothing."""
-Axis: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
+OneOrMany: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
 """A value (fixed), a list (allowed values) or absent (free)."""
 
 

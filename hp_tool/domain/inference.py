@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, MaxLen
 
-from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Shown, Strict
+from hp_tool.domain.fields import (
+    Amount,
+    Count,
+    Devices,
+    Fraction,
+    OneOrMany,
+    Release,
+    Shown,
+    Strict,
+)
 from hp_tool.domain.hardware import Precision
 
 RATE = "inference.request_rate_per_second"
@@ -72,38 +81,38 @@ class DisaggregationSpec(Strict):
     """
 
     prefill_tensor_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Prefill: tensor parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Devices that split a prefill replica's attention; a value or a list."""
     decode_tensor_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Decoding: tensor parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Devices that split a decoding replica's attention; a value or a list."""
     prefill_expert_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
     """Devices of a prefill replica that hold different experts; None: one, or all of the
     replica.
     """
     decode_expert_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one or all"),
     ] = None
     """Devices of a decoding replica that hold different experts; None: one, or all of the
     replica.
     """
     prefill_attention_data_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Prefill: attention data parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Groups of a prefill replica that attend to different requests; None: powers of two for a
     model with experts.
     """
     decode_attention_data_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Decoding: attention data parallel", "Pools for prefill and decoding", unset="any"),
     ] = None
     """Groups of a decoding replica that attend to different requests; None: powers of two for a
@@ -192,14 +201,14 @@ class InferenceWorkload(Strict):
     `concurrency` or `request_rate_per_second` where that is given.
     """
     concurrency: Annotated[
-        Axis[Count] | ConcurrencyRange,
+        OneOrMany[Count] | ConcurrencyRange,
         Shown("Requests in flight", "Serving", unset="most within targets"),
     ] = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the
     targets.
     """
     request_rate_per_second: Annotated[
-        Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")
+        OneOrMany[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")
     ] = None
     """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max}
     likewise. Under objective min_gpus a list asks for the fewest devices at each.

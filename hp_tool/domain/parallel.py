@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Axis, Devices, Shown, Strict, short_repr
+from hp_tool.domain.fields import Devices, OneOrMany, Shown, Strict, short_repr
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -125,60 +125,61 @@ class ParallelQuery(Strict):
     """
 
     tensor_parallel_size: Annotated[
-        Axis[Devices], Shown("Tensor parallel", "Parallelism", unset="any")
+        OneOrMany[Devices], Shown("Tensor parallel", "Parallelism", unset="any")
     ] = None
     """Devices that split each matmul (t)."""
     pipeline_parallel_size: Annotated[
-        Axis[Devices], Shown("Pipeline parallel", "Parallelism", unset="any")
+        OneOrMany[Devices], Shown("Pipeline parallel", "Parallelism", unset="any")
     ] = None
     """Pipeline stages (p)."""
     virtual_pipeline_parallel_size: Annotated[
-        Axis[Devices], Shown("Chunks per rank", "Parallelism", unset="any", kind="training")
+        OneOrMany[Devices], Shown("Chunks per rank", "Parallelism", unset="any", kind="training")
     ] = None
     """Model chunks per pipeline rank (v); 1 is plain 1F1B."""
     context_parallel_size: Annotated[
-        Axis[Devices], Shown("Context parallel", "Parallelism", unset="any", kind="training")
+        OneOrMany[Devices], Shown("Context parallel", "Parallelism", unset="any", kind="training")
     ] = None
     """Devices that split a sequence (c)."""
     expert_parallel_size: Annotated[
-        Axis[Devices], Shown("Expert parallel", "Parallelism", unset="any")
+        OneOrMany[Devices], Shown("Expert parallel", "Parallelism", unset="any")
     ] = None
     """Devices that hold different experts (e)."""
     expert_tensor_parallel_size: Annotated[
-        Axis[Devices], Shown("Expert tensor parallel", "Parallelism", unset="any", kind="training")
+        OneOrMany[Devices],
+        Shown("Expert tensor parallel", "Parallelism", unset="any", kind="training"),
     ] = None
     """Devices that split one expert's matmuls."""
     data_parallel_size: Devices | None = None
     """num_gpus / (t p c): may be left out, and is checked where given."""
     data_parallel_shard_size: Annotated[
-        Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
+        OneOrMany[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("ZeRO group", "Parallelism", unset="all replicas", kind="training"),
     ] = None
     """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the
     d / S groups are replicas. 0 (default): all of them are one group.
     """
     micro_batch_size: Annotated[
-        Axis[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")
+        OneOrMany[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")
     ] = None
     """Sequences in one forward pass (b)."""
     sequence_parallel: Annotated[
-        Axis[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")
+        OneOrMany[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")
     ] = None
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
     recompute: Annotated[
-        Axis[RecomputeName | Recompute],
+        OneOrMany[RecomputeName | Recompute],
         Shown("Recomputation", "Parallelism", unset="any", kind="training"),
     ] = None
     """Activation recomputation: a name, or a mapping with details."""
     zero_stage: Annotated[
-        Axis[Annotated[int, Interval(ge=0, le=3)]],
+        OneOrMany[Annotated[int, Interval(ge=0, le=3)]],
         Shown("ZeRO stage", "Parallelism", unset="any (3: FSDP)", kind="training"),
     ] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or
     3.
     """
     pipeline_schedule: Annotated[
-        Axis[PipelineSchedule],
+        OneOrMany[PipelineSchedule],
         Shown("Pipeline schedule", "Parallelism", unset="as chunks need", kind="training"),
     ] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split,
@@ -208,7 +209,7 @@ class ParallelQuery(Strict):
     at most context_parallel_size (Megatron Core); needs training.packed and sequence_lengths.
     """
     moe_token_dispatcher_type: Annotated[
-        Axis[TokenDispatcher],
+        OneOrMany[TokenDispatcher],
         Shown("Token dispatcher", "Parallelism", unset="any", kind="training"),
     ] = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each
@@ -217,25 +218,25 @@ class ParallelQuery(Strict):
     both where the release and the GPUs have both.
     """
     attention_data_parallel_size: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Attention data parallel", "Parallelism", unset="any", kind="inference"),
     ] = None
     """Inference only: groups of a stage that attend to different requests."""
     redundant_experts: Annotated[
-        Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
+        OneOrMany[Annotated[int, Interval(ge=0, le=1 << 20)]],
         Shown("Redundant experts", "Parallelism", unset="fewest", kind="inference"),
     ] = None
     """Inference only: second copies of experts beside the model's own, over all ranks that divide
     them; None: the fewest that give each rank equally many.
     """
     max_num_seqs: Annotated[
-        Axis[Devices],
+        OneOrMany[Devices],
         Shown("Engine limit (max_num_seqs)", "Parallelism", unset="engine's own", kind="inference"),
     ] = None
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's
     default.
     """
-    max_num_batched_tokens: Axis[Devices] = None
+    max_num_batched_tokens: OneOrMany[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""
 
 

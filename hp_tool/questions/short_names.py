@@ -2,6 +2,8 @@
 grid, and what people write who come from other tools.
 """
 
+from hp_tool.domain.axes import AXES
+
 COMMON = {
     "model": "model",
     "gpu": "cluster.gpu",
@@ -16,17 +18,7 @@ columns.
 """
 
 COLUMNS = {
-    "tp": "parallel.tensor_parallel_size",
-    "pp": "parallel.pipeline_parallel_size",
-    "vpp": "parallel.virtual_pipeline_parallel_size",
-    "cp": "parallel.context_parallel_size",
-    "ep": "parallel.expert_parallel_size",
-    "etp": "parallel.expert_tensor_parallel_size",
-    "dp": "parallel.data_parallel_size",
-    "mbs": "parallel.micro_batch_size",
-    "sp": "parallel.sequence_parallel",
-    "recompute": "parallel.recompute",
-    "zero": "parallel.zero_stage",
+    **{axis.column: f"parallel.{axis.key}" for axis in AXES if axis.column is not None},
     "gpus_per_node": "cluster.gpus_per_node",
     **COMMON,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hp_tool.domain.axes import Axis, of_kind
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.parts import label
@@ -15,7 +16,6 @@ from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import GIB, decimal
 from hp_tool.wording import figures
 from hp_tool.wording.figures import Figure
-from hp_tool.wording.words import MEANINGS
 
 ABSENT = "-"
 
@@ -122,35 +122,47 @@ def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
     return [*listed, *([stages] if set(layouts) - {ABSENT} else [])]
 
 
+LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+"""Limits of an engine, which tables of layouts leave out."""
+
+
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
     """The columns that tell training configurations apart; those that no configuration uses are
     left out.
     """
-    columns: tuple[tuple[str, Iterable[object], int], ...] = (
-        ("TP", (c.tensor_parallel_size for c in configs), 0),
-        ("PP", (c.pipeline_parallel_size for c in configs), 0),
-        ("VPP", (c.virtual_pipeline_parallel_size for c in configs), 0),
-        ("CP", (c.context_parallel_size for c in configs), 0),
-        ("CP by", map(_exchange, configs), 4),
-        ("EP", (c.expert_parallel_size for c in configs), 0),
-        ("ETP", (c.expert_tensor_parallel_size for c in configs), 0),
-        ("DP", (c.data_parallel_size for c in configs), 5),
-        ("schedule", (c.pipeline_schedule or ABSENT for c in configs), 0),
-        ("dispatcher", (c.moe_token_dispatcher_type or ABSENT for c in configs), 0),
-        ("MBS", (c.micro_batch_size for c in configs), 0),
-        ("SP", ("yes" if c.sequence_parallel else "no" for c in configs), 2),
-        ("recompute", (recompute_name(c.recompute) for c in configs), 0),
-        ("ZeRO", (c.zero_stage for c in configs), 3),
-        ("shards", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
-    )
-    ones, absent = ("VPP", "CP", "EP", "ETP"), ("CP by", "schedule", "dispatcher")
-    idle = {head: {"1"} for head in ones} | {head: {ABSENT} for head in absent}
     shown = [
-        Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values)), drop=drop)
-        for head, values, drop in columns
-        if head != "shards" or any(c.data_parallel_shard_size for c in configs)
+        Column(
+            head=axis.head,
+            meaning=axis.meaning,
+            cells=tuple(axis_cell(config, axis.key) for config in configs),
+            drop=axis.drop,
+        )
+        for axis in of_kind("training")
+        if any(_uses(config, axis) for config in configs)
     ]
-    return [column for column in shown if set(column.cells) != idle.get(column.head)]
+    return [column for column in shown if set(column.cells) != {ABSENT}]
+
+
+def _uses(config: ParallelConfig, axis: Axis) -> bool:
+    if axis.key == "data_parallel_shard_size":
+        return bool(config.data_parallel_shard_size)
+    if axis.key == "pipeline_parallel_size":
+        return True  # stated even if it is 1
+    return axis.idle is None or axis.value(config) != axis.idle
+
+
+def axis_cell(config: ParallelConfig, key: str) -> str:
+    """Return the value of an axis in a table."""
+    if key == "context_parallel_communication":
+        return _exchange(config)
+    if key == "recompute":
+        return recompute_name(config.recompute)
+    if key == "data_parallel_shard_size":
+        return str(config.data_parallel_shard_size or config.data_parallel_size)
+    value = getattr(config, key)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ABSENT if value is None else str(value)
 
 
 def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tuple[str, ...]:
@@ -163,24 +175,21 @@ def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     out.
     """
     configs = [row.parallel for row in rows]
-    columns: tuple[tuple[str, Iterable[object], str], ...] = (
-        ("GPUs", num_gpus_cells(rows), ABSENT),
-        ("TP", (c.tensor_parallel_size for c in configs), ""),
-        ("PP", (c.pipeline_parallel_size for c in configs), "1"),
-        ("ADP", (c.attention_data_parallel_size for c in configs), "1"),
-        ("EP", (c.expert_parallel_size for c in configs), "1"),
-        ("spare", (c.redundant_experts for c in configs), "0"),
-        ("replicas", (row.estimate.replicas or ABSENT for row in rows), ABSENT),
-    )
     shown = [
-        Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values)))
-        for head, values, _ in columns
+        Column(
+            head=axis.head,
+            meaning=axis.meaning,
+            cells=tuple(str(getattr(config, axis.key)) for config in configs),
+        )
+        for axis in of_kind("inference")
+        if axis.key not in LIMITS
+        and (axis.idle is None or {axis.value(config) for config in configs} != {axis.idle})
     ]
-    return [
-        column
-        for column, (*_, idle) in zip(shown, columns, strict=True)
-        if set(column.cells) != {idle}
-    ]
+    gpus = Column(head="GPUs", cells=num_gpus_cells(rows))
+    replicas = Column(
+        head="replicas", cells=tuple(str(row.estimate.replicas or ABSENT) for row in rows)
+    )
+    return [column for column in (gpus, *shown, replicas) if set(column.cells) != {ABSENT}]
 
 
 def training_figures(estimates: Sequence[Estimate]) -> list[Column]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hp_tool.domain.axes import AXES, BY_KEY
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
@@ -13,21 +14,7 @@ from hp_tool.domain.units import duration, times
 
 Config = ParallelConfig | ServingConfig
 
-MEANINGS = {
-    "TP": "tensor parallel ranks",
-    "PP": "pipeline stages",
-    "VPP": "chunks per stage",
-    "CP": "context parallel ranks",
-    "EP": "expert parallel ranks",
-    "ETP": "tensor parallel ranks per expert",
-    "DP": "data parallel replicas",
-    "MBS": "micro-batch size",
-    "SP": "sequence parallelism",
-    "ADP": "attention data parallel groups",
-    "CP by": "how ranks exchange a sequence",
-    "ZeRO": "stage of sharding",
-    "shards": "ranks that ZeRO shards over",
-    "spare": "redundant experts",
+MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
     "MFU": "model FLOPs over peak, attention in full",
     "TTFT": "time to first token",
     "TPOT": "time per output token",
@@ -45,28 +32,6 @@ STOPPED = {
 
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions of weights that need no mention where a query leaves them open."""
-
-LABELS = {
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "virtual_pipeline_parallel_size": "VPP",
-    "context_parallel_size": "CP",
-    "expert_parallel_size": "EP",
-    "expert_tensor_parallel_size": "ETP",
-    "attention_data_parallel_size": "attention DP",
-    "redundant_experts": "redundant experts",
-    "max_num_seqs": "engine limit (max_num_seqs)",
-    "max_num_batched_tokens": "tokens a pass",
-    "micro_batch_size": "micro-batch",
-    "sequence_parallel": "SP",
-    "recompute": "recompute",
-    "zero_stage": "ZeRO",
-    "data_parallel_shard_size": "shard group",
-    "data_parallel_size": "DP",
-    "pipeline_schedule": "schedule",
-    "moe_token_dispatcher_type": "dispatcher",
-}
-
 
 LATENCIES = {
     "ttft_s": "to the first token",
@@ -182,9 +147,11 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
-    """Names of the fields that differ, in the order of LABELS."""
+    """Return the names of the axes that differ."""
     return tuple(
-        name for name in LABELS if getattr(before, name, None) != getattr(after, name, None)
+        axis.key
+        for axis in AXES
+        if axis.named_in_changes and axis.value(before) != axis.value(after)
     )
 
 
@@ -201,7 +168,8 @@ def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> 
         crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
         derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
     changes = {
-        name: f"{LABELS[name]} {_value(name, before)} -> {_value(name, after)}" for name in names
+        name: f"{BY_KEY[name].head} {_value(name, before)} -> {_value(name, after)}"
+        for name in names
     }
     chosen += [change for name, change in changes.items() if name not in derived]
     brackets = ", ".join(change for name, change in changes.items() if name in derived)

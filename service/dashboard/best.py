@@ -11,6 +11,7 @@ from hp_tool.domain.answer import (
     VerdictState,
     verdict_of,
 )
+from hp_tool.domain.axes import BY_KEY
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
@@ -455,7 +456,7 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
         )
         weighed.append(
             AxisEffect(
-                label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)),
+                label=BY_KEY[name].label if name in BY_KEY else formats.words(name),
                 values=rows,
             )
         )

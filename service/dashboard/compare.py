@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 from pydantic import Field
 
+from hp_tool.domain.axes import BY_KEY
 from hp_tool.domain.parallel import Recompute, recompute_name
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
@@ -28,7 +29,6 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import Known, step_ratio
 from hp_tool.wording import figures
 from hp_tool.wording.figures import LESS_IS_BETTER, Unit
-from hp_tool.wording.words import LABELS
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import known_estimates
@@ -369,7 +369,7 @@ def _differences(
     """Fields of the configurations, then of the rest of the queries."""
     configs = [
         {
-            LABELS.get(name, name.replace("_", " ")): getattr(config, name)
+            BY_KEY[name].head if name in BY_KEY else name.replace("_", " "): getattr(config, name)
             for name in config.__slots__
         }
         for config in (estimate.parallel for estimate in estimates)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Request
 from fastapi import Query as QueryParameter
 
+from hp_tool.domain.axes import AXES as LAYOUT_AXES
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
@@ -55,16 +56,7 @@ WORKLOAD = {
 }
 """Controls of the workload, and the paths of a query that they set."""
 LORA = {"lora_rank": "training.lora.rank", "frozen_precision": "training.frozen_precision"}
-AXES = {
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "vpp": "virtual_pipeline_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "mbs": "micro_batch_size",
-    "zero": "zero_stage",
-}
+AXES = {axis.column: axis.key for axis in LAYOUT_AXES if axis.explored and axis.column}
 """Controls that are an axis of a configuration as it is."""
 CHOSEN_TOO = (
     "parallel.context_parallel_communication",

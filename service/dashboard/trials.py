@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.domain.axes import Axis as LayoutAxis
+from hp_tool.domain.axes import of_kind
 from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
@@ -36,25 +38,6 @@ TONES: dict[str, Tone] = {
     "crashed": "bad",
     "preempted": "",
 }
-AXES = {
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "virtual_pipeline_parallel_size": "Chunks",
-    "context_parallel_size": "CP",
-    "expert_parallel_size": "EP",
-    "expert_tensor_parallel_size": "Expert TP",
-    "data_parallel_size": "DP",
-    "micro_batch_size": "Micro-batch",
-    "sequence_parallel": "Sequence parallel",
-    "recompute": "Recomputation",
-    "zero_stage": "ZeRO",
-    "data_parallel_shard_size": "Shard group",
-    "pipeline_schedule": "Schedule",
-    "moe_token_dispatcher_type": "Dispatcher",
-}
-"""Labels of the fields of `parallel` that become axes if trials differ in them."""
-SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
-"""The same for a serving search."""
 WHY = {
     "analytic_best": "the cost model's best",
     "coverage": "shows a value not tried yet",
@@ -200,7 +183,7 @@ def trial_table(
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
-        axes=_axes(runs, SERVING_AXES if serves(record.query) else AXES),
+        axes=_axes(runs, of_kind("inference" if serves(record.query) else "training")),
         tones=TONES,
         best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),
@@ -307,17 +290,21 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     )
 
 
-def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, ...]:
-    columns = {name: [getattr(run.parallel, name) for run in runs] for name in labels}
+def _axes(runs: Sequence[RunFigures], axes: Sequence[LayoutAxis]) -> tuple[Axis, ...]:
+    columns = {axis: [getattr(run.parallel, axis.key) for run in runs] for axis in axes}
     return tuple(
-        Axis(name=name, label=labels[name], values=tuple(_shown(name, value) for value in values))
-        for name, values in columns.items()
+        Axis(
+            name=axis.key,
+            label=axis.label,
+            values=tuple(_shown(axis.key, value) for value in values),
+        )
+        for axis, values in columns.items()
         if len(set(values)) > 1
     )
 
 
 def axis_value(parallel: RunConfig, name: str) -> AxisValue:
-    """The value of one of AXES or SERVING_AXES, as tables show it."""
+    """Return the value of an axis as tables show it."""
     return _shown(name, getattr(parallel, name))
 
 

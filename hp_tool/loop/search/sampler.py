@@ -64,7 +64,7 @@ class CostModelSampler(BaseSampler):
         self.reserved: frozenset[int] = frozenset()
         """Rows that jobs under way will run beside their trials."""
         self._last_fit: tuple[Any, Calibration] | None = None
-        """The observations of the last fit and its result: a turn of a search asks several times."""
+        """Observations and result of the last fit, for which a turn asks several times."""
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:

@@ -1,0 +1,186 @@
+"""Axes of a layout: the sizes and settings that a ranking or a search varies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One field of `parallel`, and what tables, sentences, pages and grids call it."""
+
+    key: str
+    """Its name in a query's `parallel`."""
+    head: str
+    """Its head in tables of the terminal, and its name in a change, such as `TP 4 -> 8`."""
+    label: str
+    """Its name on pages."""
+    meaning: str = ""
+    """What letters in `head` stand for."""
+    column: str | None = None
+    """Its column in a grid and its name in an address; None if it has none."""
+    idle: Any = None
+    """The value of layouts that do not use it; tables leave out an axis that no layout uses. None:
+    always shown.
+    """
+    kinds: tuple[Literal["training", "inference"], ...] = ("training",)
+    """Kinds of queries that have it."""
+    drop: int = 0
+    """How early a narrow terminal leaves it out; 0: never."""
+    named_in_changes: bool = True
+    """A change of a layout names it; False if candidates do not carry it themselves."""
+    explored: bool = False
+    """The explorer has a control that sets it as it is."""
+
+    def value(self, layout: Any) -> Any:
+        """Return a layout's value; that of layouts that do not use the axis if it has none."""
+        value = getattr(layout, self.key, None)
+        return self.idle if value is None else value
+
+
+AXES = (
+    Axis(
+        key="tensor_parallel_size",
+        head="TP",
+        label="TP",
+        meaning="tensor parallel ranks",
+        column="tp",
+        kinds=("training", "inference"),
+        explored=True,
+    ),
+    Axis(
+        key="pipeline_parallel_size",
+        head="PP",
+        label="PP",
+        meaning="pipeline stages",
+        column="pp",
+        idle=1,
+        kinds=("training", "inference"),
+        explored=True,
+    ),
+    Axis(
+        key="virtual_pipeline_parallel_size",
+        head="VPP",
+        label="Chunks",
+        meaning="chunks per stage",
+        column="vpp",
+        idle=1,
+        explored=True,
+    ),
+    Axis(
+        key="context_parallel_size",
+        head="CP",
+        label="CP",
+        meaning="context parallel ranks",
+        column="cp",
+        idle=1,
+        explored=True,
+    ),
+    Axis(
+        key="context_parallel_communication",
+        head="CP by",
+        label="CP exchange",
+        meaning="how ranks exchange a sequence",
+        idle="p2p",
+        drop=4,
+        named_in_changes=False,
+    ),
+    Axis(
+        key="attention_data_parallel_size",
+        head="ADP",
+        label="Attention DP",
+        meaning="attention data parallel groups",
+        idle=1,
+        kinds=("inference",),
+    ),
+    Axis(
+        key="expert_parallel_size",
+        head="EP",
+        label="EP",
+        meaning="expert parallel ranks",
+        column="ep",
+        idle=1,
+        kinds=("training", "inference"),
+        explored=True,
+    ),
+    Axis(
+        key="expert_tensor_parallel_size",
+        head="ETP",
+        label="Expert TP",
+        meaning="tensor parallel ranks per expert",
+        column="etp",
+        idle=1,
+        explored=True,
+    ),
+    Axis(
+        key="redundant_experts",
+        head="spare",
+        label="Redundant experts",
+        meaning="redundant experts",
+        idle=0,
+        kinds=("inference",),
+    ),
+    Axis(
+        key="data_parallel_size",
+        head="DP",
+        label="DP",
+        meaning="data parallel replicas",
+        column="dp",
+        drop=5,
+    ),
+    Axis(
+        key="micro_batch_size",
+        head="MBS",
+        label="Micro-batch",
+        meaning="micro-batch size",
+        column="mbs",
+        explored=True,
+    ),
+    Axis(
+        key="sequence_parallel",
+        head="SP",
+        label="Sequence parallel",
+        meaning="sequence parallelism",
+        column="sp",
+        drop=2,
+    ),
+    Axis(key="recompute", head="recompute", label="Recomputation", column="recompute"),
+    Axis(
+        key="zero_stage",
+        head="ZeRO",
+        label="ZeRO",
+        meaning="stage of sharding",
+        column="zero",
+        drop=3,
+        explored=True,
+    ),
+    Axis(
+        key="data_parallel_shard_size",
+        head="shards",
+        label="Shard group",
+        meaning="ranks that ZeRO shards over",
+        drop=4,
+    ),
+    Axis(key="pipeline_schedule", head="schedule", label="Schedule"),
+    Axis(key="moe_token_dispatcher_type", head="dispatcher", label="Dispatcher"),
+    Axis(
+        key="max_num_seqs",
+        head="max_num_seqs",
+        label="Concurrent requests",
+        kinds=("inference",),
+    ),
+    Axis(
+        key="max_num_batched_tokens",
+        head="max_num_batched_tokens",
+        label="Tokens per pass",
+        kinds=("inference",),
+    ),
+)
+"""In the order of tables."""
+BY_KEY = {axis.key: axis for axis in AXES}
+
+
+def of_kind(kind: Literal["training", "inference"]) -> tuple[Axis, ...]:
+    """Return the axes that queries of a kind have."""
+    return tuple(axis for axis in AXES if kind in axis.kinds)
