@@ -29,7 +29,6 @@ from benchmarks.accuracy.timed_kernels import (
 )
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.loop.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
@@ -49,7 +48,6 @@ CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context
 alone; not fitted.
 """
-SILICON = FOLDER / "silicon"
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
 KERNELS = {
     "h100": {"fa3": 1.0, "fa2": 616 / 335, "cudnn": 616 / 539, "triton": 616 / 378},

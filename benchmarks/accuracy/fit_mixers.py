@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.fit_gpus import SYSTEMS
-from benchmarks.accuracy.fitting import Floats, Values, conformal_sd
+from benchmarks.accuracy.fitting import Floats, Values, conformal_sd, rounded
 from benchmarks.accuracy.mixer_rows import (
     FIRST_CALLS,
     Batch,
@@ -34,6 +34,8 @@ from benchmarks.accuracy.mixer_rows import (
     recurrent_rows,
     sparse_rows,
 )
+from benchmarks.accuracy.tables import table
+from benchmarks.accuracy.timed_kernels import Free, solve
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
@@ -41,7 +43,7 @@ from hp_tool.cost import scans
 from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
-from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
+from hp_tool.loop.calibration.microbenchmarks import short
 
 NEIGHBOUR = {
     "h100_sxm": "h200_sxm",
@@ -73,8 +75,6 @@ The timed module has the fixed time of about 35 such kernels, because its norms 
 compiled into fewer and each launch covers one layer. An engine compiles them, replays all layers in
 one CUDA graph, and pays norms and cache writes in `layer_overhead_s`.
 """
-Free = dict[str, tuple[float, float, float]]
-"""(start, least, most) of constants."""
 UPDATE: Free = {"bandwidth_fraction": (0.8, 0.02, 1.5), "overhead_s": (4e-6, 1e-7, 1e-4)}
 WINDOW: Free = {"peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4)}
 CONVOLUTION: Free = {
@@ -107,6 +107,11 @@ SPARSE: Free = {
 """Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the fixed
 time of a timed module.
 """
+
+
+def solved(residuals: Callable[[Values], Floats], free: Free) -> Values:
+    """Return the free constants, of four digits."""
+    return rounded(solve(residuals, free, in_logarithms=True))
 
 
 def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
@@ -159,7 +164,7 @@ def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRo
     )
     roof = dataclasses.replace(
         start,
-        **solve(
+        **solved(
             lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free
         ),
     )
@@ -168,22 +173,6 @@ def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRo
             roof, bandwidth_fraction=gpu_efficiency(batches[0].card).memory_fraction
         )
     return roof
-
-
-def solve(residuals: Callable[[Values], Floats], free: Free) -> Values:
-    """Return the free constants, of four digits, that make log ratios least; the search steps in
-    their logarithms.
-    """
-    start, low, high = (np.array(column) for column in zip(*free.values(), strict=True))
-
-    def named(x: Floats) -> Values:
-        return dict(zip(free, map(float, start * np.exp(x - 1.0)), strict=True))
-
-    ones, bounds = [1.0] * len(free), [list(1.0 + np.log(bound / start)) for bound in (low, high)]
-    return {
-        name: short(value)
-        for name, value in named(robust_fit(lambda x: residuals(named(x)), ones, *bounds)).items()
-    }
 
 
 Kernels = dict[str, MixerRoofline]
@@ -247,7 +236,7 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
             ]
         )
 
-    return sparse_kernels(solve(residuals, SPARSE))
+    return sparse_kernels(solved(residuals, SPARSE))
 
 
 class Error(NamedTuple):
@@ -450,17 +439,13 @@ def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
 def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield the constants of recurrent mixers and sparse attention, by die; print their errors."""
     found = fit_all(folder)
-    for error in found.errors:
-        print(
-            f"{error.mixer:12} {error.kernel:19} {error.system:9} {error.rows:4} rows: median "
-            f"error {error.own:6.1%}; "
-            f"card left out {error.left_out:6.1%}, nine tenths within {error.nine_tenths:6.1%}"
-        )
-    for (mixer, kernel), logs in found.elsewhere.items():
-        print(
-            f"{mixer:12} {kernel:19} by constants from elsewhere: median error "
-            f"{np.median(np.abs(np.expm1(logs))):.1%}"
-        )
+    elsewhere = [
+        {"mixer": mixer, "kernel": kernel, "elsewhere": float(np.median(np.abs(np.expm1(logs))))}
+        for (mixer, kernel), logs in found.elsewhere.items()
+    ]
+    errors = [error._asdict() for error in found.errors]
+    print("Median errors by a card's own constants, and by others'", *table(errors), sep="\n")
+    print("Median errors by constants of another die", *table(elsewhere), sep="\n")
     others = {name: borrowed(found, die, card) for name, (die, card) in BORROWED.items()}
     for name, kernels in (found.kernels | others).items():
         fields = {

@@ -13,9 +13,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy import fitting
-from benchmarks.accuracy.fitting import Floats, conformal_sd
+from benchmarks.accuracy.fitting import conformal_sd
 from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
 from benchmarks.accuracy.serving_runs import FIGURES, log_ratios
+from benchmarks.accuracy.timed_kernels import solve
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
@@ -25,12 +26,12 @@ from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.domain.engines import PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.loop.calibration.microbenchmarks import robust_fit, short
+from hp_tool.loop.calibration.microbenchmarks import short
 from hp_tool.questions.serving.problem import arrivals, serving_case
 
 COMMAND = "python -m evidence.fit --only pools"
-LOWEST_S, USUAL_S, HIGHEST_S = 0.0, 0.1, 5.0
-"""Bounds and start of the hops between pools."""
+HOPS = {"handover_s": (0.1, 0.0, 5.0)}
+"""Start and bounds of the hops between pools."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,11 +97,8 @@ def fit(runs: Sequence[PoolRun]) -> float:
     """Return the hops' seconds that these runs give, by robust least squares on their first
     tokens.
     """
-
-    def residuals(x: Floats) -> Floats:
-        return log_ratios(predicted(runs, handover_s=float(x[0])), "ttft")
-
-    return short(float(robust_fit(residuals, [USUAL_S], [LOWEST_S], [HIGHEST_S])[0]))
+    found = solve(lambda values: log_ratios(predicted(runs, **values), "ttft"), HOPS)
+    return short(found["handover_s"])
 
 
 def left_out(runs: Sequence[PoolRun]) -> dict[Hashable, list[PredictedPool]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,23 +36,47 @@ def timed(folder: Path, name: str) -> list[Row]:
     return [row for file in (f"{name}.csv", *later) for row in read(folder / "ops", file)]
 
 
-Free = tuple[float, float, float]
-"""(start, least, most) of a constant."""
+Free = Mapping[str, tuple[float, float, float]]
+"""(start, least, most) of constants."""
+
+
+def solve(
+    residuals: Callable[[Values], Floats], free: Free, *, in_logarithms: bool = False
+) -> Values:
+    """Return the free constants that make log ratios least, robustly.
+
+    Args:
+        residuals: Function from constants to log ratios of predicted to measured.
+        free: Start and bounds of each constant.
+        in_logarithms: Search in the logarithms of the constants.
+    """
+    start, low, high = (np.array(column) for column in zip(*free.values(), strict=True))
+
+    def named(x: Floats) -> Values:
+        values = start * np.exp(x - 1.0) if in_logarithms else x
+        return dict(zip(free, map(float, values), strict=True))
+
+    first, bounds = start, (low, high)
+    if in_logarithms:
+        first, bounds = np.ones(len(free)), (1.0 + np.log(low / start), 1.0 + np.log(high / start))
+    return named(robust_fit(lambda x: residuals(named(x)), list(first), *map(list, bounds)))
 
 
 def fit_times(
-    title: str, predicted_s: Callable[..., Floats], seconds: Floats, **free: Free
+    title: str,
+    predicted_s: Callable[..., Floats],
+    seconds: Floats,
+    **free: tuple[float, float, float],
 ) -> Values:
-    """Return the constants of `predicted_s(**constants)` by robust least squares on log ratios, and
-    print how far it is off.
+    """Return the constants of `predicted_s(**constants)` that fit these seconds, and print how far
+    it is off.
     """
 
-    def residuals(x: Floats) -> Floats:
-        return np.asarray(np.log(predicted_s(**dict(zip(free, x, strict=True))) / seconds))
+    def residuals(values: Values) -> Floats:
+        return np.asarray(np.log(predicted_s(**values) / seconds))
 
-    x = robust_fit(residuals, *(list(column) for column in zip(*free.values(), strict=True)))
-    errors = np.abs(np.expm1(residuals(x)))
-    values = dict(zip(free, map(float, x), strict=True))
+    values = solve(residuals, free)
+    errors = np.abs(np.expm1(residuals(values)))
     words = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
     print(
         f"{title}: {words}; {len(errors)} rows, median error {np.median(errors):.1%}, mean "
