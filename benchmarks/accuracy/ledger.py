@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import (
-    days,
     evidence,
-    grid,
     headlines,
     laws,
     report,
@@ -33,7 +31,7 @@ from benchmarks.accuracy import (
     tables,
 )
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.accuracy.groups import Group, figures, pools
+from benchmarks.accuracy.groups import Group, figures
 
 PATH = Path(__file__).with_name("ledger.json")
 Entry = dict[str, Any]
@@ -96,7 +94,8 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         engines = [] if quick else [pool.submit(serving_groups.refitted, folder)]
         checked = pool.submit(broken_laws)
         names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
-        trained = evidence.groups(folder, only=names)
+        found = report.evaluate(folder, only=names)
+        trained = found["groups"]
         served = [
             *serving_groups.shipped(folder),
             *(group for one in engines for group in one.result()),
@@ -109,22 +108,18 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         "laws": broken,
         "report": _rounded(
             {
-                "pooled": {name: _named(summary) for name, summary in pools(trained).items()},
-                "grid": {
-                    name: value
-                    for name, value in (grid.evaluate(folder) or {}).items()
-                    if name != "cells"
-                },
-                "days": {
-                    name: value
-                    for name, value in days.evaluate().items()
-                    if name != "configurations"
-                },
-                "not_stated": report.not_stated(folder),
+                "pooled": {name: _named(summary) for name, summary in found["pooled"].items()},
+                "grid": _without(found["grid"] or {}, "cells"),
+                "days": _without(found["days"], "configurations"),
+                "not_stated": found["not_stated"],
             }
         ),
         "points": {group.title: points(group) for group in trained if group.left_out in DRAWN},
     }
+
+
+def _without(figures: Mapping[str, Any], name: str) -> Entry:
+    return {key: value for key, value in figures.items() if key != name}
 
 
 def entry(group: Group) -> Entry:

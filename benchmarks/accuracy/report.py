@@ -5,6 +5,7 @@ structure.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 
 def not_stated(folder: Path) -> dict[str, int]:
     """How many published rows no query can state, by what is missing."""
-    step_times = Counter(f"step time: {row.why}" for row in titan_cases(folder)[1])
+    step_times = Counter(f"step time: {why}" for why in titan_cases(folder)[1])
     memory = Counter(
         f"peak memory: {_missing(row)}"
         for row in rows(folder, "memory_measured", excluded=True)
@@ -59,9 +60,9 @@ def _missing(row: Row) -> str | None:
     return "heads, vocabulary and MLP width of the model"
 
 
-def evaluate(folder: Path) -> dict[str, Any]:
-    """Return {days, groups, table4_differences, grid, not_stated, pooled}."""
-    groups = evidence.groups(folder)
+def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, Any]:
+    """Return {days, groups, table4_differences, grid, not_stated, pooled}, of these sections."""
+    groups = evidence.groups(folder, only=only)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
         "days": days.evaluate(),
