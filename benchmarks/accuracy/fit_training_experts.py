@@ -8,13 +8,10 @@ dispatchers on, and DeepSeek-V2 cut to fit 8 B200.
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants
+from benchmarks.accuracy.fitting import Fit, Prior, errors_by_setting, with_constants
 from benchmarks.accuracy.prepared import Prepared, Shares
 from benchmarks.accuracy.runs import NEWEST
 from evidence.fitted_file import FittedFile
@@ -46,13 +43,10 @@ def with_experts(
     if not chosen:
         return with_constants(framework, {name: prior.mean for name, prior in PRIORS.items()})
 
-    def errors(runs: Sequence[Prepared]) -> Callable[[FrameworkEfficiency], Floats]:
-        repeats = Counter(run.case.setting for run in runs)
-        weights = np.array([1.0 / (NOISE * np.sqrt(repeats[run.case.setting])) for run in runs])
-        return lambda trial: np.log([run.ratio(trial, shares) for run in runs]) * weights
-
     fit = Fit[Prepared, FrameworkEfficiency](
-        priors=PRIORS, constants=functools.partial(with_constants, framework), errors=errors
+        priors=PRIORS,
+        constants=functools.partial(with_constants, framework),
+        errors=functools.partial(errors_by_setting, noise=NOISE, shares=shares),
     )
     return fit(chosen)
 

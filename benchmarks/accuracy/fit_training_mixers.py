@@ -8,27 +8,26 @@ peak, is judged.
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_training_experts import NOISE
 from benchmarks.accuracy.fitting import (
     Fit,
-    Floats,
     Prior,
+    errors_by_setting,
     left_out,
     with_constants,
 )
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import hybrid_cases
 from evidence.fitted_file import FittedFile
+from hp_tool.catalog import efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 CONSTANT = "state_scan_flops_per_second"
+_framework = functools.partial(efficiency._framework, "megatron-core", "default")
 PRIORS = {CONSTANT: Prior(100e12, 100e12, 5e12, 500e12)}
 
 
@@ -37,13 +36,10 @@ def with_scan(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Frame
     its vote.
     """
 
-    def errors(runs: Sequence[Prepared]) -> Callable[[FrameworkEfficiency], Floats]:
-        repeats = Counter(run.case.setting for run in runs)
-        weights = np.array([1.0 / (NOISE * np.sqrt(repeats[run.case.setting])) for run in runs])
-        return lambda trial: np.log([run.ratio(trial) for run in runs]) * weights
-
     fit = Fit[Prepared, FrameworkEfficiency](
-        priors=PRIORS, constants=functools.partial(with_constants, framework), errors=errors
+        priors=PRIORS,
+        constants=functools.partial(with_constants, framework),
+        errors=functools.partial(errors_by_setting, noise=NOISE),
     )
     return fit(runs)
 
@@ -60,12 +56,6 @@ def hybrids_left_out(folder: Path) -> list[Comparison]:
 def hybrid_runs(folder: Path) -> list[Prepared]:
     """Recipes of Nemotron 3 Nano."""
     return [Prepared.of(case) for case in hybrid_cases(folder)]
-
-
-def _framework() -> FrameworkEfficiency:
-    from hp_tool.catalog.efficiency import _framework
-
-    return _framework("megatron-core", "default")
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:

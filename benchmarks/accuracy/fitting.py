@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -100,6 +101,17 @@ class Fit(Generic[Row, Constants]):
         bounds = ((low - zero) / unit, (high - zero) / unit)
         solutions = [least_squares(residuals, x, bounds=bounds, **self.options) for x in first]
         return named(min(solutions, key=lambda solution: solution.cost).x)
+
+
+def errors_by_setting(
+    runs: Sequence[Any], *, noise: float, shares: Any = None
+) -> Callable[[FrameworkEfficiency], Floats]:
+    """Return what constants give for the log ratios of these prepared runs, over the noise; repeats
+    of a setting, such as its releases, share one vote.
+    """
+    repeats = Counter(run.case.setting for run in runs)
+    weights = np.array([1.0 / (noise * np.sqrt(repeats[run.case.setting])) for run in runs])
+    return lambda trial: np.log([run.ratio(trial, shares) for run in runs]) * weights
 
 
 def rounded(values: Values) -> Values:
