@@ -61,7 +61,7 @@ def test_what_is_worse_is_told() -> None:
     group = Group(title="Runs", left_out="model", saw="others", rows=[good, bad])
     text = page.groups({"groups": {group.title: ledger.entry(group)}})
     assert (
-        "m, far off: -50.0%" in text and "1 infeasible: memory" in text and "50 % (50-100)" in text
+        "m, far off: -50.0%" in text and "1 infeasible: memory" in text and "50% (50-100)" in text
     )
 
 

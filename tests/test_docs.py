@@ -37,8 +37,8 @@ def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
 
 def test_the_readme_shows_commands() -> None:
     commands = [each for each in console.shown(README) if each.lines]
-    assert len(commands) >= 4
-    assert sum(len(each.lines) for each in commands) >= 10
+    assert len(commands) >= 2
+    assert sum(len(each.lines) for each in commands) >= 6
 
 
 COMMANDS = [page for page in PAGES if console.shown(page.read_text(encoding="utf-8"))]

@@ -65,44 +65,19 @@ def _kind(title: str) -> bool:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f} %"
+    return f"{100 * value:.{digits}f}%"
 
 
 HEADLINES = {
-    "Dense pre-training on H100 in 16 bits (DGX Cloud)": "step of dense models in 16 bits, "
-    "Megatron Core on H100",
-    "The plain question: dense in 16 bits on H100": "step of dense models in 16 bits on H100, "
-    "minimal query",
-    "Dense pre-training on H100 in fp8": "step of dense models in fp8, Megatron Core on H100",
-    "The plain question: dense in fp8 on H100": "step of dense models in fp8 on H100, minimal "
-    "query",
-    "The plain question: MLPerf's pre-training": "step of MLPerf's pre-training in fp8, minimal "
-    "query",
+    "Dense pre-training on H100 in fp8": "step of dense models, Megatron Core on H100",
     "Mixtures of experts, releases from 26.02.01 on": "step of mixtures of experts, Megatron Core",
-    "The plain question: mixtures of experts": "step of mixtures of experts of all releases, "
-    "minimal query",
-    "The plain question by today's recipe: mixtures of "
-    "experts": "the same runs, predicted with NVIDIA's current recipe",
-    "MPT under FSDP": "step of dense models, FSDP",
-    "LoRA of MLPerf": "step of fine-tuning with LoRA",
-    "The plain question: LoRA of MLPerf": "step of fine-tuning with LoRA, minimal query",
-    "The plain question by today's recipe: LoRA of MLPerf": "the same runs, predicted with "
-    "NVIDIA's current recipe",
+    "The plain question: mixtures of experts": "step of mixtures of experts, minimal query",
     "Dense pre-training on a die left out": "step on a GPU that nothing was fitted on",
-    "The next round: MLPerf's pre-training": "step in the following MLPerf round, fitted on "
-    "earlier ones",
-    "nanotron's grid": "step of any layout, good or bad: nanotron's grid",
-    "Models cut to fit 8 B200, allocated": "peak of allocated memory, B200",
-    "MLPerf, peak of allocated memory": "peak of allocated memory, MLPerf",
     "Serving: time per output token": "serving: time per output token",
-    "Serving: tokens/s of a GPU": "serving: tokens/s per GPU",
-    "Serving: time to first token, below the cache's limit": "serving: time to first token",
     "Engines, another release's constants: time to first "
     "token": "serving: time to first token, release without constants",
 }
-"""Groups on the first page, in plain words: the kinds of answers people ask for, the worst of them
-included.
-"""
+"""Groups on the first page, in plain words, the worst one included."""
 
 
 def _table(columns: str, rows: Iterable[str]) -> str:
@@ -121,7 +96,7 @@ def headlines(result: dict[str, Any]) -> str:
     )
 
 
-ERRORS = "mean error | median | worst | inside 90 % interval"
+ERRORS = "mean error | median | worst | inside 90% interval"
 
 
 def _errors(f: dict[str, Any]) -> str:

@@ -49,6 +49,10 @@ def make_console(*, stderr: bool = False) -> Console:
     )
 
 
+STANDARD = ("TP", "PP", "CP", "EP", "DP", "SP", "ZeRO", "MFU", "TTFT", "TPOT", "tokens")
+"""Heads that need no explanation."""
+
+
 def print_columns(
     console: Console,
     columns: Sequence[Column],
@@ -90,7 +94,11 @@ def print_columns(
             highlight=False,
         )
     if legend and (
-        letters := [f"{c.head}: {c.meaning}" for c in columns if c.meaning and c not in dropped]
+        letters := [
+            f"{c.head}: {c.meaning}"
+            for c in columns
+            if c.meaning and c not in dropped and c.head not in STANDARD
+        ]
     ):
         console.print("; ".join(letters), style="dim", highlight=False)
 

@@ -12,6 +12,9 @@ import typer
 from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
+SHOWN_ROWS = 5
+"""Ranked rows on the terminal, unless --top asks for more or fewer."""
+
 if TYPE_CHECKING:
     from hp_tool.domain.query import Query
     from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
@@ -59,7 +62,10 @@ def recommend(
     precision: queries.Precision = None,
     total_tokens: queries.TotalTokens = None,
     settings: queries.Setting = None,
-    top: Annotated[int, typer.Option(help="Maximum number of rows.")] = 10,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of rows.", show_default="5; 10 with --json"),
+    ] = None,
     pareto: Annotated[
         Literal["memory", "gpus", "throughput"] | None,
         typer.Option(
@@ -95,6 +101,7 @@ def recommend(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Rank all legal configurations that fit: first the one to try, then by expected step time."""
+    limit = top if top is not None else 10 if as_json else SHOWN_ROWS
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool.catalog.hardware import names_several
@@ -113,11 +120,11 @@ def recommend(
             )
 
         if tool is None:
-            answer = rank_layouts(parsed, top)
+            answer = rank_layouts(parsed, limit)
         else:
             from hp_tool.formats.exchange import recommend_for
 
-            answer, left_out = recommend_for(parsed, tool, rank_layouts, top=top)
+            answer, left_out = recommend_for(parsed, tool, rank_layouts, top=limit)
             if left_out:
                 typer.echo(f"{tool} has no setting for {', '.join(left_out)}: left open", err=True)
     if plot is not None and answer.pareto and names_several(parsed.cluster) is not None:
@@ -145,7 +152,7 @@ def recommend(
 
         serving_tables.print_serving_recommendations(answer)
     else:
-        _print_ranking(answer)
+        _print_ranking(answer, top=limit)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
 
@@ -160,11 +167,11 @@ def _print_estimate(answer: EstimateAnswer) -> None:
         tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
 
 
-def _print_ranking(answer: RecommendAnswer) -> None:
+def _print_ranking(answer: RecommendAnswer, *, top: int) -> None:
     from hp_tool.cli import tables
     from hp_tool.cli.sensitivity_tables import print_sensitivity
 
-    tables.print_recommendations(answer)
+    tables.print_recommendations(answer, top=top)
     tables.print_pareto(answer)
     if answer.sensitivity is not None:
         print_sensitivity(answer.sensitivity)

@@ -42,6 +42,7 @@ from hp_tool.wording.columns import (
     interval_column,
     scaled,
 )
+from hp_tool.wording.short import layout
 from hp_tool.wording.words import arithmetic, brief
 
 MAX_ROWS = 10
@@ -209,10 +210,6 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     served = [row for row in result.recommendations if isinstance(row, ServingRecommendation)]
     if result.error is not None:
         console.print(f"[red]{result.error['message']}[/red]")
-    if served:
-        print_tuned_serving(console, served)
-    else:
-        _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
     if trained:
         best, source = trained[0], "predicted, not measured"
         if best.measurement is not None:
@@ -221,7 +218,7 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
             )
         if result.answer is not None:
             chosen = verdict_of(result.answer).parallel
-            words = arithmetic(chosen) if isinstance(chosen, ParallelConfig) else ""
+            words = layout(chosen) if isinstance(chosen, ParallelConfig) else ""
             known = f" ({source})" if chosen == best.parallel else ""
             console.print(f"{title(result.answer)}: {words}{known}", style="bold", highlight=False)
         for path, value in best.set.items():
@@ -230,6 +227,10 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
             )
     for sentence in sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
+    if served:
+        print_tuned_serving(console, served)
+    else:
+        _print_trained(console, list(result.pareto) if pareto else trained, pareto=pareto)
     print_nearest(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
@@ -291,7 +292,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         rank_column(shown),
         *configuration_columns([row.parallel for row in shown]),
         Column(head="model", unit=unit, cells=scaled(before, size), drop=6),
-        Column(head="known", unit=unit, cells=scaled(after, size)),
+        Column(head="calibrated", unit=unit, cells=scaled(after, size)),
         interval_column(calibrated, unit=unit, size=size),
         Column(head="measured", unit=unit, cells=tuple(took)),
         Column(
@@ -303,48 +304,42 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         ),
         *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]
-    title = "step time: by the cost model alone, known by calibration and runs, and measured"
+    title = "Step time by the cost model alone, calibrated by runs, and measured"
     print_columns(console, columns, title=title, bold_first=shown[0].rank == 1)
     print_unchecked(console, [row.estimate for row in shown])
 
 
 def _account(result: TuneResult) -> list[str]:
-    """What the search cost and why it ended, in lines."""
+    """Return what the search cost and why it ended, in lines."""
     search = result.search
     state = None if result.answer is None else verdict_of(result.answer).state
-    grid = ""
     spent = device_time(search.gpu_seconds)
     if search.budget_gpu_seconds is not None:
-        spent = f"{spent} of at most {device_time(search.budget_gpu_seconds)}"
+        spent = f"{spent} of a budget of {device_time(search.budget_gpu_seconds)}"
+    grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
         grid = (
-            f"; all {result.space.feasible:,} feasible ones would have taken "
-            f"{device_time(search.grid_gpu_seconds)}"
+            f", {share:.0%} of what all {result.space.feasible:,} feasible layouts would have taken"
         )
-        grid += f" ({share:.0%} of it was spent)"
+    reason = stop_reason(search.stopped_because, state)
     lines = [
-        f"search {search.id} {search.state}: {counted(search.profile_runs, 'profile run')}, "
-        f"{spent}{grid}; "
-        f"{stop_reason(search.stopped_because, state)}"
+        f"Search {search.id} {search.state} after {counted(search.profile_runs, 'profile run')} "
+        f"and {spent}{grid}: {reason}."
     ]
     if search.queue_s >= WORTH_TELLING_S:
-        lines.append(
-            f"its jobs waited {duration(search.queue_s)} for devices, which is not counted"
-        )
+        lines.append(f"Jobs also waited {duration(search.queue_s)} for devices.")
     if search.reduced_runs:
-        lines.append(
-            f"{search.reduced_runs} of the runs were reduced; ~ marks a step time that a reduced "
-            "run implies"
-        )
+        reduced = counted(search.reduced_runs, "run")
+        lines.append(f"{reduced} reduced; ~ marks a step time that a reduced run implies.")
     if search.expected_gain_fraction is not None:
-        lines.append(f"expected further gain of another run: {search.expected_gain_fraction:.1%}")
+        lines.append(f"Expected gain of another run: {search.expected_gain_fraction:.1%}.")
     if search.state == "paused":
-        lines.append(f"continue with: hp-tool tune --resume {search.id}")
+        lines.append(f"Next: `hp-tool tune --resume {search.id}` continues it.")
     elif result.recommendations:
         tool = "megatron-lm" if isinstance(result.recommendations[0], Recommendation) else "vllm"
         lines.append(
-            f"next: hp-tool report {search.id} (a page), hp-tool export {search.id} --format "
-            f"{tool} (its flags)"
+            f"Next: `hp-tool report {search.id}` writes a page, `hp-tool export {search.id} "
+            f"--format {tool}` the flags."
         )
     return lines

@@ -36,6 +36,8 @@ from hp_tool.wording.columns import (
     serving_columns,
     serving_figures,
 )
+from hp_tool.wording.short import serving_figures as serving_answer
+from hp_tool.wording.short import serving_layout
 from hp_tool.wording.words import assumption_sentences, serving_arithmetic
 
 POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
@@ -48,16 +50,19 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     """
     console = make_console()
     if estimate.parallel is not None:
-        console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
+        outcome = serving_answer(estimate) if estimate.feasible else "not feasible"
+        console.print(
+            f"{serving_layout(estimate.parallel, estimate.replicas)}: {outcome}.", highlight=False
+        )
     print_assumptions(console, [estimate.provenance])
     print_reasons(console, estimate.reasons)
     if estimate.highest_load is not None:
-        console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
+        console.print(f"Highest load: {estimate.highest_load:,.4g}.", highlight=False)
     if estimate.memory is not None:
         memory = estimate.memory
         console.print(
-            f"memory on the fullest device: {gib(memory.total_bytes)} of "
-            f"{gib(memory.capacity_bytes)}"
+            f"Memory: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} usable",
+            style="bold",
         )
         print_memory_parts(console, memory.parts_bytes)
     if not estimate.feasible:
@@ -65,20 +70,18 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     if estimate.tails is None or estimate.intervals is None:
         return
     _print_latencies(console, estimate)
-    limit = "limited by the KV cache" if estimate.kv_cache_limited else "all that are in flight"
-    low, high = estimate.intervals.output_tokens_per_second_per_gpu
+    limit = ", limited by the KV cache" if estimate.kv_cache_limited else ""
     console.print(
-        f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, between {low:,.0f} "
-        f"and {high:,.0f} with "
-        f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} "
-        f"requests running ({limit}), at most "
-        f"{estimate.max_concurrency:,}; never preempted up to "
-        f"{estimate.max_concurrency_without_preemption:,}"
+        f"{estimate.running_requests:,.0f} requests run at once{limit}; at most "
+        f"{estimate.max_concurrency:,} fit, {estimate.max_concurrency_without_preemption:,} "
+        "without preemption.",
+        highlight=False,
     )
     flying = "1 request" if estimate.concurrency == 1 else f"{estimate.concurrency:,.4g} requests"
     console.print(
-        f"{flying} in flight, {estimate.request_rate_per_second:,.3g} a second, of "
-        f"{estimate.users:,} people with one at a time"
+        f"Load: {flying} in flight, {estimate.request_rate_per_second:,.3g} per second "
+        f"({estimate.users:,} users with one request at a time).",
+        highlight=False,
     )
     if estimate.goodput is not None:
         goodput = estimate.goodput
@@ -167,12 +170,19 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     if by_rate:
         _print_gpus_by_rate(console, ranked)
     elif ranked:
-        columns = [
-            rank_column(ranked),
-            *serving_columns(ranked),
-            *serving_figures([row.estimate for row in ranked]),
-        ]
-        print_columns(console, columns, title="best serving configurations by the cost model")
+        best = ranked[0]
+        console.print(
+            f"Use {serving_layout(best.parallel, best.estimate.replicas)}: "
+            f"{serving_answer(best.estimate)}.",
+            highlight=False,
+        )
+        if len(ranked) > 1:
+            columns = [
+                rank_column(ranked),
+                *serving_columns(ranked),
+                *serving_figures([row.estimate for row in ranked]),
+            ]
+            print_columns(console, columns, bold_first=True)
     pools = [row.estimate.provenance for row in answer.disaggregated or ()]
     print_assumptions(console, [*(row.estimate.provenance for row in ranked), *pools])
     for rule in dict.fromkeys(

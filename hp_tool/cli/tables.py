@@ -31,6 +31,8 @@ from hp_tool.wording.columns import (
     unchecked,
 )
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
+from hp_tool.wording.short import layout, use, whole_training
+from hp_tool.wording.short import training_figures as training_answer
 from hp_tool.wording.words import arithmetic, serving_arithmetic, unchecked_words
 
 
@@ -66,31 +68,20 @@ def print_fixes(
 
 
 def print_space(console: Console, answer: RecommendAnswer) -> None:
-    """How many configurations there were, and how many each rule rejected."""
+    """Print how many configurations there were, and how many of them are acceptable."""
     s = answer.space
-    pruned = f", {s.pruned:,} more ruled out by bounds" if s.pruned else ""
     console.print(
-        f"{s.legal:,} legal configurations{pruned}, {s.feasible:,} of them acceptable, ranked in "
-        f"{duration(s.seconds)}"
+        f"{s.feasible:,} of {s.legal + s.pruned:,} legal configurations fit and meet the "
+        f"constraints; ranked in {duration(s.seconds)}.",
+        highlight=False,
     )
-    if answer.groups:
-        others = "".join(
-            f", group {number} has {size:,}"
-            for number, size in enumerate(answer.groups[1:], start=2)
-        )
-        console.print(
-            f"group 1 has {counted(answer.groups[0], 'layout')} that the model cannot tell "
-            f"apart{others}"
-        )
 
 
 def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> None:
     """How far the best can be told apart from the next."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
-        console.print(
-            f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest"
-        )
+        console.print(f"Ranks 1 to {alike} are tied: the differences are within the model's error.")
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
@@ -108,11 +99,13 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
     """
     console = make_console()
     if estimate.parallel is not None:
-        console.print(arithmetic(estimate.parallel))
+        known = calibrated or estimate
+        outcome = training_answer(known) if known.feasible else "not feasible"
+        console.print(f"{layout(estimate.parallel)}: {outcome}.", highlight=False)
+    if calibrated is not None:
+        _print_calibrated(console, calibrated, alone=estimate)
     print_reasons(console, estimate.reasons)
     _print_costs(console, estimate)
-    if calibrated is not None:
-        _print_calibrated(console, calibrated)
     if not estimate.feasible:
         fixes = estimate.fixes
         memory, step, change = figures.AFTER_FIX
@@ -143,26 +136,20 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         if short <= 0
         else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
     )
-    console.print(
-        f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}{room} usable"
-    )
+    stage = "" if memory.worst_stage == 0 else f" (stage {memory.worst_stage}, the fullest)"
+    console.print(f"Memory{stage}: {gib(memory.total_bytes)}{room} usable", style="bold")
     _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
-    console.print(f"step time: {duration(time.step_s)}")
+    console.print("Step time", style="bold")
     parts = {name: seconds for name, seconds in time.parts_s.items() if seconds > 0.0}
     print_columns(console, parts_columns(parts, duration_column("exposed", list(parts.values()))))
     console.print(
-        f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
-        f"{estimate.model_tflops_per_gpu:.0f} model TFLOP/s/GPU, "
-        f"{_shares_of_peak(estimate)}"
+        f"{estimate.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, {_shares_of_peak(estimate)}",
+        highlight=False,
     )
+    if why := why_wide(estimate):
+        console.print(f"The range is wide: {why}.", highlight=False)
     if intervals is not None:
-        low, high = intervals.step_s
-        between = (
-            f"step time between {duration(low)} and {duration(high)} with "
-            f"{intervals.confidence:.0%} confidence"
-        )
-        console.print(f"{between}{_wide(estimate)}")
         _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
@@ -240,22 +227,16 @@ def _wide(estimate: Estimate) -> str:
     return f" ({why})" if (why := why_wide(estimate)) else ""
 
 
-def _print_calibrated(console: Console, calibrated: Estimate) -> None:
-    if calibrated.time is None or calibrated.memory is None or calibrated.intervals is None:
-        return
-    low, high = calibrated.intervals.step_s
-    console.print(f"calibrated by {_calibration(calibrated, version=True)}:", style="bold")
+def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate) -> None:
+    """Print what the estimate was calibrated by, and the prediction without."""
+    without = ""
+    if alone.time is not None:
+        without = f"; {duration(alone.time.step_s)} per step without"
     console.print(
-        f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and "
-        f"{duration(high)} with "
-        f"{calibrated.intervals.confidence:.0%} confidence{_wide(calibrated)}; "
-        f"{calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+        f"Calibrated by {_calibration(calibrated, version=True)}{without}.", highlight=False
     )
-    console.print(
-        f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} "
-        "usable"
-    )
-    _print_fit(console, calibrated)
+    if why := why_wide(calibrated):
+        console.print(f"The range is wide: {why}.", highlight=False)
     print_reasons(console, calibrated.reasons)
 
 
@@ -269,66 +250,64 @@ def _calibration(calibrated: Estimate, *, version: bool = False) -> str:
     return f"{counted(calibration['measurements'], 'measurement')} on this cluster{suffix}"
 
 
-def print_recommendations(answer: RecommendAnswer) -> None:
-    """The ranked configurations, and how many each rule rejected."""
+def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
+    """Print what to run and what to expect of it, the best rows, and what would narrow the range or
+    speed the training up.
+    """
     console = make_console()
-    ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+    ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)][:top]
+    estimates = [row.known for row in ranked]
     calibrated = next(
         (row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None
     )
+    for row in ranked[:1]:
+        for text in (use(row), whole_training(row), taken(row.set)):
+            if text:
+                console.print(text, highlight=False)
+    if len(ranked) > 1:
+        print_columns(console, _ranking_columns(ranked), bold_first=True)
+    print_unchecked(console, estimates)
+    if answer.groups and answer.groups[0] > 1:
+        console.print(
+            f"{counted(answer.groups[0] - 1, 'layout')} tied with rank 1: the differences are "
+            "within the model's error.",
+            highlight=False,
+        )
+    for best in estimates[:1]:
+        _print_left_open(console, best)
+    if calibrated is not None:
+        console.print(f"Calibrated by {_calibration(calibrated)}.", highlight=False)
+    print_space(console, answer)
+    print_nearest(console, answer.nearest_misses)
+    if not ranked:
+        print_rejections(console, answer)
+    elif not answer.pareto and answer.sensitivity is None:
+        console.print(
+            "Next: `hp-tool recommend ... --json | hp-tool export - --format megatron-lm` writes "
+            "the flags; `hp-tool tune ...` measures.",
+            highlight=False,
+            style="dim",
+        )
+
+
+def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
+    """The settings in which rows differ, and their figures."""
     estimates = [row.known for row in ranked]
     shown = training_figures(estimates)
-    if calibrated is not None:
+    if any(row.calibrated_estimate is not None for row in ranked):
         unit, size = duration_unit(e.time.step_s for e in estimates if e.time is not None)
         before = [
             row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked
         ]
-        shown.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
-    if ranked:
-        num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
-        columns = [
-            rank_column(ranked),
-            *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
-            *configuration_columns([row.parallel for row in ranked]),
-            *listed_columns(ranked),
-            *shown,
-            *choice_columns(ranked),
-        ]
-        print_columns(console, columns, title="best configurations by the cost model")
-    print_unchecked(console, estimates)
-    for row in ranked[:1]:
-        if text := taken(row.set):
-            console.print(text, highlight=False)
-        if text := _whole_training(row):
-            console.print(text, highlight=False)
-    for best in estimates[:1]:
-        _print_left_open(console, best)
-    print_space(console, answer)
-    if calibrated is not None:
-        console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
-    print_nearest(console, answer.nearest_misses)
-    print_rejections(console, answer)
-
-
-def _whole_training(row: Recommendation) -> str:
-    """`rank 1 trains for 1.8 days (1.5 to 2.1), $18,966 ($15,985 to $22,502), and ends in time with
-    97 % probability`.
-    """
-    if row.days_interval is None:
-        return ""
-    days = row.known.calendar_days or 0.0
-    text = (
-        f"rank 1 trains for {decimal(days)} days ({' to '.join(map(decimal, row.days_interval))})"
-    )
-    if row.cost is not None and row.cost_interval is not None:
-        text += f", ${row.cost:,.0f} ({' to '.join(f'${end:,.0f}' for end in row.cost_interval)})"
-    if row.deadline_probability is not None:
-        chance = row.deadline_probability
-        text += (
-            f", and ends in time with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} "
-            "probability"
-        )
-    return text
+        shown.insert(0, Column(head="uncalibrated", unit=unit, cells=scaled(before, size), drop=3))
+    num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
+    settings = [
+        *([num_gpus] if any("cluster.num_gpus" in row.set for row in ranked) else []),
+        *configuration_columns([row.parallel for row in ranked]),
+        *listed_columns(ranked),
+    ]
+    differing = [column for column in settings if not column.constant]
+    return [rank_column(ranked), *differing, *shown, *choice_columns(ranked)]
 
 
 def rank_column(rows: Sequence[Recommendation | ServingRecommendation]) -> Column:

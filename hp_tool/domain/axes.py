@@ -61,9 +61,8 @@ AXES = (
     ),
     Axis(
         key="virtual_pipeline_parallel_size",
-        head="VPP",
+        head="chunks",
         label="Chunks",
-        meaning="chunks per stage",
         column="vpp",
         idle=1,
         explored=True,
@@ -131,9 +130,8 @@ AXES = (
     ),
     Axis(
         key="micro_batch_size",
-        head="MBS",
+        head="micro-batch",
         label="Micro-batch",
-        meaning="micro-batch size",
         column="mbs",
         explored=True,
     ),

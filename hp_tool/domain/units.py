@@ -36,6 +36,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_DAY:.1f} days"
 
 
+def duration_range(low_s: float, high_s: float) -> str:
+    """Return `11.80-18.20 s`; `980.0 ms-1.20 s` if the ends have different units."""
+    low, high = duration(low_s), duration(high_s)
+    number, _, unit = low.rpartition(" ")
+    return f"{number}-{high}" if high.endswith(f" {unit}") else f"{low}-{high}"
+
+
 def times(factor: float) -> str:
     """How many times: `31 times`, `8.6 times`, `1.63 times`, `1.004 times`."""
     if factor >= 10.0:

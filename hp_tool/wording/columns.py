@@ -52,8 +52,8 @@ def fit_column(rows: Iterable[Estimate | Fix], *, drop: int = 1) -> Column:
 
 
 def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """What decides between rows: groups, expected steps against the first row's, chances of running
-    out of memory.
+    """What decides between rows: expected steps against the first row's, and chances of running out
+    of memory.
     """
     first = rows[0].expected_token_s if rows else None
     if first is None:  # of results stored earlier
@@ -64,22 +64,14 @@ def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
     risks = [row.out_of_memory_probability for row in rows]
     return [
         Column(
-            head="group",
-            meaning="layouts that the model cannot tell apart",
-            cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows),
-            drop=9,
-        ),
-        Column(
-            head="to 1",
+            head="vs. rank 1",
             unit="%",
-            meaning="expected time over rank 1's",
             cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins),
             drop=9,
         ),
         Column(
-            head="risk",
+            head="OOM risk",
             unit="%",
-            meaning="chance of running out of memory",
             cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks),
             drop=9,
         ),

@@ -35,7 +35,6 @@ PAGE_WORDS = {
     ".0 ms": " ms",
     " recompute ": " recomputation ",
     "SP o": "sequence parallel o",
-    "VPP ": "chunks ",
 }
 """What a page's tables write in place of the command line's words."""
 PER = {

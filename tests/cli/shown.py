@@ -279,7 +279,7 @@ def serving_recommendations() -> RecommendAnswer:
 SHOWN: dict[str, Callable[[], None]] = {
     "estimate": lambda: tables.print_estimate(estimate(19.43, unchecked=("offload",))),
     "estimate, infeasible": lambda: tables.print_estimate(infeasible()),
-    "recommend": lambda: tables.print_recommendations(recommendations()),
+    "recommend": lambda: tables.print_recommendations(recommendations(), top=5),
     "tune": lambda: search_output.print_result(tuned()),
     "estimate, serving": lambda: serving_tables.print_inference_estimate(
         served(4_860.0, 8, 1).estimate

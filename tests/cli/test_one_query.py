@@ -62,7 +62,7 @@ def test_set_lays_a_value_over_the_file(entry_point: Run, query_file: Path) -> N
 def test_estimate_shows_people_parts_and_totals(entry_point: Run, query_file: Path) -> None:
     shown = entry_point("estimate", str(query_file)).stdout
     for text in (
-        "TP 8 x PP 8 x DP 1 = 64 devices",
+        "TP 8, PP 8, DP 1, micro-batch 1",
         "optimizer",
         "GiB",
         "pipeline bubble",

@@ -21,7 +21,7 @@ def run(*arguments: str, query: str) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("task", "shown"), [("estimate", "output tokens/s/GPU"), ("recommend", "TTFT")]
+    ("task", "shown"), [("estimate", "output tokens/s per GPU"), ("recommend", "TTFT")]
 )
 def test_people_get_tables_and_programs_json(task: str, shown: str) -> None:
     table = run(task, "-", query=QUERY)

@@ -130,7 +130,7 @@ def test_a_search_ends_with_the_same_words_and_accounts_on_every_engine(
 ) -> None:
     here = searches["local"]
     assert any(
-        line.startswith("search # succeeded: # profile runs, # GPU-seconds; ")
+        line.startswith("Search # succeeded after # profile runs and # GPU-seconds, ")
         for line in masked(here.stdout)
     )
     for engine, there in searches.items():

@@ -69,12 +69,12 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
 def test_the_table_sets_before_after_and_measured_side_by_side(engine):
     done = run(QUICKSTART, "--budget-runs", "4")
     assert done.exit_code == 0
-    for word in ("model", "known", "measured", ": TP", "the maximum of runs was reached"):
+    for word in ("model", "calibrated", "measured", ": TP", "the maximum of runs was reached"):
         assert word in done.stdout
-    search_id = re.search(r"search (\w{16}) ", done.stdout).group(1)
+    search_id = re.search(r"Search (\w{16}) ", done.stdout).group(1)
     assert (
-        f"next: hp-tool report {search_id} (a page), hp-tool export {search_id} --format "
-        "megatron-lm" in done.stdout
+        f"`hp-tool report {search_id}` writes a page, `hp-tool export {search_id} --format "
+        "megatron-lm` the flags." in done.stdout
     )
     flags = CliRunner().invoke(build(), ["export", search_id, "--format", "megatron-lm"])
     assert flags.exit_code == 0 and "--tensor-model-parallel-size" in flags.stdout

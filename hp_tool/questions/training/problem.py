@@ -42,6 +42,7 @@ from hp_tool.domain.parallel import (
     axis_values,
     said_of_all,
 )
+from hp_tool.domain.parts import label
 from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.result import Estimate, Reason
@@ -359,7 +360,7 @@ def _in_parts(estimate: Estimate, value: float, *, currency: str) -> str:
     if estimate.time is None:
         return ""
     shares = {
-        name.replace("_", " "): seconds / estimate.time.step_s
+        label(name): seconds / estimate.time.step_s
         for name, seconds in estimate.time.parts_s.items()
     }
     largest = sorted(shares.items(), key=lambda item: -item[1])

@@ -1,0 +1,117 @@
+"""The short answer to a question: what to run, and what to expect of it."""
+
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.domain.units import GIB, decimal, duration, duration_range
+
+UNUSUAL = {
+    "expert_tensor_parallel_size": "ETP {}",
+    "pipeline_schedule": "schedule {}",
+    "moe_token_dispatcher_type": "dispatcher {}",
+}
+
+
+def layout(config: ParallelConfig) -> str:
+    """Return `TP 4, PP 4 (10 chunks), CP 2, DP 2, micro-batch 1, no recomputation`."""
+    chunks = config.virtual_pipeline_parallel_size
+    parts = [
+        f"TP {config.tensor_parallel_size}",
+        f"PP {config.pipeline_parallel_size}" + (f" ({chunks} chunks)" if chunks > 1 else ""),
+        f"CP {config.context_parallel_size}" if config.context_parallel_size > 1 else "",
+        f"EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else "",
+        f"DP {config.data_parallel_size}",
+        f"micro-batch {config.micro_batch_size}",
+        _recomputation(config),
+        f"ZeRO {config.zero_stage}" if config.zero_stage != 1 else "",
+    ]
+    values = {name: getattr(config, name) for name in UNUSUAL}
+    parts += [UNUSUAL[name].format(each) for name, each in values.items() if each not in (None, 1)]
+    return ", ".join(filter(None, parts))
+
+
+def _recomputation(config: ParallelConfig) -> str:
+    name = recompute_name(config.recompute)
+    return "no recomputation" if name == "none" else f"recompute {name}"
+
+
+def training_figures(estimate: Estimate) -> str:
+    """Return `14.6 s per step (11.8-18.2 s), 1,122 tokens/s per GPU, 54.6% MFU, 62 of 75 GiB`."""
+    if estimate.time is None or estimate.memory is None:
+        return ""
+    span = ""
+    if estimate.intervals is not None:
+        span = f" ({duration_range(*estimate.intervals.step_s)})"
+    parts = [f"{duration(estimate.time.step_s)} per step{span}"]
+    if estimate.tokens_per_second_per_gpu is not None:
+        parts.append(f"{estimate.tokens_per_second_per_gpu:,.0f} tokens/s per GPU")
+    if estimate.mfu is not None:
+        parts.append(f"{estimate.mfu:.1%} MFU")
+    memory = estimate.memory
+    parts.append(f"{memory.total_bytes / GIB:.1f} of {memory.capacity_bytes / GIB:.1f} GiB")
+    return ", ".join(parts)
+
+
+def use(row: Recommendation) -> str:
+    """Return what to run and what to expect of it."""
+    chosen = row.set.get("cluster.num_gpus")
+    gpus = "" if chosen is None else f"{chosen:,} GPUs with "
+    return f"Use {gpus}{layout(row.parallel)}: {training_figures(row.known)}."
+
+
+def whole_training(row: Recommendation) -> str:
+    """Return `The training takes 1.8 days (1.5-2.1 days), $18,966 ($15,985-$22,502), and meets the
+    deadline with 97% probability.`; empty without a number of tokens.
+    """
+    if row.days_interval is None:
+        return ""
+    days = row.known.calendar_days or 0.0
+    span = "-".join(map(decimal, row.days_interval))
+    text = f"The training takes {decimal(days)} days ({span} days)"
+    if row.cost is not None and row.cost_interval is not None:
+        low, high = row.cost_interval
+        text += f", ${row.cost:,.0f} (${low:,.0f}-${high:,.0f})"
+    if row.deadline_probability is not None:
+        chance = row.deadline_probability
+        text += (
+            f", and meets the deadline with {'over 99%' if chance > 0.995 else f'{chance:.0%}'} "
+            "probability"
+        )
+    return f"{text}."
+
+
+def serving_layout(config: ServingConfig, replicas: int | None) -> str:
+    """Return `TP 4, 2 replicas`."""
+    parts = [
+        f"TP {config.tensor_parallel_size}",
+        f"PP {config.pipeline_parallel_size}" if config.pipeline_parallel_size > 1 else "",
+        f"attention DP {config.attention_data_parallel_size}"
+        if config.attention_data_parallel_size > 1
+        else "",
+        f"EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else "",
+        f"{config.redundant_experts} redundant experts" if config.redundant_experts else "",
+        "" if replicas is None else f"{replicas} replica{'' if replicas == 1 else 's'}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def serving_figures(estimate: InferenceEstimate) -> str:
+    """Return `378 ms to the first token, 15.9 ms per output token, 494 output tokens/s per GPU
+    (465-524), 27.1 of 125.8 GiB`.
+    """
+    intervals = estimate.intervals
+    parts = []
+    if estimate.ttft_s is not None:
+        span = f" ({duration_range(*intervals.ttft_s)})" if intervals else ""
+        parts.append(f"{duration(estimate.ttft_s)} to the first token{span}")
+    if estimate.tpot_s is not None:
+        span = f" ({duration_range(*intervals.tpot_s)})" if intervals else ""
+        parts.append(f"{duration(estimate.tpot_s)} per output token{span}")
+    if (rate := estimate.output_tokens_per_second_per_gpu) is not None:
+        low, high = intervals.output_tokens_per_second_per_gpu if intervals else (rate, rate)
+        span = f" ({low:,.0f}-{high:,.0f})" if intervals else ""
+        parts.append(f"{rate:,.0f} output tokens/s per GPU{span}")
+    if estimate.memory is not None:
+        memory = estimate.memory
+        parts.append(f"{memory.total_bytes / GIB:.1f} of {memory.capacity_bytes / GIB:.1f} GiB")
+    return ", ".join(parts)
