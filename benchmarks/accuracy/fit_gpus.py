@@ -63,11 +63,8 @@ KERNELS = {
 ops/. A100: vLLM's is FlashAttention 2; Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and
 others: the only one there is.
 """
+ROOFLINE = ("peak_fraction", "bandwidth_fraction", "overhead_s")
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
-
-
-def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
-    return np.array([local_bandwidth(card) for card in cards])
 
 
 def fit_matmul(
@@ -86,35 +83,27 @@ def fit_matmul(
     traffic = (INPUT_BYTES[precision] * (m * k + n * k) + 2 * m * n) / bandwidth
     quantised = 0.0 if precision == "bf16" else 3.0 * m * k / bandwidth
 
-    def predicted_s(peak: float, bandwidth: float, overhead: float, passes: float = 0.0) -> Floats:
-        return np.asarray(
-            overhead + np.maximum(flops / peak, traffic / bandwidth) + passes * quantised
-        )
+    def predicted_s(
+        peak_fraction: float, bandwidth_fraction: float, overhead_s: float, passes: float = 0.0
+    ) -> Floats:
+        arithmetic, memory = flops / peak_fraction, traffic / bandwidth_fraction
+        return np.asarray(overhead_s + np.maximum(arithmetic, memory) + passes * quantised)
 
     title = f"{die:10} matmul {precision:6}"
-    share, launch, passes = (0.7, 0.05, 1.2), (5e-6, 1e-7, 1e-4), (1.0, 0.0, 10.0)
-    everywhere = fit_times(
-        f"{title} all",
-        predicted_s,
-        seconds,
-        peak=share,
-        bandwidth=share,
-        overhead=launch,
-        passes=passes,
-    )
-    large, reach = m >= 1024, everywhere["bandwidth"]
+    share, passes = (0.7, 0.05, 1.2), (1.0, 0.0, 10.0)
+    ends = {"peak_fraction": share, "overhead_s": (5e-6, 1e-7, 1e-4)}
+    free = {**ends, "bandwidth_fraction": share}
+    everywhere = fit_times(f"{title} all", predicted_s, seconds, **free, passes=passes)
+    large, reach = m >= 1024, {"bandwidth_fraction": everywhere["bandwidth_fraction"]}
     training = fit_times(
         f"{title} large",
-        lambda **x: predicted_s(bandwidth=reach, **x)[large],
+        lambda **x: predicted_s(**reach, **x)[large],
         seconds[large],
-        peak=share,
-        overhead=launch,
+        **ends,
         passes=passes,
     )
-    every = fit_times(
-        f"{title} as timed", predicted_s, seconds, peak=share, bandwidth=share, overhead=launch
-    )
-    return roofline(training["peak"], reach, training["overhead"]), roofline(**every)
+    every = fit_times(f"{title} as timed", predicted_s, seconds, **free)
+    return rounded({name: (training | reach)[name] for name in ROOFLINE}), rounded(every)
 
 
 THIN = {
@@ -225,22 +214,16 @@ def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
         if r["kernel_source"] != "vLLM_custom_eager" and float(r["message_size"]) <= 2**22
     ]
     (n, elements), seconds, cards = medians(kernels, ("num_gpus", "message_size"))
-    wire = 2 * 2 * elements * (n - 1) / n / peer_bandwidth(cards)
-
-    def predicted_s(
-        bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float
-    ) -> Floats:
-        return np.asarray(latency_s + latency_per_peer_s * (n - 1) + wire / bandwidth_fraction)
-
-    link = fit_times(
+    return ring(
         f"{die:10} small all-reduce",
-        predicted_s,
+        n,
+        2 * 2 * elements * (n - 1) / n,
         seconds,
+        cards,
         bandwidth_fraction=(0.5, 0.05, 1.5),
         latency_s=(4e-6, 1e-7, 1e-4),
         latency_per_peer_s=(2e-7, 0, 1e-4),
     )
-    return rounded(link) | {"ramp_bytes": 0.0}
 
 
 def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str, float]:
@@ -258,32 +241,41 @@ def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str
     size = np.array([2 * float(r["message_size"]) for r in chosen])
     wire = size * (n - 1) / n * np.array([RING_SHARE[r["op_name"]] for r in chosen])
     seconds = np.array([float(r["latency_ms"]) * 1e-3 for r in chosen])
-    bandwidth = peer_bandwidth([gpu(SYSTEMS[r["system"]]) for r in chosen])
-
-    def predicted_s(
-        bandwidth_fraction: float, latency_s: float, latency_per_peer_s: float, ramp_bytes: float
-    ) -> Floats:
-        moved = (wire + np.sqrt(wire * ramp_bytes)) / (bandwidth_fraction * bandwidth)
-        return np.asarray(latency_s + latency_per_peer_s * (n - 1) + moved)
-
-    link = fit_times(
+    return ring(
         f"{die:10} {'+'.join(operations)}",
-        predicted_s,
+        n,
+        wire,
         seconds,
+        [gpu(SYSTEMS[r["system"]]) for r in chosen],
         bandwidth_fraction=(0.8, 0.1, 1.5),
         latency_s=(5e-6, 0, 1e-4),
         latency_per_peer_s=(1e-6, 0, 1e-4),
         ramp_bytes=(1e6, 0, 1e9),
     )
-    return rounded(link)
 
 
-def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]:
-    return {
-        "peak_fraction": short(peak),
-        "bandwidth_fraction": short(bandwidth),
-        "overhead_s": short(overhead),
-    }
+def ring(
+    title: str,
+    ranks: Floats,
+    wire: Floats,
+    seconds: Floats,
+    cards: list[GpuSpec],
+    **free: tuple[float, float, float],
+) -> dict[str, float]:
+    """Return the constants of a Link over which `wire` bytes of each rank travel."""
+    bandwidth = np.array([local_bandwidth(card) for card in cards])
+
+    def predicted_s(
+        bandwidth_fraction: float,
+        latency_s: float,
+        latency_per_peer_s: float,
+        ramp_bytes: float = 0.0,
+    ) -> Floats:
+        moved = (wire + np.sqrt(wire * ramp_bytes)) / (bandwidth_fraction * bandwidth)
+        return np.asarray(latency_s + latency_per_peer_s * (ranks - 1) + moved)
+
+    found = rounded(fit_times(title, predicted_s, seconds, **free))
+    return found | {"ramp_bytes": found.get("ramp_bytes", 0.0)}
 
 
 def fit_die(folder: Path, die: str) -> dict[str, object]:
