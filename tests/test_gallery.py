@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
+import functools
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,26 @@ EXAMPLES = sorted(
 )
 
 
+@functools.cache
+def example(name: str) -> Any:
+    """The module of an example, whose figures are computed once."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES[0].parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "figures"):
+        module.figures = functools.cache(module.figures)  # type: ignore[attr-defined]
+    return module
+
+
 def figures(name: str) -> Any:
-    return runpy.run_path(str(EXAMPLES[0].parent / f"{name}.py"))["figures"]()
+    return example(name).figures()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_its_figures(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(path), run_name="__main__")
+    assert path.read_text(encoding="utf-8").endswith('if __name__ == "__main__":\n    main()\n')
+    example(path.stem).main()
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 

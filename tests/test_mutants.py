@@ -85,6 +85,7 @@ def package(mutant: Mutant) -> str:
     return parts[0] if parts[0] in ("cost", "store") else "/".join(parts[:2])
 
 
+@pytest.mark.components
 def test_locks_are_drawn_where_jobs_and_rows_are_shared_and_predictions_only_of_the_core() -> None:
     locks = draw(ROOT, seed=0, count=1000, kinds=["lock"])
     assert {package(mutant) for mutant in locks} >= {"store", "cluster/launchers"}
@@ -102,6 +103,7 @@ def test_a_mutant_knows_the_function_that_runs_it() -> None:
     assert set(functions) == {None, "area.py:area"}
 
 
+@pytest.mark.components
 def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> None:
     drawn = draw(ROOT, seed=3, count=40)
     assert drawn == draw(ROOT, seed=3, count=40)

@@ -48,6 +48,7 @@ def killed_in_the_middle(command: tuple[str, ...], *, folder: Path, output: Path
     process.wait()
 
 
+@pytest.mark.components
 def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: Run) -> None:
     ids = write(tmp_path / "queries.jsonl", 2000)
     output = tmp_path / "answers.jsonl"
@@ -66,6 +67,7 @@ def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: 
     assert answered(output) == ids
 
 
+@pytest.mark.components
 def test_several_processes_answer_in_order_like_one(tmp_path: Path, hp_tool: Run) -> None:
     write(tmp_path / "queries.jsonl", 300)
     with (tmp_path / "queries.jsonl").open("a") as stream:

@@ -4,6 +4,7 @@ again and predicted, takes the same time and memory; or it is refused, naming th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,6 +53,8 @@ UNREAD = {"verl": "uneven stages are not read from it"}
 """What a tool can be told and its reader refuses by name."""
 FEW, MANY = 6, 120
 """Rankings drawn of each format."""
+ENOUGH = [2, pytest.param(FEW, marks=pytest.mark.components)]
+"""Rankings with rows that a format can write."""
 
 
 def imported(text: str, *, format: str, configuration: Configuration) -> dict[str, Any]:
@@ -120,14 +123,30 @@ def check(query: dict[str, Any], *, format: str) -> int:
     return written
 
 
+def check_some(draw: Callable[..., dict[str, Any]], *, format: str, enough: int) -> None:
+    """Check rankings until `enough` of them had rows that the format can write."""
+    found = 0
+    for seed in range(FEW):
+        found += check(draw(seed, format=format), format=format) > 0
+        if found == enough:
+            break
+    assert found
+
+
+@pytest.mark.parametrize("enough", ENOUGH)
 @pytest.mark.parametrize("format", drawn.TOOLS)
-def test_a_training_that_is_exported_comes_back_as_it_was_predicted(format: str) -> None:
-    assert sum(check(drawn.training(seed, format=format), format=format) for seed in range(FEW))
+def test_a_training_that_is_exported_comes_back_as_it_was_predicted(
+    format: str, enough: int
+) -> None:
+    check_some(drawn.training, format=format, enough=enough)
 
 
+@pytest.mark.parametrize("enough", ENOUGH)
 @pytest.mark.parametrize("format", drawn.ENGINES)
-def test_a_deployment_that_is_exported_comes_back_as_it_was_predicted(format: str) -> None:
-    assert sum(check(drawn.serving(seed, format=format), format=format) for seed in range(FEW))
+def test_a_deployment_that_is_exported_comes_back_as_it_was_predicted(
+    format: str, enough: int
+) -> None:
+    check_some(drawn.serving, format=format, enough=enough)
 
 
 @pytest.mark.long

@@ -201,6 +201,7 @@ def test_accelerate_reads_its_file(format: str, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
 def test_fine_tuners_know_every_key(format: str) -> None:
     made = texts(format)
@@ -252,6 +253,7 @@ def test_torchtitan_reads_each_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.components
 def test_torchtitans_classes_know_each_word() -> None:
     made = texts("torchtitan-python")
     assert {"mixture", "context", "latent"} <= made.keys()
@@ -259,6 +261,7 @@ def test_torchtitans_classes_know_each_word() -> None:
         hold_to_its_classes(text)
 
 
+@pytest.mark.components
 def test_nanotrons_file_comes_back() -> None:
     for case, text in texts("nanotron").items():
         query, cluster = (
@@ -275,6 +278,7 @@ def overrides(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("--"))
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("release", BRIDGE["megatron-bridge"])
 def test_bridges_configuration_has_each_key(release: str) -> None:
     sections, made = BRIDGE["megatron-bridge"][release], texts("nemo")
@@ -300,6 +304,7 @@ def test_bridges_configuration_has_each_key(release: str) -> None:
             assert not choices or value in choices or value == "null", (case, path, value)
 
 
+@pytest.mark.components
 @pytest.mark.parametrize("release", BRIDGE["verl"])
 def test_verls_files_have_each_key(release: str) -> None:
     fields, made = BRIDGE["megatron-bridge"]["0.3.1"]["model"], texts("verl")

@@ -328,6 +328,7 @@ def test_an_agent_with_a_key_drives_every_tool_over_http(store: SqlStore) -> Non
         anyio.run(drive)
 
 
+@pytest.mark.components
 def test_an_agent_drives_a_process_over_its_standard_streams(
     tmp_path: Path, store: SqlStore
 ) -> None:

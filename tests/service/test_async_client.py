@@ -179,3 +179,18 @@ def test_a_training_hears_when_it_strays(server: str, store: Store) -> None:
     assert stored.measurement.step_s is not None
     assert stored.measurement.step_s > 0.2
     assert stored.predicted["step_s"] < stored.measurement.step_s
+
+
+def test_only_a_clone_needs_a_key_to_be_sent_again() -> None:
+    """A pause that is repeated pauses once; two clones would be two searches."""
+    keys: dict[str, str | None] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys[request.url.path.rpartition("/")[2]] = request.headers.get("Idempotency-Key")
+        return httpx.Response(404, json={"code": "not_found", "detail": "no such search"})
+
+    with Client(server="http://x", transport=httpx.MockTransport(answer)) as client:
+        for action in (client.clone, client.pause):
+            with pytest.raises(NotFoundError):
+                action(search_id="s")
+    assert keys["pause"] is None and keys["clone"]

@@ -248,6 +248,9 @@ def test_the_page_of_machines_maps_the_price_of_tokens(shared_http: TestClient) 
     (text,) = parse_qs(urlsplit(row["configuration"]["href"]).query)["query"]
     estimate = shared_http.post("/v1/estimates", content=text).json()["estimate"]
     low, high = estimate["intervals"]["output_tokens_per_second_per_gpu"]
+    assert row["per_million_tokens"] == pytest.approx(
+        dollars_per_million(estimate["output_tokens_per_second_per_gpu"])
+    )
     assert row["per_million_interval"] == pytest.approx(
         [dollars_per_million(high), dollars_per_million(low)]
     )

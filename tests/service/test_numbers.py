@@ -50,3 +50,16 @@ def test_scripts_write_numbers_as_pages_do(browser: Browser, name: str) -> None:
     written = page.evaluate(script, [source, name, list(VALUES[name])])
     page.close()
     assert written == [getattr(formats, name)(value) for value in VALUES[name]]
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("parallel.tensor_parallel_size", "tensor parallel"),
+        ("inference.input_length", "input tokens"),
+        ("training.unheard_of", "unheard of"),
+        ("search.num_unheard_of", "search num unheard of"),
+    ],
+)
+def test_a_field_has_its_forms_label_or_its_name_in_words(path: str, label: str) -> None:
+    assert formats.field_label(path) == label

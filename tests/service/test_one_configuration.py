@@ -23,7 +23,10 @@ from tests.command_line import hp_tool
 
 SIZES = (8, 16, 64, 256)
 GPU = "h100-sxm-80gb"
-SAMPLE = [("llama-3-70b", 16), ("llama-3-8b", 8)]
+SAMPLE = [
+    ("llama-3-70b", 16),
+    pytest.param("llama-3-8b", 8, marks=pytest.mark.components),
+]
 """One that fits nowhere without offload, and one that does."""
 OFFLOADED = {
     "optimizer": r"--optimizer-cpu-offload",

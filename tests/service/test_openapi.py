@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import subprocess
@@ -22,7 +23,6 @@ from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.store import SqlStore
 from service.app import create_app
-from service.describe import description
 from service.settings import Settings
 from tests.service import (
     api_shape,
@@ -37,20 +37,26 @@ EXAMPLES = 2
 """Valid and as many invalid requests to each operation; the long test below sends thousands."""
 
 
-def test_a_change_of_the_apis_shape_is_seen() -> None:
-    """In a process of its own: which schemas FastAPI splits into input and output depends on the
-    models that a process described before.
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    """The description by a process of its own: which schemas FastAPI splits into input and output
+    depends on the models that a process described before.
     """
+    command = [sys.executable, "-m", "service.describe"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_change_of_the_apis_shape_is_seen(described: dict[str, Any]) -> None:
     stored = json.loads(api_shape.FILE.read_text(encoding="utf-8"))
-    code = "import json; from tests.service.api_shape import current; print(json.dumps(current()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    now = json.loads(done.stdout)
+    now = api_shape.digests(described)
     changed = [name for name in sorted({**stored, **now}) if stored.get(name) != now.get(name)]
     assert not changed, f"the API's shape changed; if that is meant: {api_shape.RENEW}"
 
 
-def test_words_may_change_but_no_path_schema_or_bound() -> None:
-    described = json.loads(description())
+def test_words_may_change_but_no_path_schema_or_bound(described: dict[str, Any]) -> None:
+    described = copy.deepcopy(described)
     before = api_shape.digests(described)
     described["paths"]["/v1/estimates"]["post"]["description"] = "Other words."
     assert api_shape.digests(described) == before
@@ -82,8 +88,8 @@ def unbounded(node: Any, *path: str) -> Iterator[str]:
         yield from unbounded(child, *path, str(name))
 
 
-def test_every_number_of_a_query_has_bounds() -> None:
-    schemas = json.loads(description())["components"]["schemas"]
+def test_every_number_of_a_query_has_bounds(described: dict[str, Any]) -> None:
+    schemas = described["components"]["schemas"]
     measured = (
         "Fidelity",
         "Hardware",
@@ -112,8 +118,9 @@ def test_every_number_of_a_query_has_bounds() -> None:
         schema.parse(TrainingWorkload, {"sequence_length": 1, "global_batch_size": 0})
 
 
-def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[str, Any]) -> None:
-    described = http.get("/openapi.json").json()
+def test_every_body_has_an_example_that_is_taken(
+    http: TestClient, query: dict[str, Any], described: dict[str, Any]
+) -> None:
     search = http.post("/v1/searches", json=query).json()["id"]
     told = {
         "query": query,

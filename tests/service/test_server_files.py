@@ -180,7 +180,8 @@ def test_a_path_is_refused_by_its_field(
     address = next(
         each for each in every_route(app) if (each.method, each.pattern) == ("POST", f"/v1/{route}")
     )
-    for name in PATHS:
+    # Every kind of file on one route, the first kind on the others: routes share the refusal.
+    for name in PATHS if route == "estimates" else PATHS[:1]:
         said = list(answers(http, address, place, str(folder / name.format(STEM))))
         for answer in (
             said[:1] if route in ("exports", "imports") else said

@@ -9,11 +9,13 @@ import math
 import re
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import step_ratio
+from service.dashboard.verdict import _measured
 from tests.service.every_page import LLAMA, SERVING
 
 PIPELINED: dict[str, Any] = LLAMA | {
@@ -133,3 +135,18 @@ def test_figures_in_one_ratio_are_one_row(shared_http: TestClient) -> None:
     )
     assert rows["MFU"]["repeats"] and rows["Cost"]["repeats"] and rows["Training"]["repeats"]
     assert not rows["HFU"]["repeats"], "recomputation works more"
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (1.004, "as fast as First, measured"),
+        (0.996, "as fast as First, measured"),
+        (1.17, "17 % slower than First, measured"),
+        (0.83, "17 % faster than First, measured"),
+        (4.0, "4.0 times as slow as First, measured"),
+        (0.25, "4.0 times as fast as First, measured"),
+    ],
+)
+def test_what_was_measured_is_compared_in_words(factor: float, words: str) -> None:
+    assert _measured(factor, "First") == words

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import pytest
 
 from hp_tool.errors import InputError
@@ -249,3 +250,9 @@ def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError):
             from_environment(wrong)
+
+
+def test_a_deadline_is_passed_when_no_time_is_left() -> None:
+    assert 0.0 < delivery.left_s(time.monotonic() + 0.5) <= 0.5
+    with pytest.raises(httpcore.ReadTimeout):
+        delivery.left_s(time.monotonic() - 0.001)

@@ -173,3 +173,14 @@ def test_a_running_search_whose_holder_fell_silent_is_stalled(
     }
     (load,) = page["clusters"]
     assert (load["running"], load["stalled"], load["tone"]) == (1, 1, "bad")
+
+
+def test_pages_say_that_no_worker_runs_a_queued_search(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
+    assert http.get("/searches.json").json()["no_worker"] is False  # nothing waits for one
+    search = http.post("/v1/searches", json=query).json()["id"]
+    pages = ("/searches.json", f"/searches/{search}.json")
+    assert [http.get(page).json()["no_worker"] for page in pages] == [True, True]
+    store.announce_worker(holder="host:1", offers=[])
+    assert [http.get(page).json()["no_worker"] for page in pages] == [False, False]

@@ -208,7 +208,10 @@ def rows(url: str) -> dict[str, list[dict[str, object]]]:
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long])],
+    [
+        pytest.param("sqlite", marks=pytest.mark.components),
+        pytest.param("postgresql", marks=[pytest.mark.components, pytest.mark.long]),
+    ],
     indirect=True,
 )
 def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.watch.__main__ import WITHIN, delays, false_alarms
 from benchmarks.watch.simulated import step_times
+from hp_tool.loop.assumptions import assumed
 from hp_tool.watch.slowdowns.changes import Changes
 from hp_tool.watch.slowdowns.noise import Noise, t_quantile
 from hp_tool.watch.slowdowns.shifts import shift_sds
@@ -160,3 +161,11 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     size = len(json.dumps(changes.state()))
     changes.add(step_times(rng, steps=30_000).tolist())
     assert len(json.dumps(changes.state())) < 1.1 * size < 40_000
+
+
+def test_the_first_regime_starts_after_the_warm_up() -> None:
+    warmup = assumed().watch.warmup_steps
+    changes = detector()
+    changes.add([9.0] * warmup + [1.0] * 50)  # compilation is no part of what is usual
+    assert changes.first == warmup
+    assert changes.baseline.reference == 0.0
