@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,8 @@ from hp_tool.errors import InputError
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hp_tool.formats.exchange import Assessment
 
 
@@ -240,97 +243,122 @@ def _files(names: list[str] | None) -> dict[str, str]:
 
 
 def _print(assessment: Assessment) -> None:
-    from hp_tool.cli.layout import make_console, print_table
+    """Print how the run compares with its prediction, what to change, and then the details."""
+    from hp_tool.cli.layout import make_console
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
-    from hp_tool.domain.units import duration, gib
-    from hp_tool.wording.words import arithmetic, serving_arithmetic
 
     console = make_console()
-    console.print(
-        f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; "
-        f"{len(assessment.ignored)} passed over"
-    )
-    reasons = Counter(each.reason for each in assessment.ignored)
-    for reason, count in reasons.most_common():
-        names = [each.flag for each in assessment.ignored if each.reason == reason]
-        more = f" and {count - 6} more" if count > 6 else ""
-        console.print(
-            f"  passed over, {reason}: "
-            f"{', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
-            markup=False,
-        )
-    console.print("[bold]prediction[/bold]")
-    if isinstance(assessment.estimate, Estimate):
-        print_estimate(assessment.estimate)
-    else:
-        print_inference_estimate(assessment.estimate)
-    if (logged := assessment.logged) is not None:
-        console.print("[bold]in the log[/bold]")
-        if logged.step_s is not None:
-            gap = (
-                ""
-                if assessment.step_gap_fraction is None
-                else f", {assessment.step_gap_fraction:+.1%} against the prediction"
-            )
-            console.print(
-                f"step time {duration(logged.step_s)} (median of {logged.steps} logged){gap}"
-            )
-        for name in ("allocated", "reserved"):
-            if (size := getattr(logged, f"{name}_bytes")) is not None:
-                console.print(f"peak {name} memory {gib(size)}")
-        if logged.out_of_memory:
-            console.print("[red]the run was out of memory[/red]")
-        elif logged.step_s is None:
-            console.print("no step time found: is --format right?")
-    if assessment.better is None:
-        console.print("[bold]no configuration is predicted to be faster[/bold]")
-        return
-    console.print("[bold]better[/bold]")
-    gain = ""
-    if assessment.gain_fraction is not None and assessment.gain_interval is not None:
-        low, high = assessment.gain_interval
-        gain = f", {assessment.gain_fraction:+.1%} throughput ({low:+.0%} to {high:+.0%})"
-    best = assessment.better.estimate
-    if isinstance(best, Estimate):
-        console.print(arithmetic(assessment.better.parallel))  # type: ignore[arg-type]
-        assert best.time is not None and best.memory is not None  # recommendations have both
-        console.print(
-            f"step time {duration(best.time.step_s)}{gain}, memory {gib(best.memory.total_bytes)}"
-        )
-        if assessment.switched_on:
-            console.print(
-                "by overlapping communication that the command leaves exposed: "
-                f"{', '.join(assessment.switched_on)}"
-            )
-        rows = [
-            (name.replace("_", " "), f"{seconds:+.3f}")
-            for name, seconds in sorted(
-                assessment.parts_gained_s.items(), key=lambda item: -abs(item[1])
-            )
-            if abs(seconds) >= 1e-3 * best.time.step_s
-        ]
-        print_table(
-            console,
-            ("part", "seconds saved per step"),
-            rows,
-            title="where the gain comes from",
-            left=1,
-        )
-    else:
-        console.print(serving_arithmetic(assessment.better.parallel, replicas=best.replicas))  # type: ignore[arg-type]
-        console.print(
-            f"{best.output_tokens_per_second_per_gpu or 0.0:,.0f} output tokens/s/GPU{gain}"
-        )
-    console.print("[bold]what to change[/bold]")
+    for line in (*_logged_lines(assessment), *_better_lines(assessment)):
+        console.print(line, highlight=False)
     for change in assessment.changes:
         for sign, value in (("-", change["from"]), ("+", change["to"])):
             if value is not None:
-                separator = " " if change["flag"].startswith("-") else "="  # type: ignore[union-attr]
+                separator = " " if str(change["flag"]).startswith("-") else "="
                 console.print(
                     f"{sign} {change['flag']}{separator + value if value else ''}",
                     markup=False,
                     highlight=False,
                     soft_wrap=True,
                 )
+    console.print("\nPrediction", style="bold")
+    if isinstance(assessment.estimate, Estimate):
+        print_estimate(assessment.estimate)
+        _print_gained(console, assessment)
+    else:
+        print_inference_estimate(assessment.estimate)
+    _print_read(console, assessment)
+
+
+def _logged_lines(assessment: Assessment) -> Iterator[str]:
+    from hp_tool.domain.result import Estimate
+    from hp_tool.domain.units import duration, duration_range, gib
+
+    logged = assessment.logged
+    if logged is None:
+        return
+    if logged.out_of_memory:
+        yield "The run was out of memory."
+    if logged.step_s is not None:
+        gap, estimate = "", assessment.estimate
+        if isinstance(estimate, Estimate) and estimate.time and assessment.step_gap_fraction:
+            off = assessment.step_gap_fraction
+            gap = f"; predicted {duration(estimate.time.step_s)}"
+            if estimate.intervals is not None:
+                low, high = estimate.intervals.step_s
+                inside = "inside" if low <= logged.step_s <= high else "outside"
+                gap += f" ({duration_range(low, high)}), so {inside} the range"
+            gap += f": {abs(off):.1%} {'slower' if off > 0 else 'faster'} than predicted"
+        yield f"Measured {duration(logged.step_s)} per step (median of {logged.steps}){gap}."
+    elif not logged.out_of_memory:
+        yield "The log has no step time: is --format right?"
+    peaks = [
+        f"{gib(size)} {name}"
+        for name in ("allocated", "reserved")
+        if (size := getattr(logged, f"{name}_bytes")) is not None
+    ]
+    if peaks:
+        yield f"Peak memory: {', '.join(peaks)}."
+
+
+def _better_lines(assessment: Assessment) -> Iterator[str]:
+    from hp_tool.domain.parallel import ParallelConfig
+    from hp_tool.domain.result import Recommendation
+    from hp_tool.wording.short import layout, serving_figures, serving_layout, training_figures
+
+    better = assessment.better
+    if better is None:
+        yield "No layout is predicted to be faster."
+        return
+    if isinstance(better, Recommendation):
+        assert isinstance(better.parallel, ParallelConfig)
+        what = f"{layout(better.parallel)}: {training_figures(better.estimate)}"
+    else:
+        replicas = better.estimate.replicas
+        what = f"{serving_layout(better.parallel, replicas)}: {serving_figures(better.estimate)}"
+    gain = ""
+    if assessment.gain_fraction is not None and assessment.gain_interval is not None:
+        low, high = assessment.gain_interval
+        gain = f" Throughput {assessment.gain_fraction:+.1%} ({low:+.0%} to {high:+.0%})."
+    yield f"Better: {what}.{gain}"
+    if assessment.switched_on:
+        names = ", ".join(assessment.switched_on)
+        yield f"It overlaps communication that the command leaves exposed: {names}."
+
+
+def _print_gained(console: Console, assessment: Assessment) -> None:
+    from hp_tool.cli.layout import print_table
+    from hp_tool.domain.parts import label
+    from hp_tool.domain.result import Recommendation
+
+    better = assessment.better
+    if not isinstance(better, Recommendation) or better.estimate.time is None:
+        return
+    rows = [
+        (label(name), f"{seconds:+.3f}")
+        for name, seconds in sorted(
+            assessment.parts_gained_s.items(), key=lambda item: -abs(item[1])
+        )
+        if abs(seconds) >= 1e-3 * better.estimate.time.step_s
+    ]
+    print_table(
+        console, ("part", "saved, s per step"), rows, title="Where the gain comes from", left=1
+    )
+
+
+def _print_read(console: Console, assessment: Assessment) -> None:
+    read, ignored = len(assessment.read), len(assessment.ignored)
+    console.print(
+        f"Read as {assessment.format}: {read} settings, {ignored} ignored.", highlight=False
+    )
+    reasons = Counter(each.reason for each in assessment.ignored)
+    for reason, count in reasons.most_common():
+        names = [each.flag for each in assessment.ignored if each.reason == reason]
+        more = f" and {count - 6} more" if count > 6 else ""
+        console.print(
+            f"  ignored, {reason}: "
+            f"{', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
+            markup=False,
+            highlight=False,
+        )
