@@ -174,14 +174,32 @@ def _print(answer: Explanation) -> None:
     console = make_console()
     step = answer.critical
     work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
-    what = f"{work}{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"  # noqa: E501
-    waits = ", which others wait for" if len(answer.ranks) > 1 else ""
+    steps = counted(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     console.print(
-        f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time "
-        f"{duration(answer.step_s)} on rank "
-        f"{answer.critical_rank}{waits}",
+        f"[bold]{work}{duration(answer.step_s)} per step[/bold] ({steps}, "
+        f"{counted(len(answer.ranks), 'rank')}).{pace}",
         highlight=False,
     )
+    if not answer.findings:
+        console.print("No rank, group or part is out of line.")
+    for number, finding in enumerate(answer.findings, start=1):
+        console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
+    for each in answer.suggestions:
+        console.print(
+            f"[bold]{each.change}[/bold] saves {win(each)}, mostly {PARTS[each.part].in_words}",
+            highlight=False,
+        )
+        for flag in each.flags:
+            for sign, value in (("-", flag["from"]), ("+", flag["to"])):
+                if value is not None:
+                    separator = " " if str(flag["flag"]).startswith("-") else "="
+                    console.print(
+                        f"{sign} {flag['flag']}{separator + value if value else ''}",
+                        markup=False,
+                        highlight=False,
+                        soft_wrap=True,
+                    )
     predicted = {
         part.name: part.predicted_s for part in answer.parts if part.predicted_s is not None
     }
@@ -212,7 +230,7 @@ def _print(answer: Explanation) -> None:
         console,
         heads,
         [*rows, (*total, "-")],
-        title=f"one step on rank {answer.critical_rank}",
+        title=f"One step on rank {answer.critical_rank}",
         left=1,
     )
     _print_predicted(console, answer.estimate)
@@ -227,29 +245,9 @@ def _print(answer: Explanation) -> None:
             else f", {answer.tensor_core_share:.0%} of the device's peak"
         )
         console.print(
-            f"matmuls: {answer.matmul_flops_per_second / 1e12:,.1f} TFLOP/s while they run{share}",
+            f"Matmuls run at {answer.matmul_flops_per_second / 1e12:,.1f} TFLOP/s{share}.",
             highlight=False,
         )
-    if not answer.findings:
-        console.print("nothing to say: no rank, group or part is out of line")
-    for number, finding in enumerate(answer.findings, start=1):
-        console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
-    for each in answer.suggestions:
-        console.print(
-            f"[bold]{each.change}[/bold] would win {win(each)}, mostly of "
-            f"{PARTS[each.part].in_words}",
-            highlight=False,
-        )
-        for flag in each.flags:
-            for sign, value in (("-", flag["from"]), ("+", flag["to"])):
-                if value is not None:
-                    separator = " " if str(flag["flag"]).startswith("-") else "="
-                    console.print(
-                        f"{sign} {flag['flag']}{separator + value if value else ''}",
-                        markup=False,
-                        highlight=False,
-                        soft_wrap=True,
-                    )
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
@@ -258,7 +256,7 @@ def _print_predicted(console: Console, estimate: Estimate | None) -> None:
 
     if estimate is not None and estimate.parallel is not None:
         console.print(
-            f"predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True
+            f"Predicted for {arithmetic(estimate.parallel)}", highlight=False, soft_wrap=True
         )
 
 
@@ -286,7 +284,7 @@ def _print_log(answer: LoggedExplanation) -> None:
         console,
         heads,
         rows,
-        title=f"a step of {duration(answer.step_s)}, by Megatron's timers",
+        title=f"One step of {duration(answer.step_s)} by Megatron's timers",
         left=1,
     )
     _print_predicted(console, answer.estimate)
@@ -303,7 +301,7 @@ def _print_log(answer: LoggedExplanation) -> None:
         console,
         ("timer", "shortest, ms", "longest, ms", "on rank"),
         spreads,
-        title="over all ranks",
+        title="Timers over all ranks",
         left=1,
     )
     for number, finding in enumerate(answer.findings, start=1):

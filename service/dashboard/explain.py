@@ -240,18 +240,14 @@ def _of_traces(answer: Explanation, typed: Query | None) -> Explained:
         for part, seconds in step.parts_s.items()
         if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) > 0.0
     )
-    marked = (
-        "" if answer.marked else " (no step marked or found: all that was recorded counts as one)"
-    )
-    count = f"{counted(answer.steps, 'step')} of {counted(len(answer.ranks), 'rank')}"
-    waits = (
-        f" on rank {answer.critical_rank}, which others wait for" if len(answer.ranks) > 1 else ""
-    )
+    steps = counted(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    count = f"{steps}, {counted(len(answer.ranks), 'rank')}"
+    pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     rate, share = answer.matmul_flops_per_second, answer.tensor_core_share
     of_peak = "" if share is None else f", {formats.share(share)} of the device's peak"
     ranks = sorted(answer.ranks, key=lambda rank: -rank.own_s)
     return Explained(
-        headline=f"{formats.seconds(answer.step_s)} a step{waits}; {count}{marked}.",
+        headline=f"{formats.seconds(answer.step_s)} per step ({count}).{pace}",
         sentences=tuple(finding.text for finding in answer.findings),
         parts=rows,
         figure=_figure(rows),
@@ -283,8 +279,8 @@ def _of_log(answer: LoggedExplanation) -> Explained:
         for each in answer.parts
     )
     return Explained(
-        headline=f"{formats.seconds(answer.step_s)} a step, by Megatron's timers; "
-        f"{counted(answer.steps, 'print')}.",
+        headline=f"{formats.seconds(answer.step_s)} per step by Megatron's timers "
+        f"({counted(answer.steps, 'print')}).",
         sentences=tuple(finding.text for finding in answer.findings),
         parts=tuple(replace(row, name=PARTS[row.name].in_words) for row in rows),
         figure=_figure(rows),

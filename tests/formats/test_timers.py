@@ -141,13 +141,13 @@ def test_a_slow_rank_is_named_where_ranks_are_and_hinted_at_where_not(tmp_path: 
     named = explain_log(
         read_timers(log(tmp_path / "all", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2}))
     )
-    assert named.findings[0].text.startswith("rank 2 takes 120.0 ms longer")
+    assert named.findings[0].text.startswith("Rank 2 takes 120.0 ms longer")
     assert next(each for each in named.timers if each.timer == "forward-compute").longest_rank == 2
     some = explain_log(
         read_timers(log(tmp_path / "minmax", "minmax", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2}))
     )
     assert (
-        some.findings[0].text.startswith("a rank takes up to 120.0 ms longer")
+        some.findings[0].text.startswith("A rank takes up to 120.0 ms longer")
         and "all names it" in some.findings[0].text
     )
     most = explain_log(
@@ -183,7 +183,7 @@ def test_beside_a_prediction_and_as_a_command(tmp_path: Path) -> None:
         and "forward-compute" in shown.output
         and "data-parallel communication" in shown.output
     )
-    assert f"predicted for {arithmetic(answer.estimate.parallel)}" in shown.output
+    assert f"Predicted for {arithmetic(answer.estimate.parallel)}" in shown.output
     told = CliRunner().invoke(build(), [*command, "--json"])
     assert json.loads(told.output) == json.loads(schema.to_json(answer))
 

@@ -73,9 +73,9 @@ def test_a_reader_without_scripts_has_a_run_explained(
     answer = hp_tool.explain(*traces, query=QUERY)
     assert isinstance(answer, Explanation)
     shown = page.locator(".answered li").all_inner_texts()
-    assert shown == [finding.text for finding in answer.findings] and "rank 3" in shown[0]
+    assert shown == [finding.text for finding in answer.findings] and "Rank 3" in shown[0]
     assert (
-        f"on rank {answer.critical_rank}, which others wait for"
+        f"Rank {answer.critical_rank} sets the pace."
         in page.locator(".headline").inner_text()
     )
     parts = page.locator("section:has(#parts) tbody tr")
@@ -142,7 +142,7 @@ def test_a_log_is_explained_and_looks_right_in_both_schemes(
     page.get_by_role("button", name="Explain").click()
     page.locator("#timers").wait_for()
     assert any(
-        each.startswith("rank 2 takes") for each in page.locator(".answered li").all_inner_texts()
+        each.startswith("Rank 2 takes") for each in page.locator(".answered li").all_inner_texts()
     )
     assert (
         page.locator("section:has(#parts) tbody th").first.inner_text()

@@ -85,7 +85,7 @@ def test_a_log_with_timers_is_taken_too(
             client.explain(traces=[trace, other])
     assert answer == json.loads(schema.to_json(hp_tool.explain(written, query=QUERY)))
     assert (
-        "rank 2 takes" in answer["findings"][0]["text"] and answer["parts"][0]["predicted_s"] > 0.0
+        "Rank 2 takes" in answer["findings"][0]["text"] and answer["parts"][0]["predicted_s"] > 0.0
     )
     assert not list(kept.iterdir())
 

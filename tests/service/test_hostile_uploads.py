@@ -106,7 +106,7 @@ def test_memory_of_the_service_stays_level_under_hostile_files(
                     ), answer.text
         honest = send(url, many_ranks_log(tmp_path / "train.log"))
     assert honest.status_code == 200, honest.text
-    assert "rank 5 takes" in honest.json()["findings"][0]["text"]
+    assert "Rank 5 takes" in honest.json()["findings"][0]["text"]
     assert largest[0] - before < LEVEL_BYTES
     assert largest[1] < (MEMORY_MIB + 200) * 2**20
 

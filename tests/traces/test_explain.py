@@ -112,8 +112,8 @@ def test_slow_exchanges_are_named_first_with_a_change_that_wins_of_them(
         answer.step_s - answer.estimate.time.step_s
     )
     assert (
-        "expert all-to-all" in answer.findings[0].text
-        and "33% of the bandwidth" in answer.findings[0].text
+        "Expert all-to-all" in answer.findings[0].text
+        and "33% of the expected bandwidth" in answer.findings[0].text
     )
     change = next(each for each in answer.suggestions if each.part == "expert_parallel")
     low, high = change.seconds_interval
@@ -216,8 +216,8 @@ def traces(tmp_path: Path) -> list[str]:
 def test_the_command_prints_ranks_links_and_sentences(traces: list[str]) -> None:
     result = CliRunner().invoke(build(), ["explain", *traces])
     assert result.exit_code == 0, result.output
-    assert "4 steps of 4 ranks" in result.output
-    assert "1. tensor-parallel communication of ranks 2, 3 takes 5.0" in result.output
+    assert "(4 steps, 4 ranks)" in result.output
+    assert "1. Tensor-parallel communication of ranks 2, 3 takes 5.0" in result.output
 
 
 def test_the_command_answers_in_json_what_python_does(traces: list[str], tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ def test_kernels_of_no_rule_are_unknown_and_reported_with_their_share(tmp_path: 
         "void acme::exchange_tokens<8>(int4*)",
         "acme_finish",
     ]
-    (words,) = [each.text for each in answer.findings if "unknown" in each.text]
+    (words,) = [each.text for each in answer.findings if "Unknown" in each.text]
     assert (
-        words.startswith("unknown kernels take 30% of the step")
+        words.startswith("Unknown kernels take 30% of the step")
         and "acme::exchange_tokens" in words
     )
 
@@ -175,7 +175,7 @@ def all_reduces(folder: Path, *, exposed: float) -> Explanation:
 
 def test_exposed_communication_is_named_even_if_all_ranks_agree(tmp_path: Path) -> None:
     (finding,) = all_reduces(tmp_path, exposed=630.0).findings
-    assert finding.text.startswith("tensor-parallel communication is exposed for 63% of the step")
+    assert finding.text.startswith("Tensor-parallel communication is exposed for 63% of the step")
     assert finding.seconds == pytest.approx(630e-6)
     assert all_reduces(tmp_path, exposed=90.0).findings == ()
 

@@ -103,9 +103,8 @@ def findings(
 def _of_unknown(names: Sequence[str], seconds: float, step_s: float) -> str:
     longest = f" (longest: {', '.join(each[:60] for each in names[:2])})" if names else ""
     return (
-        f"unknown kernels take {seconds / step_s:.0%} of the step, {duration(seconds)}: no rule "
-        "tells whether they compute or "
-        f"communicate{longest}"
+        f"Unknown kernels take {seconds / step_s:.0%} of the step, {duration(seconds)}: no rule "
+        f"tells whether they compute or communicate{longest}."
     )
 
 
@@ -123,9 +122,10 @@ def _of_exposed(
             fault.kind == "exposed_communication" for fault in named
         ):
             continue
-        shown = f"{PARTS[part].in_words} is exposed for {rest_s / step_s:.0%} of the step"
+        what = _sentence(PARTS[part].in_words)
+        shown = f"{what} is exposed for {rest_s / step_s:.0%} of the step"
         yield Finding(
-            seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}"
+            seconds=rest_s, text=f"{shown}: {duration(rest_s)} in which nothing computes{waits}."
         )
 
 
@@ -136,45 +136,50 @@ def _of_fault(fault: Fault) -> str:
     match fault.kind:
         case "slow_rank":
             return (
-                f"rank {fault.rank} takes {factor} times as long for the same kernels as "
-                f"others: {seconds} a step"
+                f"Rank {fault.rank} takes {factor} times as long as other ranks for the same "
+                f"kernels: {seconds} per step."
             )
         case "unequal_work":
             return (
-                f"rank {fault.rank} has {factor} times the mean work: {seconds} a step; give "
-                "its stage fewer layers"
+                f"Rank {fault.rank} has {factor} times the mean work: {seconds} per step. Give its "
+                "stage fewer layers."
             )
         case "host_gap":
-            whose = "every rank" if fault.rank is None else f"rank {fault.rank}"
+            whose = "Every rank" if fault.rank is None else f"Rank {fault.rank}"
             return (
-                f"nothing runs on {whose} for {seconds} a step in long gaps: its host does "
-                "something else, as loading data"
+                f"{whose} is idle for {seconds} per step in long gaps: its host is busy, for "
+                "example with loading data."
             )
         case "exposed_communication":
-            return f"nothing hides {PARTS[fault.part or ''].in_words}: {seconds} a step"
+            return f"Nothing hides {PARTS[fault.part or ''].in_words}: {seconds} per step."
         case "slow_link":
+            what = _sentence(PARTS[fault.part or ""].in_words)
             return (
-                f"{PARTS[fault.part or ''].in_words} of {group} takes {factor} times as long as "
-                f"in other groups: {seconds} a step"
+                f"{what} of {group} takes {factor} times as long as in other groups: {seconds} per "
+                "step."
             )
 
 
 def _of_difference(part: str, measured_s: float, predicted_s: float) -> str:
     more = duration(measured_s - predicted_s)
     words = (
-        f"{PARTS[part].in_words}: {more} longer than predicted ({duration(measured_s)} against "
-        f"{duration(predicted_s)})"
+        f"{_sentence(PARTS[part].in_words)}: {more} longer than predicted "
+        f"({duration(measured_s)}, predicted {duration(predicted_s)})"
     )
     if part in COMMUNICATION and predicted_s > 0.0:
         words += (
-            f", {predicted_s / measured_s:.0%} of the bandwidth it should have if all else is "
-            "as predicted"
+            f", {predicted_s / measured_s:.0%} of the expected bandwidth if all else is as "
+            "predicted"
         )
     return words
 
 
 def _of_change(change: Suggested | None) -> str:
-    return "" if change is None else f"; {change.change} would win {win(change)}"
+    return "." if change is None else f". {change.change} saves {win(change)}."
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def win(change: Suggested) -> str:

@@ -174,12 +174,12 @@ def _slow(step: TimedStep) -> Iterator[Finding]:
     """The rank whose passes take longer than the median rank's; without ranks, how far the longest
     is from the shortest.
     """
-    stages = "it is slow, or its stage has more to do"
+    stages = "It is slow, or its stage has more work."
     if by_rank := _by_rank(step):
         rank = max(by_rank, key=lambda each: by_rank[each])
         more = by_rank[rank] - statistics.median(by_rank.values())
         words = (
-            f"rank {rank} takes {duration(more)} longer for its passes than the median rank: "
+            f"Rank {rank} takes {duration(more)} longer for its passes than the median rank. "
             f"{stages}"
         )
     else:
@@ -189,8 +189,8 @@ def _slow(step: TimedStep) -> Iterator[Finding]:
             if name in step.shortest_s
         )
         words = (
-            f"a rank takes up to {duration(more)} longer for its passes than another: {stages}; "
-            "--timing-log-option all names it"
+            f"A rank takes up to {duration(more)} longer for its passes than another. {stages} "
+            "--timing-log-option all names it."
         )
     if more >= LEAST_FAULT * step.step_s:
         yield Finding(seconds=more, text=words)
@@ -200,11 +200,11 @@ def _differences(rows: Sequence[StepPart], step_s: float) -> Iterator[Finding]:
     for row in rows:
         more = row.excess_s
         if row.predicted_s is not None and more >= LEAST_SHARE * step_s:
-            against = f"({duration(row.measured_s)} against {duration(row.predicted_s)})"
+            words = PARTS[row.name].in_words
             yield Finding(
                 seconds=more,
-                text=f"{PARTS[row.name].in_words}: {duration(more)} longer than predicted "
-                f"{against}",
+                text=f"{words[:1].upper()}{words[1:]}: {duration(more)} longer than predicted "
+                f"({duration(row.measured_s)}, predicted {duration(row.predicted_s)}).",
             )
 
 
