@@ -52,7 +52,9 @@ def test_buttons_steer(page: Page, server: str, store: Store, query: Query) -> N
     page.goto(f"{server}/searches/{search}")
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").click()
-    page.get_by_role("button", name="Cancel").click()
+    page.locator("summary", has_text="Cancel").click()
+    assert store.get_search(search_id=search).state is not SearchState.CANCELLED
+    page.get_by_role("button", name="Yes, cancel").click()
     page.get_by_role("button", name="Run again").wait_for()
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
 
