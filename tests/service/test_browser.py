@@ -5,6 +5,7 @@ the content policy.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -57,6 +58,21 @@ def test_buttons_steer(page: Page, server: str, store: Store, query: Query) -> N
     page.get_by_role("button", name="Yes, cancel").click()
     page.get_by_role("button", name="Run again").wait_for()
     assert store.get_search(search_id=search).state is SearchState.CANCELLED
+
+
+def test_moments_are_in_the_readers_time_zone_and_name_utc(
+    browser: Browser, server: str, query: Query
+) -> None:
+    with Client(server=server) as client:
+        search = client.submit_search(query=query)
+    context = browser.new_context(timezone_id="Asia/Tokyo", locale="en-GB")
+    page = context.new_page()
+    page.goto(f"{server}/searches/{search.id}")
+    moment = page.locator("time[title]").first
+    tokyo = search.created_at.astimezone(ZoneInfo("Asia/Tokyo"))
+    assert f"{tokyo:%H:%M}" in moment.inner_text()
+    assert moment.get_attribute("title") == f"{search.created_at:%Y-%m-%d %H:%M} UTC"
+    context.close()
 
 
 def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_scheme(
