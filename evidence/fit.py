@@ -63,6 +63,7 @@ FITS = (
     Fit(name="releases", needs_kernels=True),
     Fit(name="experts"),
     Fit(name="pools"),
+    Fit(name="familiarity"),
     Fit(name="intervals"),
 )
 

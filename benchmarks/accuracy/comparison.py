@@ -28,6 +28,14 @@ class Comparison:
     """Rows of one setting (releases or submitters of one configuration) are one vote; empty: this
     row is a vote of its own.
     """
+    differs: tuple[str, ...] | None = None
+    """Dimensions in which the nearest measured runs differ (`domain.familiarity`), the one that
+    widens the interval most first; None where that was not asked.
+    """
+    kind: str = ""
+    """Kind of model or task, of rows with `differs`: dense, mixture, adapters."""
+    base_log_sd: float | None = None
+    """The standard deviation of the interval without what these differences add."""
     refused: str | None = None
     """The code under which this run, which was real, is called infeasible or is refused."""
 

@@ -219,7 +219,8 @@ def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
     dense = _fit_dense(
         tuple(run for run in runs if not run.has_experts), start, newest_release(runs)
     )
-    return dataclasses.replace(dense, framework=with_experts(runs, dense.framework, dense.shares))
+    framework = with_experts(runs, dense.framework, dense.shares)
+    return dataclasses.replace(dense, framework=framework, saw=runs)
 
 
 @functools.cache
@@ -276,7 +277,7 @@ def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
     framework, rows = efficiency(gpu=card, framework="megatron-core").framework, []
     for _, members, others in left_out(runs, key):
         shares = fit_die(card.silicon or "generic", others, framework)
-        rows += map(Constants(seen(framework, others), shares).compare, members)
+        rows += map(Constants(seen(framework, others), shares, tuple(others)).compare, members)
     return rows
 
 

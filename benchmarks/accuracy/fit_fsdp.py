@@ -49,6 +49,8 @@ class Fitted:
     """The framework's constants on each die."""
 
     by_die: dict[str, FrameworkEfficiency]
+    saw: tuple[Prepared, ...] | None = None
+    """The runs that they were fitted on."""
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
         """Return the constants as profiles state them: four digits each, and the cards of the runs
@@ -64,14 +66,15 @@ class Fitted:
                     },
                 )
                 for die, framework in self.by_die.items()
-            }
+            },
+            tuple(runs),
         )
 
     def ratio(self, run: Prepared) -> float:
         return run.ratio(self.by_die[str(run.gpu.silicon)])
 
     def compare(self, run: Prepared) -> Comparison:
-        return run.compare(self.by_die[str(run.gpu.silicon)])
+        return run.compare(self.by_die[str(run.gpu.silicon)], saw=self.saw)
 
 
 def constants(values: Values) -> Fitted:

@@ -92,7 +92,7 @@ LEFT_OUT: dict[str, Callable[[Prepared], str]] = {"number of GPUs": by_gpus, "la
 def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     """Every run, predicted by constants that never saw one of its key."""
     return [
-        one.compare(fitted)
+        one.compare(fitted, saw=others)
         for _, unseen, others in left_out(runs, key)
         for fitted in [seen(FIT(others), others)]
         for one in unseen

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_training_experts import NOISE
 from benchmarks.accuracy.fitting import (
     Fit,
@@ -49,7 +50,8 @@ def hybrids_left_out(folder: Path) -> list[Comparison]:
     rows: list[Comparison] = []
     for _, members, others in left_out(hybrid_runs(folder), lambda run: run.gpu.name):
         framework = with_scan(others, _framework())
-        rows += [run.compare(framework) for run in members]
+        saw = [*today_runs(folder), *others]
+        rows += [run.compare(framework, saw=saw) for run in members]
     return rows
 
 

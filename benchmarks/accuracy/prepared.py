@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,21 @@ from benchmarks.accuracy.comparison import Comparison
 from evidence.cases import Case
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import documents
-from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.precision import is_narrow
 from hp_tool.cost.roofline import attention_kernel, below_16_bits, with_attention_kernel
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
+from hp_tool.cost.uncertainty import (
+    NORMAL_QUANTILE,
+    nearest_runs,
+    step_log_sd,
+    training_setting,
+    unmeasured_features,
+)
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.familiarity import Index, Measured, Setting
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
@@ -154,22 +162,27 @@ class Prepared:
         return self.step_s(framework, shares) / self.case.step_s
 
     def compare(
-        self, framework: FrameworkEfficiency, shares: Shares | None = None, *, ahead: bool = False
+        self,
+        framework: FrameworkEfficiency,
+        shares: Shares | None = None,
+        *,
+        saw: Sequence[Prepared] | None = None,
     ) -> Comparison:
-        """The step by these constants, in an interval as wide as an answer by them would state it;
-        `ahead`: of runs that came out after those they were fitted on.
+        """The step by these constants, in an interval as wide as an answer by them would state it
+        if the runs that they `saw` were all that was measured; None: by the catalog's.
         """
         predicted = self.step_s(framework, shares)
         if self.stated.parallel is None or self.stated.intervals is None:
             return self._beside(published=self.case.step_s, predicted=predicted)
-        later = doubts().release_log_sd if ahead else 0.0
-        bound = math.exp(NORMAL_QUANTILE * math.hypot(self._log_sd(framework), later))
-        return self._beside(
+        case = self._case(framework, None if saw is None else index_of(tuple(saw)))
+        bound = math.exp(NORMAL_QUANTILE * self._log_sd(case))
+        row = self._beside(
             published=self.case.step_s,
             predicted=predicted,
             low=self._with_graphs / bound,
             high=bound,
         )
+        return self._familiar(row, case)
 
     @property
     def _with_graphs(self) -> float:
@@ -183,37 +196,45 @@ class Prepared:
             else 1.0
         )
 
-    def _log_sd(self, framework: FrameworkEfficiency) -> float:
-        """How far runs scatter is the shipped constants' to say; these tell what they were fitted
-        on.
+    def _case(self, framework: FrameworkEfficiency, index: Index | None) -> TrainingProblem:
+        """Return the problem with the shipped scatter of these constants' framework, and the
+        measured runs of an index.
         """
         shipped = efficiency(gpu=self.gpu, framework=framework.framework)
-        constants = dataclasses.replace(
-            shipped.framework,
-            fitted_gpus=framework.fitted_gpus,
-            fitted_silicon=framework.fitted_silicon,
-        )
-        model, workload = self.problem.model, self.problem.workload
         profile = with_scatter(
-            dataclasses.replace(shipped, framework=constants),
-            model=model,
-            workload=workload,
-            gpu=self.gpu,
+            shipped if index is None else dataclasses.replace(shipped, index=index),
+            model=self.problem.model,
+            workload=self.problem.workload,
         )
+        return dataclasses.replace(self.problem, profile=profile)
+
+    def _log_sd(self, case: TrainingProblem) -> float:
         assert self.stated.parallel is not None
-        unchecked = unchecked_features(
+        unmeasured = unmeasured_features(
             case=self.problem, candidate=Candidates.alone(self.stated.parallel)
         )
-        return step_log_sd(
-            case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked)
+        return step_log_sd(case=case, unmeasured=len(unmeasured))
+
+    def _familiar(self, row: Comparison, case: TrainingProblem) -> Comparison:
+        """Return the row with what the nearest measured runs lack."""
+        if self.stated.parallel is None:
+            return row
+        near = nearest_runs(case)
+        kind = "mixture" if self.has_experts else "dense"
+        return dataclasses.replace(
+            row,
+            differs=near.differs,
+            kind=kind if self.problem.workload.lora is None else "adapters",
+            base_log_sd=math.sqrt(self._log_sd(case) ** 2 - near.variance),
         )
 
     def shipped(self) -> Comparison:
         """The step as an answer gives it."""
         time = self.stated.time
-        return self._compared(
+        row = self._compared(
             published=self.case.step_s, predicted=math.nan if time is None else time.step_s
         )
+        return self._familiar(row, self.problem)
 
     def allocated(self) -> Comparison:
         """GiB of the fullest rank as an answer gives them."""
@@ -291,12 +312,14 @@ class Constants:
 
     framework: FrameworkEfficiency
     shares: Shares
+    saw: tuple[Prepared, ...] | None = None
+    """The runs that they were fitted on; None: those of the catalog."""
 
     def ratio(self, run: Prepared) -> float:
         return run.ratio(self.framework, self.shares)
 
-    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
-        return run.compare(self.framework, self.shares, ahead=ahead)
+    def compare(self, run: Prepared) -> Comparison:
+        return run.compare(self.framework, self.shares, saw=self.saw)
 
 
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
@@ -321,6 +344,29 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
                 )
             )
     return rows
+
+
+@functools.lru_cache(maxsize=256)
+def index_of(runs: tuple[Prepared, ...]) -> Index:
+    """Return these runs as the measured ones."""
+    settings = Counter(
+        training_setting(
+            model=dataclasses.replace(run.problem.model, name=run.case.name),
+            gpu=run.gpu,
+            workload=run.problem.workload,
+            num_gpus=run.problem.cluster.num_gpus,
+        )
+        for run in runs
+    )
+    return Index(
+        tuple(
+            Measured(
+                n=n,
+                **{each.name: getattr(one, each.name) for each in dataclasses.fields(Setting)},
+            )
+            for one, n in settings.items()
+        )
+    )
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -31,7 +30,7 @@ def predicted_ahead(
         constants = fit_today(seen, start)
         rows = compare_all(
             (case for case in cases if case.date == date),
-            functools.partial(constants.compare, ahead=True),
+            constants.compare,
         )
         predictions += [dataclasses.replace(row, part=date) for row in rows]
     return predictions

@@ -25,7 +25,7 @@ from benchmarks.learning.trials import (
 )
 from evidence.cases import Case
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.uncertainty import intervals, unchecked_features
+from hp_tool.cost.uncertainty import intervals, unmeasured_features
 from hp_tool.loop.calibration import prior_for
 from hp_tool.loop.calibration.memory import fit_memory
 from hp_tool.questions.training.evaluate import resolve_configuration
@@ -75,11 +75,11 @@ def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
 def _bounds(case: Case) -> tuple[float, float]:
     """Return the bounds of the stated interval, as multiples of what is predicted."""
     resolved = resolve_configuration(case.query)
-    unchecked = unchecked_features(
+    unmeasured = unmeasured_features(
         case=resolved.problem, candidate=Candidates.alone(resolved.config)
     )
     stated = intervals(
-        step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked
+        step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unmeasured=unmeasured
     )
     return (
         stated.memory_total_bytes

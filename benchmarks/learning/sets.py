@@ -28,7 +28,7 @@ from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.cost.uncertainty import step_log_sd, unchecked_features
+from hp_tool.cost.uncertainty import step_log_sd, unmeasured_features
 from hp_tool.loop.calibration import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
@@ -108,7 +108,9 @@ def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
         doubts.append(
             step_log_sd(
                 case=problem,
-                unchecked=len(unchecked_features(case=problem, candidate=Candidates.alone(config))),
+                unmeasured=len(
+                    unmeasured_features(case=problem, candidate=Candidates.alone(config))
+                ),
             )
         )
         labels.append(_labels(problem, name=case.name))

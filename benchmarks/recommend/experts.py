@@ -73,9 +73,11 @@ def standing(case: Case) -> Standing:
         )
     ours = recommendations_of(best.take(np.arange(1)))[0].estimate
     assert ours.time is not None
-    unchecked = [set(each.provenance.get("unchecked", ())) for each in (ours, theirs)]  # type: ignore[call-overload]
+    unmeasured = [
+        set(each.familiarity.unmeasured) if each.familiarity else set() for each in (ours, theirs)
+    ]
     bound = NORMAL_QUANTILE * float(
-        ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1]))
+        ratio_log_sd(problem.profile, differing=len(unmeasured[0] ^ unmeasured[1]))
     )
     gap = theirs.time.step_s / ours.time.step_s - 1.0
     faster = len(set(best.layout[best.value_s < theirs.time.step_s].tolist()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hp_tool.catalog import documents, hardware, library, records
+from hp_tool.catalog.familiarity import measured_runs
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_attention_kernel
@@ -32,9 +33,8 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed, as no run of such a framework is among the measured: with 90 % confidence a step takes
-up to 1.5 times as long as under the framework that stands in, and a device holds up to 1.3 times as
-much.
+"""Of the ratio of two step times, and of memory, under a framework without constants of its own:
+assumed. What such a framework adds to the scatter of step times is `Doubts.trainer_log_sd`.
 """
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
@@ -86,11 +86,16 @@ def efficiency(
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
         kernels = _usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items()))
-        return EfficiencyProfile(gpu=kernels, framework=constants, doubts=doubts())
+        return EfficiencyProfile(
+            gpu=kernels, framework=constants, doubts=doubts(), index=measured_runs("training")
+        )
     network = machine.network or constants.network
     kernels = sustained(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
     return EfficiencyProfile(
-        gpu=kernels, framework=dataclasses.replace(constants, network=network), doubts=doubts()
+        gpu=kernels,
+        framework=dataclasses.replace(constants, network=network),
+        doubts=doubts(),
+        index=measured_runs("training"),
     )
 
 
@@ -206,7 +211,6 @@ def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
     return dataclasses.replace(
         constants,
         stands_for=name,
-        time_log_sd=math.hypot(constants.time_log_sd, STAND_IN_LOG_SD),
         memory_log_sd=math.hypot(constants.memory_log_sd, STAND_IN_MEMORY_LOG_SD),
         reserved_log_sd=wider(constants.reserved_log_sd, STAND_IN_MEMORY_LOG_SD),
         pair_log_sd=wider(constants.pair_log_sd, STAND_IN_LOG_SD),

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
-from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
+from hp_tool.cli.tables import print_nearest, print_unmeasured, rank_column
 from hp_tool.domain.answer import verdict_of
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlannedRun, SearchPlan
@@ -306,7 +306,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     ]
     title = "Step time by the cost model alone, calibrated by runs, and measured"
     print_columns(console, columns, title=title, bold_first=shown[0].rank == 1)
-    print_unchecked(console, [row.estimate for row in shown])
+    print_unmeasured(console, [row.estimate for row in shown])
 
 
 def _account(result: TuneResult) -> list[str]:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.tables import (
+    print_familiarity,
     print_fixes,
     print_groups,
     print_memory_parts,

@@ -9,7 +9,7 @@ from rich.console import Console
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.inference import RATE
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
-from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 from hp_tool.questions.answers import RecommendAnswer
 from hp_tool.wording import figures
@@ -28,8 +28,9 @@ from hp_tool.wording.columns import (
     parts_columns,
     scaled,
     training_figures,
-    unchecked,
+    unmeasured,
 )
+from hp_tool.wording.familiarity import familiarity_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.wording.short import layout, use, whole_training
 from hp_tool.wording.short import training_figures as training_answer
@@ -151,7 +152,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         console.print(f"The range is wide: {why}.", highlight=False)
     if intervals is not None:
         _print_left_open(console, estimate)
-    print_unchecked(console, [estimate])
+    print_unmeasured(console, [estimate])
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
         energy = (
@@ -196,7 +197,15 @@ def _shares_of_peak(estimate: Estimate) -> str:
     )
 
 
-def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
+def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) -> None:
+    """Print how near the nearest measured runs are."""
+    if estimate.familiarity is not None:
+        serves = isinstance(estimate, InferenceEstimate)
+        sentence = familiarity_words(estimate.familiarity, serves=serves)
+        console.print(f"{sentence}.", highlight=False)
+
+
+def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
     """Print what is offloaded unasked, what no published run covers, and recomputation that frees
     nothing.
     """
@@ -209,13 +218,13 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
     )
     for offload in offloads:
         console.print(f"these use training.offload: {offload}", highlight=False)
-    names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
+    names = dict.fromkeys(name for estimate in estimates for name in unmeasured(estimate))
     if names:
         checked = next(
-            (place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1
+            (place for place, one in enumerate(estimates, start=1) if not unmeasured(one)), 1
         )
-        first = f"; the best without is number {checked} here" if checked > 1 else ""
-        console.print(f"* {unchecked_words(names)}{first}", highlight=False)
+        first = f". Best validated layout: rank {checked}" if checked > 1 else ""
+        console.print(f"* {unmeasured_words(names)}{first}", highlight=False)
     for key in ("recompute", "dynamic_context_parallel"):
         for sentence in dict.fromkeys(
             str(each.provenance[key]) for each in estimates if key in each.provenance

@@ -15,10 +15,12 @@ from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import (
     exceeds,
+    familiarity_of,
     intervals,
     memory_log_sd,
+    nearest_runs,
     simplified,
-    unchecked_features,
+    unmeasured_features,
 )
 from hp_tool.cost.unlike_layers import blocks_by_stage
 from hp_tool.domain.fit import fit_of
@@ -71,15 +73,15 @@ def estimate_alone(
 ) -> Estimate:
     """The full estimate of one candidate, which is `config`.
 
-    Shares of peak count all devices of the cluster. `provenance` lists as unchecked what no
-    measurement covers; it widens the intervals.
+    Shares of peak count all devices of the cluster. `familiarity` names what no measurement
+    covers, which widens the intervals.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction)
-    unchecked = unchecked_features(case=case, candidate=candidate)
+    unmeasured = unmeasured_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
-    log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
+    log_sd = memory_log_sd(case=case, unmeasured=len(unmeasured))
     fails = float(
         exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd)
     )
@@ -110,11 +112,12 @@ def estimate_alone(
             step_s=step_s,
             memory_total_bytes=memory.total_bytes,
             case=case,
-            unchecked=unchecked,
+            unmeasured=unmeasured,
             recorded_s=recorded_s,
             retries=float(costs.retry_chance),
             slowdown=float(costs.retry_slowdown),
         ),
+        familiarity=familiarity_of(case, unmeasured),
         out_of_memory_probability=fails,
         fit=fit_of(
             out_of_memory_probability=fails,
@@ -124,7 +127,6 @@ def estimate_alone(
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
         | _nearly_full(costs)
-        | ({"unchecked": list(unchecked)} if unchecked else {})
         | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
     )
@@ -292,7 +294,9 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "gpu_efficiency": profile.gpu.gpu,
         "gpu_efficiency_measured": profile.gpu.measured,
         "framework_efficiency": profile.framework.framework,
-        "framework_efficiency_measured": cluster.gpu.silicon in profile.framework.fitted_silicon,
+        "framework_efficiency_measured": not {"trainer", "die"}.intersection(
+            nearest_runs(case).differs
+        ),
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,

@@ -1,8 +1,8 @@
 """Intervals of predictions, from the errors on rows that were left out of the fits.
 
 ln(measured / predicted step time) is taken as normal around zero. Its variance is a sum: the
-framework's own scatter, and a doubt for each thing that its measured runs do not tell
-(`domain.efficiency.Doubts`).
+framework's own scatter, and what each difference from the nearest measured runs adds
+(`domain.familiarity`, `domain.efficiency.Doubts`).
 """
 
 import dataclasses
@@ -21,25 +21,30 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
+from hp_tool.domain.familiarity import (
+    Familiarity,
+    Nearness,
+    Setting,
+    arithmetic,
+    family_of,
+    kind_of_model,
+    nearness,
+)
+from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Intervals
+from hp_tool.domain.workload import TrainingWorkload
 
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
-CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 LONGEST_TIMED = 16_384
 """Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
 """Frameworks whose timed runs had none."""
-UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
+UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Those that no recipe with experts recomputes."""
-
-UNCHECKED_MIXERS: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba")
-"""Recurrent mixers that no timed training had."""
 
 _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
@@ -50,7 +55,7 @@ def intervals(
     step_s: float,
     memory_total_bytes: float,
     case: TrainingCase,
-    unchecked: tuple[str, ...],
+    unmeasured: tuple[str, ...],
     recorded_s: float | None = None,
     retries: float = 0.0,
     slowdown: float = 1.0,
@@ -66,12 +71,12 @@ def intervals(
     """
     unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
     time = math.exp(
-        NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unchecked=len(unchecked)), unsure)
+        NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unmeasured=len(unmeasured)), unsure)
     )
     allocated, reserved = (
         math.exp(
             NORMAL_QUANTILE
-            * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each))
+            * float(memory_log_sd(case=case, unmeasured=len(unmeasured), reserved=each))
         )
         for each in (False, True)
     )
@@ -84,7 +89,7 @@ def intervals(
     )
 
 
-def memory_log_sd(*, case: TrainingCase, unchecked: Ints, reserved: bool = False) -> Floats:
+def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = False) -> Floats:
     """Return the standard deviation of ln(measured / predicted allocated memory), with so many
     features without data.
 
@@ -92,7 +97,8 @@ def memory_log_sd(*, case: TrainingCase, unchecked: Ints, reserved: bool = False
     """
     constants = case.profile.framework
     own = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
-    doubted = unchecked + (case.workload.lora is not None)
+    apart = len({"trainer", "model_kind"}.intersection(nearest_runs(case).differs))
+    doubted = unmeasured + apart + (case.workload.lora is not None)
     variance: Floats = own**2 + doubted * case.profile.doubts.memory_feature_log_sd**2
     return variance**0.5
 
@@ -112,29 +118,69 @@ def out_of_memory_probability(
     *, case: TrainingCase, candidates: Candidates, total_bytes: Floats, device_bytes: Floats
 ) -> Floats:
     """Return the probability that what each candidate allocates is more than its device."""
-    unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
+    unmeasured: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
     return exceeds(
         total_bytes=total_bytes,
         device_bytes=device_bytes,
-        log_sd=memory_log_sd(case=case, unchecked=unchecked),
+        log_sd=memory_log_sd(case=case, unmeasured=unmeasured),
     )
 
 
-def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
+def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
     """Standard deviation of ln(measured / predicted step time) of a configuration with so many
     features without data.
     """
-    framework, doubts, gpu = case.profile.framework, case.profile.doubts, case.cluster.gpu
-    variance = framework.time_log_sd**2 + unchecked * doubts.feature_log_sd**2
-    if gpu.name not in framework.fitted_gpus:
-        variance += doubts.card_log_sd**2
-    if gpu.silicon not in framework.fitted_silicon:
-        variance += doubts.silicon_log_sd**2
+    framework, doubts = case.profile.framework, case.profile.doubts
+    variance = framework.time_log_sd**2 + unmeasured * doubts.feature_log_sd**2
+    variance += nearest_runs(case).variance
     if not case.profile.gpu.measured:
         variance += doubts.kernels_log_sd**2
     if case.workload.lora is not None:
         variance += doubts.lora_log_sd**2
     return math.sqrt(variance)
+
+
+def nearest_runs(case: TrainingCase) -> Nearness:
+    """Return the measured runs that are nearest to the case."""
+    constants = case.profile.framework
+    setting = training_setting(
+        model=case.model,
+        gpu=case.cluster.gpu,
+        workload=case.workload,
+        num_gpus=case.cluster.num_gpus,
+        lender="" if constants.stands_for is None else constants.framework,
+    )
+    return nearness(setting, case.profile.index, case.profile.doubts.extras)
+
+
+def familiarity_of(case: TrainingCase, unmeasured: tuple[str, ...]) -> Familiarity:
+    """Return how near the nearest measured runs are to a configuration with these unmeasured
+    features.
+    """
+    return nearest_runs(case).answer(unmeasured)
+
+
+def training_setting(
+    *,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    workload: TrainingWorkload,
+    num_gpus: int,
+    lender: str = "",
+) -> Setting:
+    """Return what a training is compared with measured ones by."""
+    return Setting(
+        software=workload.framework,
+        release=workload.framework_version or "",
+        gpu=gpu.name,
+        die=gpu.silicon or "",
+        family=family_of(model.name),
+        model_kind=kind_of_model(model),
+        precision=arithmetic(workload.precision),
+        task="pretrain" if workload.lora is None else "lora",
+        num_gpus=num_gpus,
+        lender=lender,
+    )
 
 
 def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
@@ -166,7 +212,7 @@ def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> 
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, pair_log_sd=pair))
 
 
-def unchecked_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
+def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
     """(n, features) whether each of n rows uses each feature without data."""
     columns = (
         np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values()
@@ -174,7 +220,7 @@ def unchecked_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
     return np.stack([*columns], axis=1)
 
 
-def unchecked_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
+def unmeasured_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
     """Features of one candidate's prediction without any measured step time in
     `benchmarks.accuracy`, as fields of a query.
     """
@@ -187,20 +233,12 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
     internevo = (
         workload.framework == "internevo"
     )  # timed under ZeRO 1, within a node and beyond, without pipelines
-    unchecked_modules = UNCHECKED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
-    mixers = {kind.mixer for _, kind in model.kinds}
+    unmeasured_modules = UNMEASURED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
     return {
-        **{f"model.mixer: {mixer}": mixer in mixers for mixer in UNCHECKED_MIXERS},
-        "model.index_topk": any(kind.index_topk is not None for _, kind in model.kinds),
-        f"model.architecture: {model.architecture}": model.architecture != "decoder",
-        "model.num_experts": model.num_experts is not None
-        and case.profile.framework.expert_time_log_sd is None,
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0
         and not model.num_experts,
         "cluster.stages": bool(cluster.kinds),
-        f"training.framework: {workload.framework}": case.profile.framework.stands_for is not None,
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
-        f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
         "training.expert_precision": workload.expert_precision not in (None, workload.precision),
         "training.offload: optimizer": workload.offload == "optimizer",
@@ -218,7 +256,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         else False,
         "parallel.moe_token_dispatcher_type: allgather": c.moe_token_dispatcher_type == ALLGATHER,
         "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
-        "parallel.recompute.modules": (c.recompute_modules & unchecked_modules) > 0,
+        "parallel.recompute.modules": (c.recompute_modules & unmeasured_modules) > 0,
         "parallel.context_parallel_communication": (c.context_parallel_size > 1)
         if strategy.context_parallel_communication != "p2p"
         else False,

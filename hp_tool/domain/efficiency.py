@@ -2,8 +2,10 @@
 catalogue's data files.
 """
 
+import math
 from dataclasses import dataclass, field
 
+from hp_tool.domain.familiarity import NO_RUNS, Index
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
 
@@ -319,10 +321,20 @@ class Doubts(Strict):
     one for each thing that its measured runs do not tell.
     """
 
+    trainer_log_sd: float = 0.0
+    """A framework of which no run was measured."""
     card_log_sd: float = 0.0
     """A card that no run of the framework was on."""
     silicon_log_sd: float = 0.0
     """A die that none was on, besides."""
+    family_log_sd: float = 0.0
+    """A model of a family that none trained."""
+    model_kind_log_sd: float = 0.0
+    """A kind of model that none trained (`familiarity.kind_of_model`)."""
+    precision_log_sd: float = 0.0
+    """A precision that none had."""
+    scale_log_sd: float = 0.0
+    """More GPUs than any had."""
     kernels_log_sd: float = 0.0
     """A die whose kernels nobody timed."""
     lora_log_sd: float = 0.0
@@ -339,8 +351,29 @@ class Doubts(Strict):
     """Each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
     """The same for allocated memory, and for adapters."""
+    serving: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of serving: by figure (ttft, tpot, throughput), what a difference in each dimension adds."""
     fitted_on: dict[str, str] = field(default_factory=dict)
     """Rows and command that gave each."""
+
+    @property
+    def extras(self) -> tuple[tuple[str, float], ...]:
+        """What a training's difference from measured runs adds, by dimension."""
+        return (
+            ("trainer", self.trainer_log_sd),
+            ("release", self.release_log_sd),
+            ("gpu", self.card_log_sd),
+            ("die", math.hypot(self.card_log_sd, self.silicon_log_sd)),
+            ("family", self.family_log_sd),
+            ("model_kind", self.model_kind_log_sd),
+            ("precision", self.precision_log_sd),
+            ("task", self.lora_log_sd),
+            ("scale", self.scale_log_sd),
+        )
+
+    def serving_extras(self, figure: str) -> tuple[tuple[str, float], ...]:
+        """The same of one of serving's figures."""
+        return tuple(self.serving.get(figure, {}).items())
 
 
 NO_DOUBTS = Doubts()
@@ -353,6 +386,8 @@ class EfficiencyProfile:
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
     doubts: Doubts = NO_DOUBTS
+    index: Index = NO_RUNS
+    """Measured runs, which say how familiar a question is."""
     release_factor: float = 1.0
     """Step time under the query's release over that under the framework's newest one."""
     release_log_sd: float = 0.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from hp_tool.domain.familiarity import Familiarity
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
@@ -207,6 +208,8 @@ class Estimate:
     hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
+    familiarity: Familiarity | None = None
+    """How near the nearest measured runs are, on which the width of the intervals depends."""
     narrowest: Narrowest | None = None
     """None where nothing unsaid widens the interval of step time by more than a tenth."""
     with_recipe: WithRecipe | None = None

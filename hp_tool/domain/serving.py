@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from hp_tool.domain.familiarity import Familiarity
 from hp_tool.domain.fields import ChosenValues, Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
@@ -218,6 +219,8 @@ class InferenceEstimate:
     fixes: tuple[ServingFix, ...] = ()
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
+    familiarity: Familiarity | None = None
+    """How near the nearest measured runs are, on which the width of the intervals depends."""
     provenance: dict[str, object] = field(default_factory=dict)
     fit: ClassVar[None] = None
     """Of trainings alone, as the next."""
@@ -321,6 +324,8 @@ class PoolEstimate:
     max_decode_batch: float
     """The most it has room for."""
     intervals: ServingIntervals
+    familiarity: Familiarity | None = None
+    """How near the nearest measured runs are, as InferenceEstimate's."""
     tails: Tails | None = None
     """Of single requests: by their wait for prefill, and at a rate by the load of decoding."""
     cost_per_million_output_tokens: float | None = None

@@ -224,7 +224,7 @@ def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: fl
     """
     intervals = [e.intervals if e is not None else None for e in estimates]
     ends = iter(scaled([end for i in intervals if i is not None for end in i.step_s], size))
-    marks = ["*" if e is not None and unchecked(e) else "" for e in estimates]
+    marks = ["*" if e is not None and unmeasured(e) else "" for e in estimates]
     confidence = next((i.confidence for i in intervals if i is not None), 0.9)
     cells = tuple(
         ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}"
@@ -233,10 +233,9 @@ def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: fl
     return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
 
 
-def unchecked(estimate: Estimate | InferenceEstimate) -> list[str]:
+def unmeasured(estimate: Estimate | InferenceEstimate) -> list[str]:
     """What of a configuration no published run covers."""
-    names = estimate.provenance.get("unchecked", [])
-    return [str(name) for name in names] if isinstance(names, list) else []
+    return [] if estimate.familiarity is None else list(estimate.familiarity.unmeasured)
 
 
 def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:

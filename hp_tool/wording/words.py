@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_tool.domain.axes import AXES, BY_KEY
-from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
@@ -55,24 +54,9 @@ def stopped_words(code: str) -> str:
     return STOPPED.get(code, code.replace("_", " "))
 
 
-def unchecked_words(names: Iterable[str]) -> str:
-    """Return what a star on an interval means, where no published run covers what these names
-    say.
-    """
-    return (
-        f"unchecked: no published run has {', '.join(map(unchecked_feature, names))}, so the "
-        "interval is wider"
-    )
-
-
-def unchecked_feature(name: str) -> str:
-    """Return a feature that no published run covers; a framework without constants of its own with
-    the one it borrows from.
-    """
-    field, _, framework = name.partition(": ")
-    if field != "training.framework" or framework not in STAND_INS:
-        return name
-    return f"{name} (predicted with {STAND_INS[framework].constants}'s constants)"
+def unmeasured_words(names: Iterable[str]) -> str:
+    """Return what a star on an interval means if no published run has these features."""
+    return f"not validated: no published run has {', '.join(names)} (wider range)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:

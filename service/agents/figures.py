@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from hp_tool.domain.prices import Priced
 from hp_tool.wording import figures as render
-from hp_tool.wording.words import unchecked_feature
 
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
@@ -90,9 +89,8 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
         )
         if provenance.get(key) is False
     ]
-    reasons += [
-        f"{unchecked_feature(name)}: in no measured run" for name in provenance.get("unchecked", ())
-    ]
+    familiarity = estimate.get("familiarity") or {}
+    reasons += [f"{name}: in no measured run" for name in familiarity.get("unmeasured", ())]
     return ("extrapolated" if reasons else "fitted"), reasons
 
 

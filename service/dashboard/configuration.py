@@ -19,7 +19,8 @@ from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.problem import problem_of
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.evaluate import ResolvedConfiguration
-from hp_tool.wording.columns import unchecked
+from hp_tool.wording.columns import unmeasured
+from hp_tool.wording.familiarity import familiarity_words
 from hp_tool.wording.fit import by_recipe, chance, launched, narrower, needs, why_wide
 from hp_tool.wording.words import serving_arithmetic
 from service.api.bodies import read_query
@@ -79,7 +80,9 @@ class ConfigurationView(View):
     heading: str
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
-    unchecked: tuple[str, ...]
+    familiarity: str
+    """How near the nearest measured runs are, in a sentence."""
+    unmeasured: tuple[str, ...]
     """What no published run covers, which widens the intervals."""
     verdict: str
     verdict_note: str
@@ -307,7 +310,10 @@ def _view(
         answer=" ".join(
             (_answer(metrics, memory, time, known=known, device=device), *_missed(known))
         ),
-        unchecked=tuple(unchecked(known)),
+        familiarity=""
+        if known.familiarity is None
+        else familiarity_words(known.familiarity, serves=query.kind == "inference"),
+        unmeasured=tuple(unmeasured(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,

@@ -98,8 +98,7 @@ def sources(
     }
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
-    for name in ("unchecked", "stalls"):  # which stand beside the figures
-        known.pop(name, None)
+    known.pop("stalls", None)  # which stands beside the figures
     special = {"calibration": calibration_in_words, "assumed": _assumed}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)

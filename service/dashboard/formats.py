@@ -19,7 +19,8 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.questions.configuration import Configuration
 from hp_tool.questions.shown import fields
 from hp_tool.wording import fit
-from hp_tool.wording.words import MEANINGS, parallel_sizes, unchecked_feature
+from hp_tool.wording.words import MEANINGS, parallel_sizes
+from hp_tool.wording.words import unmeasured_words as words_of_unmeasured
 
 ABSENT = "–"
 WORDS = {
@@ -198,14 +199,13 @@ def field_label(path: str) -> str:
     return label if label[:2].isupper() else label[:1].lower() + label[1:]
 
 
-def unchecked_words(names: Iterable[str]) -> str:
-    """What a star on an interval means, with the fields' labels."""
-    parts = map(unchecked_feature, names)
+def unmeasured_words(names: Iterable[str]) -> str:
+    """Return what a star on an interval means, with the fields' labels."""
     labelled = (
         f"{field_label(path)}{colon}{value}"
-        for path, colon, value in (part.partition(": ") for part in parts)
+        for path, colon, value in (name.partition(": ") for name in names)
     )
-    return f"unchecked: no published run has {', '.join(labelled)}, so the interval is wider"
+    return words_of_unmeasured(labelled)
 
 
 def sentence(text: str) -> str:

@@ -20,7 +20,7 @@ from hp_tool.domain.serving import (
 )
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration
-from hp_tool.wording.columns import unchecked
+from hp_tool.wording.columns import unmeasured
 from hp_tool.wording.fit import why_wide
 from hp_tool.wording.words import serving_arithmetic
 from service.api.views import View
@@ -44,7 +44,7 @@ class RankedRow(View):
     rank: int
     arithmetic: str
     details: str
-    unchecked: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = ()
     """What no published run covers, which widens its interval."""
     why_wide: str = ""
     """What slow steps widen its interval, in words."""
@@ -123,7 +123,7 @@ def ranked_row(
         estimate,
         arithmetic=heading,
         details=formats.configuration_details(this),
-        unchecked=tuple(unchecked(estimate)),
+        unmeasured=tuple(unmeasured(estimate)),
         why_wide=wide,
         waiting=waits,
         href=address("/configurations", {"query": text}),

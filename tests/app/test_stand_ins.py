@@ -52,7 +52,7 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
         provenance = estimate["provenance"]
         stand_in = of_stand_in[provenance["framework_efficiency"]]
         assert provenance["framework_efficiency_measured"] is False
-        assert f"training.framework: {name}" in provenance["unchecked"]
+        assert estimate["familiarity"]["class"] == "trainer"
         for figure in ("step_s", "memory_total_bytes"):
             assert width(estimate["intervals"][figure]) > 1.5 * width(stand_in["intervals"][figure])
         assert (
@@ -65,12 +65,12 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
     ("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")]
 )
 @pytest.mark.parametrize("command", ["estimate", "recommend"])
-def test_people_see_the_star_and_whose_constants_they_are(
+def test_people_see_that_no_run_is_of_it_and_whose_constants_they_are(
     command: str, framework: str, lender: str
 ) -> None:
     shown = " ".join(hp_tool(command, "-", stdin=json.dumps(query(framework))).stdout.split())
-    assert "* unchecked" in shown
-    assert f"training.framework: {framework} (predicted with {lender}'s constants)" in shown
+    assert "No measured run of this framework; nearest: " in shown
+    assert f"trainer {lender}" in shown
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "hf-trainer", "llama-factory", "litgpt"])
@@ -161,7 +161,7 @@ deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-si
         ("megatron.sh", MEGATRON_DEEPSPEED, "megatron-deepspeed"),
     ],
 )
-def test_imports_of_forks_and_wrappers_carry_the_star(
+def test_imports_of_forks_and_wrappers_are_unfamiliar(
     tmp_path: Path, name: str, text: str, framework: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -171,6 +171,7 @@ def test_imports_of_forks_and_wrappers_carry_the_star(
     answer = json.loads(done.stdout)
     assert answer["query"]["training"]["framework"] == framework
     provenance = answer["estimate"]["provenance"]
-    assert f"training.framework: {framework}" in provenance["unchecked"]
+    assert answer["estimate"]["familiarity"]["class"] == "trainer"
     assert provenance["framework_efficiency_measured"] is False
-    assert "* unchecked" in hp_tool("import", str(tmp_path / name), *gpus).stdout
+    shown = hp_tool("import", str(tmp_path / name), *gpus).stdout
+    assert "No measured run of this framework" in shown

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hp_tool.cli import search_output, serving_tables, tables
 from hp_tool.domain.answer import Answer, Repeats
+from hp_tool.domain.familiarity import Familiarity
 from hp_tool.domain.measurement import Fidelity, Measurement, Tail, Tails
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
@@ -61,7 +62,7 @@ CONFIGS = (
 
 
 def estimate(
-    step_s: float, config: ParallelConfig = CONFIG, *, unchecked: tuple[str, ...] = ()
+    step_s: float, config: ParallelConfig = CONFIG, *, unmeasured: tuple[str, ...] = ()
 ) -> Estimate:
     sizes = {
         "weights": 10.5,
@@ -109,7 +110,8 @@ def estimate(
         gpu_hours=26_000.0 * step_s,
         cost=9.1e4 * step_s,
         energy=7e10 * step_s,
-        provenance={"num_gpus": 1024, **({"unchecked": list(unchecked)} if unchecked else {})},
+        familiarity=Familiarity(class_="familiar", n=12, unmeasured=unmeasured),
+        provenance={"num_gpus": 1024},
     )
 
 
@@ -118,10 +120,10 @@ def recommendations() -> RecommendAnswer:
         Recommendation(
             rank=rank,
             parallel=config,
-            estimate=estimate(step_s, config, unchecked=unchecked),
+            estimate=estimate(step_s, config, unmeasured=unmeasured),
             group=rank,
         )
-        for rank, config, step_s, unchecked in zip(
+        for rank, config, step_s, unmeasured in zip(
             (1, 2, 3), CONFIGS, (19.43, 19.57, 711.8), ((), (), ("dualpipe-v",)), strict=True
         )
     ]
@@ -277,7 +279,7 @@ def serving_recommendations() -> RecommendAnswer:
 
 
 SHOWN: dict[str, Callable[[], None]] = {
-    "estimate": lambda: tables.print_estimate(estimate(19.43, unchecked=("offload",))),
+    "estimate": lambda: tables.print_estimate(estimate(19.43, unmeasured=("offload",))),
     "estimate, infeasible": lambda: tables.print_estimate(infeasible()),
     "recommend": lambda: tables.print_recommendations(recommendations(), top=5),
     "tune": lambda: search_output.print_result(tuned()),

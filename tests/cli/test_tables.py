@@ -50,7 +50,7 @@ def test_screens_look_as_they_did(width: int) -> None:
 
 @pytest.mark.parametrize("width", shown.WIDTHS)
 def test_every_screen_has_what_an_answer_is_trusted_by(width: int) -> None:
-    """The step with its interval in every row, which one is unchecked, and each row on one line."""
+    """The step with its interval in every row, which one is not validated, each on one line."""
     text = shown.rendered(width)
     recommend = text.partition("$ recommend\n")[2].partition("$ tune")[0]
     for rank, ends in ((1, "18.07-20.98"), (2, "18.20-21.14"), (3, "661.97-768.74*")):

@@ -83,8 +83,8 @@ def test_a_kernel_without_figures_is_refused_by_name() -> None:
 def test_lengths_that_no_kernel_was_timed_on_widen_the_interval() -> None:
     known, beyond = answer(None, tokens=16_384), answer(None, tokens=32_768)
     assert (
-        beyond.provenance["unchecked"] == ["training.sequence_length"]
-        and "unchecked" not in known.provenance
+        beyond.familiarity.unmeasured == ("training.sequence_length",)
+        and known.familiarity.unmeasured == ()
     )
 
     def width(estimate: Estimate) -> float:

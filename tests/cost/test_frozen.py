@@ -96,7 +96,7 @@ def test_stages_between_the_ends_lose_nothing_that_they_never_held() -> None:
 
 
 def test_answers_say_that_it_was_never_measured() -> None:
-    assert "training.frozen" in found(["embedding"]).provenance["unchecked"]  # type: ignore[operator]
+    assert "training.frozen" in found(["embedding"]).familiarity.unmeasured
 
 
 def test_tied_parts_freeze_together() -> None:

@@ -137,15 +137,13 @@ def test_what_none_of_its_measured_runs_used_is_refused_by_name(
 
 
 def test_shards_within_a_node_are_measured_and_recommended_configurations_run() -> None:
-    assert (
-        "unchecked"
-        not in asked(num_gpus=16, micro_batch_size=1, data_parallel_shard_size=8).provenance
-    )
+    sharded = asked(num_gpus=16, micro_batch_size=1, data_parallel_shard_size=8)
+    assert sharded.familiarity and sharded.familiarity.unmeasured == ()
     piped = asked(num_gpus=16, micro_batch_size=1, pipeline_parallel_size=2, zero_stage=3)
-    assert piped.provenance["unchecked"] == [
+    assert piped.familiarity and piped.familiarity.unmeasured == (
         "parallel.zero_stage",
         "parallel.pipeline_parallel_size",
-    ]
+    )
     for one in recommend(
         query=query(num_gpus=16, data_parallel_shard_size=[0, 8]), top=8
     ).recommendations:

@@ -16,19 +16,22 @@ from hp_tool.errors import InputError
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training import estimate, recommend
 from hp_tool.questions.training.problem import resolve_training
-from hp_tool.questions.training.releases import release_variance
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {
-    "model": "gpt3-1.3b",
+    "model": "llama-3-8b",
     "training": {
         "sequence_length": 2048,
         "global_batch_size": 16,
         "cuda_graphs": False,
-        "framework_version": "26.04",
+        "framework_version": "25.04",
     },
 }
-EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
+"""A family, GPU, release and precision of measured runs."""
+EXPERTS = {
+    "model": "qwen3-30b-a3b",
+    "training": DENSE["training"] | {"framework_version": "26.04", "precision": "fp8"},
+}
 
 
 def unsaid(query: dict[str, Any]) -> dict[str, Any]:
@@ -71,34 +74,51 @@ def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
         assert time_sd(found(**query)) == adding(own, experts, constants.earlier_expert_time_log_sd)
 
 
-def test_what_the_measured_runs_do_not_tell_adds_in_variance() -> None:
-    known = doubts()
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "gpu": {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8}},
+    "release": {"training": DENSE["training"] | {"framework_version": "25.07"}},
+    "family": {"model": "qwen2.5-7b"},
+    "model_kind": {"model": "t5-3b"},
+    "precision": {
+        "training": DENSE["training"] | {"precision": "fp32"},
+    },
+    "scale": {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16384}},
+    "trainer": {
+        "training": {"sequence_length": 2048, "global_batch_size": 16, "framework": "verl"}
+    },
+}
+"""What each dimension adds to the question of DENSE."""
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_each_difference_from_measured_runs_has_its_class_and_width(name: str) -> None:
     own = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework.time_log_sd
-    assert min(known.silicon_log_sd, known.kernels_log_sd, known.lora_log_sd) > 0.0
-    assert min(known.card_log_sd, known.release_log_sd) >= 0.0, (
-        "may scatter no more than the framework's own runs"
+    asked = DENSE | DIFFERENT[name]
+    if name == "scale":
+        asked = asked | {"training": DENSE["training"] | {"global_batch_size": 16384}}
+    other = found(**asked)
+    assert other.familiarity and other.familiarity.class_ == name
+    assert other.familiarity.nearest and other.familiarity.n > 0
+    assert time_sd(other) == adding(own, dict(doubts().extras)[name])
+
+
+def test_a_die_without_timed_kernels_has_a_doubt_of_its_own() -> None:
+    known = doubts()
+    own = efficiency(gpu=gpu("a10g-24gb"), framework="megatron-core").framework.time_log_sd
+    unmeasured = found(cluster={"gpu": "a10g-24gb", "num_gpus": 8}, **DENSE)
+    assert unmeasured.familiarity and unmeasured.familiarity.class_ == "die"
+    assert time_sd(unmeasured) == adding(
+        own, known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd
     )
-    assert time_sd(found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 8}, **DENSE)) == adding(
-        own, known.card_log_sd
-    )
-    unmeasured = adding(own, known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd)
-    assert time_sd(found(cluster={"gpu": "l40s-48gb", "num_gpus": 8}, **DENSE)) == unmeasured
-    lora = {
-        "training": DENSE["training"]
-        | {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}
-    }
-    assert time_sd(found(**DENSE | lora)) == adding(own, known.lora_log_sd)
-    profile = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core")
-    assert (
-        release_variance(profile, experts=False, gpu=gpu(H100["gpu"]), release="29.01")
-        == known.release_log_sd**2
-    )
-    fsdp = {"training": unsaid(DENSE)["training"] | {"framework": "torch-fsdp"}}
-    sharded = efficiency(gpu=gpu("b200-sxm-180gb"), framework="torch-fsdp").framework.time_log_sd
-    on_b200 = found(cluster={"gpu": "b200-sxm-180gb", "num_gpus": 8}, **DENSE | fsdp)
-    assert time_sd(on_b200) == adding(sharded, known.card_log_sd, known.silicon_log_sd), (
-        "another framework's runs do not tell"
-    )
+
+
+def test_adapters_scatter_as_runs_with_adapters_did() -> None:
+    lora = {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}
+    fp8 = {"training": unsaid(DENSE)["training"] | {"precision": "fp8"}}
+    plain = found(**DENSE | fp8)
+    tuned = found(**DENSE | {"model": "llama-2-70b", "training": fp8["training"] | lora})
+    assert tuned.familiarity and tuned.familiarity.class_ == "familiar"
+    assert time_sd(tuned) == adding(time_sd(plain), doubts().lora_log_sd)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 8, "target_modules": ["q_proj"]}])
@@ -121,22 +141,15 @@ def test_a_framework_without_known_releases_takes_none(framework: str) -> None:
     assert time_sd(found(**unsaid(query))) > 0.0
 
 
-def test_software_of_2022_may_have_changed_since() -> None:
-    a100 = {"gpu": "a100-sxm-80gb", "num_gpus": 8}
-    own = efficiency(gpu=gpu(a100["gpu"]), framework="megatron-core").framework.time_log_sd  # type: ignore[arg-type]
-    assert time_sd(found(cluster=a100, **DENSE)) == adding(own, doubts().release_log_sd)
-    then = {"training": DENSE["training"] | {"framework_version": "22.05"}}
-    assert time_sd(found(cluster=a100, **DENSE | then)) == adding(own)
-
-
 @pytest.mark.parametrize("framework", ["torch-fsdp", "internevo"])
-def test_pipelines_of_frameworks_that_were_timed_without_are_unchecked(framework: str) -> None:
+def test_pipelines_of_frameworks_that_were_timed_without_are_unmeasured(framework: str) -> None:
     query = DENSE | {
         "training": DENSE["training"] | {"framework": framework, "framework_version": None}
     }
     plain, piped = (found(**query | {"parallel": {"pipeline_parallel_size": p}}) for p in (1, 2))
-    assert "unchecked" not in plain.provenance
-    assert piped.provenance["unchecked"] == ["parallel.pipeline_parallel_size"]
+    assert plain.familiarity and plain.familiarity.unmeasured == ()
+    assert piped.familiarity
+    assert piped.familiarity.unmeasured == ("parallel.pipeline_parallel_size",)
     assert time_sd(piped) == adding(time_sd(plain), doubts().feature_log_sd)
 
 
@@ -155,7 +168,7 @@ def test_memory_may_be_further_above_than_below() -> None:
     )
 
 
-UNCHECKED: dict[str, dict[str, Any]] = {
+UNMEASURED: dict[str, dict[str, Any]] = {
     "training.offload: optimizer": {"training": DENSE["training"] | {"offload": "optimizer"}},
     "training.optimizer: muon": {"training": DENSE["training"] | {"optimizer": "muon"}},
     "parallel.pipeline_schedule": {
@@ -168,15 +181,15 @@ UNCHECKED: dict[str, dict[str, Any]] = {
     "parallel.context_parallel_communication": {
         "parallel": {"context_parallel_size": 2, "context_parallel_communication": "all_gather"}
     },
-    "model.architecture: encoder_decoder": {"model": "t5-3b"},
 }
 
 
-@pytest.mark.parametrize("name", UNCHECKED)
+@pytest.mark.parametrize("name", UNMEASURED)
 def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
-    plain, used = found(**DENSE), found(**DENSE | UNCHECKED[name])
-    assert "unchecked" not in plain.provenance
-    assert used.provenance["unchecked"] == [name]
+    plain, used = found(**DENSE), found(**DENSE | UNMEASURED[name])
+    assert plain.familiarity and plain.familiarity.unmeasured == ()
+    assert used.familiarity and used.familiarity.unmeasured == (name,)
+    assert (plain.familiarity.class_, used.familiarity.class_) == ("familiar", "layout")
     assert time_sd(used) == adding(time_sd(plain), doubts().feature_log_sd)
     assert used.intervals and plain.intervals and used.memory and plain.memory
     low, usual = (
@@ -231,7 +244,8 @@ def test_rows_of_a_group_cannot_be_told_apart() -> None:
         assert (
             row.group is not None
             and row.estimate.time is not None
-            and "unchecked" not in row.estimate.provenance
+            and row.estimate.familiarity is not None
+            and row.estimate.familiarity.unmeasured == ()
         )
         first[row.group] = min(row.estimate.time.step_s, first.get(row.group, math.inf))
     for row in rows:
@@ -244,25 +258,23 @@ def test_rows_of_a_group_cannot_be_told_apart() -> None:
 
 
 def test_each_of_several_features_counts() -> None:
-    two = UNCHECKED["training.optimizer: muon"] | UNCHECKED["parallel.data_parallel_shard_size"]
+    two = UNMEASURED["training.optimizer: muon"] | UNMEASURED["parallel.data_parallel_shard_size"]
     plain, both = found(**DENSE), found(**DENSE | two)
     assert time_sd(both) == adding(time_sd(plain), doubts().feature_log_sd, doubts().feature_log_sd)
 
 
-def test_experts_that_no_row_speaks_for_are_unchecked() -> None:
+def test_experts_that_no_row_speaks_for_are_another_kind_of_model() -> None:
     query = EXPERTS | {"training": unsaid(EXPERTS)["training"] | {"framework": "torch-fsdp"}}
-    assert found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 16}, **query).provenance[
-        "unchecked"
-    ] == ["model.num_experts"]
+    asked = found(cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8}, **query)
+    assert asked.familiarity and asked.familiarity.class_ == "model_kind"
 
 
 def test_recommendations_say_it_too() -> None:
     query = parse_query(
-        {"kind": "training", "cluster": H100} | DENSE | UNCHECKED["training.optimizer: muon"]
+        {"kind": "training", "cluster": H100} | DENSE | UNMEASURED["training.optimizer: muon"]
     )
-    assert recommend(query=query, top=1).recommendations[0].estimate.provenance["unchecked"] == [
-        "training.optimizer: muon"
-    ]
+    best = recommend(query=query, top=1).recommendations[0].estimate
+    assert best.familiarity and best.familiarity.unmeasured == ("training.optimizer: muon",)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -271,7 +283,7 @@ def test_an_allocator_that_may_retry_scatters_like_a_coin(chance: float) -> None
 
     def sd(**retrying: float) -> float:
         low, high = intervals(
-            step_s=1.0, memory_total_bytes=1e9, case=case, unchecked=(), **retrying
+            step_s=1.0, memory_total_bytes=1e9, case=case, unmeasured=(), **retrying
         ).step_s
         return math.log(high / low) / 2 / NORMAL_QUANTILE
 

@@ -93,12 +93,12 @@ def check(http: TestClient, model: str, num_gpus: int) -> None:
     of_memory = {path: value for path, value in best["set"].items() if path not in FREE}
     assert of_memory == ({} if offload is None else {"training.offload": offload})
     once = pytest.approx((step_s, size), rel=1e-9)
-    unchecked = best["estimate"]["provenance"].get("unchecked", [])
+    unmeasured = best["estimate"]["familiarity"]["unmeasured"]
     view, first, shown = page["view"], page["fastest"][0], preview["rows"][0]
     assert view["verdict"] != "does not fit" and view["feasible"] and figures(view) == once
     assert first["chosen"] and (first["step_s"], first["memory_bytes"]) == once
     assert (shown["step_s"], shown["memory_bytes"]) == once
-    assert view["unchecked"] == first["unchecked"] == shown["unchecked"] == unchecked
+    assert view["unmeasured"] == first["unmeasured"] == shown["unmeasured"] == unmeasured
     assert view["details"] == first["details"] == shown["details"]
     assert offload is None or f"offload {offload}" in view["details"]
     for row in page["fastest"]:
@@ -112,7 +112,7 @@ def check(http: TestClient, model: str, num_gpus: int) -> None:
             assert figures(there) == pytest.approx((row["step_s"], row["memory_bytes"]), rel=1e-9)
     for href in (shown["href"], page["configuration_href"]):
         there = page_at(http, href)
-        assert figures(there["view"]) == once and there["view"]["unchecked"] == unchecked
+        assert figures(there["view"]) == once and there["view"]["unmeasured"] == unmeasured
         text = parse_qs(urlsplit(href).query)["query"][0]
         again = http.post("/v1/estimates", json=json.loads(text)).json()["estimate"]
         assert (

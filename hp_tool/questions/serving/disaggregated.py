@@ -29,7 +29,7 @@ from hp_tool.domain.targets import share_of
 from hp_tool.domain.units import SECONDS_PER_HOUR
 from hp_tool.questions.serving.estimates import SHARES, asked_quantiles, engine_provenance
 from hp_tool.questions.serving.highest import highest
-from hp_tool.questions.serving.intervals import intervals
+from hp_tool.questions.serving.intervals import familiarity_of, intervals
 from hp_tool.questions.serving.problem import (
     ServingProblem,
     resolve_serving,
@@ -443,5 +443,6 @@ def _estimate(
         cost_per_million_output_tokens=price,
         tails=tails,
         intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
+        familiarity=familiarity_of(problem, pools=True),
         provenance=engine_provenance(problem),
     )

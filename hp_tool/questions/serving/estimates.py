@@ -22,7 +22,7 @@ from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingMemory, TokenPrices
 from hp_tool.domain.targets import Targets, share_of
 from hp_tool.domain.units import SECONDS_PER_HOUR, gib
-from hp_tool.questions.serving.intervals import intervals, mixers_doubt
+from hp_tool.questions.serving.intervals import familiarity_of, intervals, mixers_doubt
 from hp_tool.questions.serving.prefixes import words
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.wording.words import missed_words
@@ -91,6 +91,7 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
         tails=tails(rows, row) if spread else None,
         goodput=goodput(rows, row),
         intervals=intervals(ttft, tpot, throughput, problem, mixers=mixers_doubt(rows, row)),
+        familiarity=familiarity_of(problem),
     )
 
 

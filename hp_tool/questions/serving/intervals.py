@@ -6,33 +6,113 @@ import math
 
 import numpy as np
 
+from hp_tool.catalog.familiarity import measured_runs
 from hp_tool.cost.serving.candidates import Pass
 from hp_tool.cost.serving.forward import mixers_log_sd
 from hp_tool.cost.serving.mixers import mixer_log_sd
+from hp_tool.domain.efficiency import Doubts
 from hp_tool.domain.engines import EngineEfficiency, PoolEfficiency
+from hp_tool.domain.familiarity import (
+    Familiarity,
+    Index,
+    Nearness,
+    Setting,
+    arithmetic,
+    family_of,
+    kind_of_model,
+    nearness,
+)
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingIntervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 CONFIDENCE = 0.9
 _Z90 = 1.645
-UNMEASURED = 2.0
-"""Intervals widen by this if the GPU's or the engine version's constants are borrowed from
-another.
-"""
+BY_FAMILY = ("family",)
+"""Dimensions that the scatter of mixtures and of pools has in it: their models were left out."""
 
 
-def log_sd(
-    engine: EngineEfficiency, figure: str, *, own: float, familiar: bool, borrowed: bool
-) -> float:
-    """Standard deviation of ln(measured / predicted) of `ttft`, `tpot` or `throughput`.
+def serving_setting(
+    *, engine: str, release: str, gpu: GpuSpec, model: ModelSpec, precision: str, load: str
+) -> Setting:
+    """Return what serving is compared with measured runs by."""
+    return Setting(
+        software=engine,
+        release=release,
+        gpu=gpu.name,
+        die=gpu.silicon or "",
+        family=family_of(model.name),
+        model_kind=kind_of_model(model),
+        precision=arithmetic(precision),
+        load=load,
+    )
 
-    `own` is that of runs like those fitted on. Beyond it predictions for an unfamiliar model, die
-    or precision scatter as the engine's did for those left out of its fit; with borrowed constants
-    they scatter UNMEASURED times as far. Variances add up.
+
+def load_kind(problem: ServingProblem) -> str:
+    """Return how requests arrive, as the index of measured runs names it."""
+    if problem.trace is not None:
+        return "trace"
+    by_rate = problem.unknown is not None and problem.unknown.by_rate
+    if by_rate or problem.request_rate_per_second is not None:
+        return "poisson"
+    if problem.think_time_s > 0.0:
+        return "think time"
+    return "offline" if problem.offline else "closed"
+
+
+def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool = False) -> Nearness:
+    """Return the measured runs that are nearest to the problem, by what widens one figure."""
+    engine, gpu, doubts = problem.engine, problem.cluster.gpu, problem.profile.doubts
+    setting = serving_setting(
+        engine=engine.engine,
+        release=problem.engine_version or engine.version,
+        gpu=gpu,
+        model=problem.model,
+        precision=problem.precision,
+        load=load_kind(problem),
+    )
+    return nearest_served(
+        setting,
+        measured_runs("serving"),
+        doubts,
+        figure,
+        left_out=pools or problem.model.num_experts is not None,
+        kernels_alone=engine.kernels_alone,
+    )
+
+
+def nearest_served(
+    setting: Setting,
+    index: Index,
+    doubts: Doubts,
+    figure: str,
+    *,
+    left_out: bool,
+    kernels_alone: bool,
+) -> Nearness:
+    """Return the nearest runs of an index.
+
+    left_out: The scatter of the constants is that of models left out.
+    kernels_alone: It is that of another release, too.
     """
-    factor = engine.unfamiliar_ttft_factor if figure == "ttft" else engine.unfamiliar_factor
-    beyond = 0.0 if familiar else getattr(engine, f"{figure}_log_sd") * math.sqrt(factor**2 - 1.0)
-    return math.hypot(own * (UNMEASURED if borrowed else 1.0), beyond)
+    covered = (*(BY_FAMILY if left_out else ()), *(("release",) if kernels_alone else ()))
+    extras = tuple(
+        (name, 0.0 if name in covered else value) for name, value in doubts.serving_extras(figure)
+    )
+    return nearness(setting, index, extras, serves=True)
+
+
+def log_sd(own: float, near: Nearness, *, kernels: float) -> float:
+    """Standard deviation of ln(measured / predicted) of a figure: that of runs like those fitted
+    on, what the nearest runs lack, and `kernels` of a die whose kernels nobody timed.
+    """
+    return math.hypot(own, math.sqrt(near.variance), kernels)
+
+
+def familiarity_of(problem: ServingProblem, *, pools: bool = False) -> Familiarity:
+    """Return how near the nearest measured runs are."""
+    return nearest_runs(problem, pools=pools).answer()
 
 
 def intervals(
@@ -47,18 +127,11 @@ def intervals(
     """The central 90 % around predicted means of a replica, or of pools. `mixers`: as
     `mixers_doubt` says; None: that of the kernels alone, as if nothing else took time.
     """
-    engine, gpu, silicon = problem.engine, problem.profile.gpu, problem.cluster.gpu.silicon
+    engine = problem.engine
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures and pools are those of models, engines and lengths left out.
     left_out = pools or (problem.experts if mixture else None)
     scatter = left_out or engine
-    if left_out is not None:
-        familiar, measured = silicon in engine.fitted_silicon, gpu.measured
-    else:
-        familiar = engine.covers(
-            model=problem.model.name, silicon=silicon, precision=problem.precision
-        )
-        measured = engine.measured and gpu.measured
 
     first, later = mixers or (_whole_doubt(problem),) * 2
 
@@ -66,9 +139,10 @@ def intervals(
         own = getattr(scatter, f"{figure}_log_sd")
         if engine.kernels_alone and scatter is not engine:
             own = math.hypot(own, getattr(engine, f"{figure}_log_sd"))
+        near = nearest_runs(problem, figure, pools=pools is not None)
+        untimed = 0.0 if problem.profile.gpu.measured else kernels_log_sd(problem, figure)
         width = _Z90 * math.hypot(
-            log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured),
-            first if figure == "ttft" else later,
+            log_sd(own, near, kernels=untimed), first if figure == "ttft" else later
         )
         return value * math.exp(-width), value * math.exp(width)
 
@@ -79,6 +153,11 @@ def intervals(
         output_tokens_per_second_per_gpu=interval(throughput, "throughput"),
         source=scatter.fitted_on,
     )
+
+
+def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
+    """Return the doubt of a die whose kernels nobody timed: as of another die, once more."""
+    return dict(problem.profile.doubts.serving_extras(figure)).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:

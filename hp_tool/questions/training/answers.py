@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
 from hp_tool.domain.beside import Beside
@@ -93,11 +93,10 @@ class Training:
         problem = self.configuration.problem
         if not alike:
             return math.sqrt(2.0) * step_log_sd(case=problem)
-        unchecked = [
-            set(map(str, cast(list[object], each.provenance.get("unchecked", []))))
-            for each in (one, other)
+        features = [
+            set(each.familiarity.unmeasured) if each.familiarity else set() for each in (one, other)
         ]
-        return float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
+        return float(ratio_log_sd(problem.profile, differing=len(features[0] ^ features[1])))
 
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.questions.training.setup import training_setup

@@ -11,7 +11,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unmeasured_table
 from hp_tool.domain.fit import SAFE
 from hp_tool.domain.result import Recommendation
 from hp_tool.questions.training.problem import TrainingProblem
@@ -79,17 +79,17 @@ def _alike(best: Best, first: int) -> BoolArray:
     """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first`
     holds 1.
     """
-    unchecked = np.zeros((len(best.layout), 0), dtype=np.bool_)
+    unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
-        table = unchecked_table(case=problem, candidates=best.rows.candidates.take(rows))
-        unchecked = (
-            unchecked
-            if unchecked.shape[1]
+        table = unmeasured_table(case=problem, candidates=best.rows.candidates.take(rows))
+        unmeasured = (
+            unmeasured
+            if unmeasured.shape[1]
             else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
         )
-        unchecked[rows] = table
-    differing = (unchecked ^ unchecked[first]).sum(axis=1)
+        unmeasured[rows] = table
+    differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
     first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
     same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
     apart = math.sqrt(2.0) * step_log_sd(

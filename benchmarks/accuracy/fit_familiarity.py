@@ -1,0 +1,157 @@
+"""List the measured runs that the constants stand for: `python -m evidence.fit --only familiarity`.
+
+Writes hp_tool/catalog/data/efficiency/measured_runs.csv, one line for each group of runs that a
+question can differ from. Runs of frameworks and releases of engines without constants of their own
+are no part of it, because an interval of theirs is one of unfamiliar software.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.data import rows
+from benchmarks.accuracy.fit_experts import mixtures
+from benchmarks.accuracy.serving_rows import dense_runs
+from benchmarks.accuracy.serving_runs import ServingRun, cached_series
+from evidence.cases import LABELS, OWN, missing, step_s, training_query
+from evidence.convert import FORMATS
+from evidence.table import Row
+from hp_tool.catalog import gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import engine_profiles, frameworks
+from hp_tool.catalog.familiarity import COLUMNS, FILE
+from hp_tool.cost.uncertainty import training_setting
+from hp_tool.domain.familiarity import Measured, Setting
+from hp_tool.errors import HpToolError
+from hp_tool.questions.serving.intervals import serving_setting
+from hp_tool.questions.training.problem import named_model
+
+Group = tuple[str, Measured]
+"""Kind of question, and a group of runs."""
+
+
+def groups(folder: Path) -> list[Group]:
+    """Return every group of measured runs, in a fixed order."""
+    trained = _grouped(_trainings(folder))
+    served = _grouped(_servings(folder))
+    return [*(("training", run) for run in trained), *(("serving", run) for run in served)]
+
+
+def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
+    """Yield what each timed training ran, and its source."""
+    known = set(frameworks())
+    for table, form in FORMATS.items():
+        if form.kind != "training":
+            continue
+        for row in rows(folder, table):
+            told = row["framework"] or "megatron-core"
+            if told in known and missing(row) is None and step_s(row) == step_s(row):
+                try:
+                    yield _trained(row), LABELS.get(table, OWN).source or _short(row["source"])
+                except HpToolError:  # a setting that no query can state
+                    continue
+
+
+def _trained(row: Row) -> Setting:
+    query = training_query(row)
+    assert query.training is not None
+    card = gpu(row["gpu"].replace("h100-sxm-96gb", "h100-sxm-80gb"))
+    model = named_model(query.model)
+    return training_setting(
+        model=dataclasses.replace(model, name=row["model"]),
+        gpu=dataclasses.replace(card, name=row["gpu"]),
+        workload=query.training,
+        num_gpus=row["num_gpus"],
+    )
+
+
+def _short(source: str) -> str:
+    """Return the repository or paper of a source without its file and commit."""
+    return source.split("@")[0].split(" ")[0]
+
+
+def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
+    """Yield what each served run was, and its source: of releases with constants, and mixtures."""
+    dense = dense_runs(folder)
+    cached = cached_series(dense)
+    known = {(each.engine, each.version) for each in engine_profiles() if not each.kernels_alone}
+    chosen = [run for run in dense if (run.engine, run.version) in known]
+    for run in (*chosen, *mixtures(folder)):
+        if run.series not in cached:
+            yield served(run), f"{run.engine} {run.version}"
+
+
+def served(run: ServingRun) -> Setting:
+    """Return what a served run is compared with a question by."""
+    return serving_setting(
+        engine=run.engine,
+        release=run.version,
+        gpu=gpu(run.gpu),
+        model=catalogue_model(run.model),
+        precision=run.precision,
+        load="closed" if run.queued_throughput is None else "offline",
+    )
+
+
+def _grouped(found: Iterable[tuple[Setting, str]]) -> list[Measured]:
+    """Return a group for each setting and source, with the most GPUs of its runs."""
+    counts: Counter[tuple[Setting, str]] = Counter()
+    most: dict[tuple[Setting, str], int] = {}
+    for setting, source in found:
+        key = dataclasses.replace(setting, num_gpus=1), source
+        counts[key] += 1
+        most[key] = max(most.get(key, 1), setting.num_gpus)
+    runs = [
+        Measured(
+            **{each.name: getattr(setting, each.name) for each in dataclasses.fields(Setting)}
+            | {"num_gpus": most[setting, source], "n": n, "source": source}
+        )
+        for (setting, source), n in counts.items()
+    ]
+    return sorted(runs, key=lambda run: [str(getattr(run, name)) for name in COLUMNS[1:]])
+
+
+def as_csv(found: Iterable[Group]) -> str:
+    """Return the groups as the catalog stores them."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for kind, run in found:
+        writer.writerow([kind, *(getattr(run, name) for name in COLUMNS[1:])])
+    return stream.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFile:
+    """The index as one file of the catalog, with the methods of `FittedFile`."""
+
+    text: str
+    file: str = FILE.name
+    fields: Any = dataclasses.field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write the file."""
+        FILE.write_text(self.text, encoding="utf-8")
+
+    def differences(self) -> Iterator[str]:
+        """Yield a line for each group that is not stored, and for each that is stored alone."""
+        stored = FILE.read_text(encoding="utf-8").splitlines() if FILE.is_file() else []
+        fitted = self.text.splitlines()
+        for line in stored:
+            if line not in fitted:
+                yield f"{self.file}: stored, not measured: {line}"
+        for line in fitted:
+            if line not in stored:
+                yield f"{self.file}: measured, not stored: {line}"
+
+
+def fitted(folder: Path) -> Iterator[IndexFile]:
+    """Yield the index."""
+    yield IndexFile(text=as_csv(groups(folder)))

@@ -1,0 +1,45 @@
+"""The measured runs behind the constants, as groups: what `domain.familiarity` compares with."""
+
+import csv
+import functools
+from pathlib import Path
+from typing import Any
+
+from hp_tool.catalog import documents
+from hp_tool.domain.familiarity import Index, Measured
+
+FILE = Path(__file__).parent / "data" / "efficiency" / "measured_runs.csv"
+"""Written by `python -m evidence.fit --only familiarity`."""
+COLUMNS = (
+    "kind",
+    "software",
+    "release",
+    "gpu",
+    "die",
+    "family",
+    "model_kind",
+    "precision",
+    "task",
+    "load",
+    "num_gpus",
+    "n",
+    "source",
+)
+NUMBERS = ("num_gpus", "n")
+
+
+@functools.cache
+def measured_runs(kind: str) -> Index:
+    """Return the groups of measured runs of `training` or `serving`."""
+    return Index(tuple(run for each, run in read_runs(FILE) if each == kind))
+
+
+def read_runs(path: Path) -> list[tuple[str, Measured]]:
+    """Return the groups of a file with the kind of each."""
+    found = []
+    for row in csv.DictReader(documents.read_text(path).splitlines()):
+        values: dict[str, Any] = {
+            name: int(value) if name in NUMBERS else value for name, value in row.items()
+        }
+        found.append((values.pop("kind"), Measured(**values)))
+    return found

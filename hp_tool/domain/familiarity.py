@@ -1,0 +1,270 @@
+"""How near the measured runs are to a question, and how much wider its interval is for the rest.
+
+A question and a group of measured runs differ in the dimensions of `Doubts.extras`. The nearest
+runs are those whose differences add the least variance; no interval gets narrower if runs are
+removed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hp_tool.domain.fields import Strict
+from hp_tool.domain.model import ModelSpec
+
+FAMILIAR = "familiar"
+"""The class of a question that differs from measured runs in nothing."""
+Dimension = Literal[
+    "trainer",
+    "engine",
+    "release",
+    "gpu",
+    "die",
+    "family",
+    "model_kind",
+    "precision",
+    "task",
+    "scale",
+    "load",
+    "layout",
+]
+"""What a question may differ in from all measured runs: gpu is another card of a measured die,
+family another model of a measured kind, layout a feature of `Familiarity.unmeasured`.
+"""
+WORDS: Mapping[str, str] = {
+    "trainer": "trainer",
+    "engine": "engine",
+    "release": "release",
+    "gpu": "GPU",
+    "die": "GPU",
+    "family": "model family",
+    "model_kind": "kind of model",
+    "precision": "precision",
+    "task": "task",
+    "scale": "number of GPUs",
+    "load": "load",
+}
+MAX_NEAREST = 3
+"""Sources that an answer names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Strict):
+    """What a question asks about, or what a group of measured runs has in common."""
+
+    software: str
+    """Training framework or inference engine."""
+    release: str = ""
+    """Empty: not named."""
+    gpu: str
+    die: str = ""
+    family: str = ""
+    model_kind: str = "dense"
+    precision: str = "bf16"
+    task: str = "pretrain"
+    """Of trainings: pretrain, or lora for adapters."""
+    load: str = ""
+    """Of serving: arrival of requests."""
+    num_gpus: int = 1
+    """Of measured runs: the most of any."""
+    lender: str = ""
+    """Framework whose constants predict one without any; its runs come before others'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Setting):
+    """A group of measured runs."""
+
+    n: int = 1
+    source: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """All groups of measured runs of trainings or of serving; equal only to itself."""
+
+    runs: tuple[Measured, ...] = ()
+
+
+NO_RUNS = Index()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """Measured runs of one source."""
+
+    source: str
+    differs_in: tuple[str, ...]
+    """In words, with the runs' own value: `GPU h100-sxm-80gb`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Familiarity:
+    """How near the nearest measured runs are."""
+
+    class_: str
+    """`familiar`, or the dimension in which the nearest runs differ that widens the interval most.
+    JSON names it `class`.
+    """
+    n: int
+    """The nearest runs."""
+    nearest: tuple[Nearest, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    """Fields of the query whose value no measured run has."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Let pydantic write `class_` as `class`, which no Python field can be called."""
+        schema = handler(source)
+        for each in schema["schema"]["fields"]:
+            if each["name"] == "class_":
+                each["serialization_alias"] = each["validation_alias"] = "class"
+        schema.setdefault("config", {})["serialize_by_alias"] = True
+        return schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearness:
+    """The nearest runs and what their differences add to the variance of ln(measured /
+    predicted).
+    """
+
+    differs: tuple[str, ...]
+    """Dimensions, the one that adds most first."""
+    variance: float
+    runs: tuple[Measured, ...] = field(default=(), repr=False)
+
+    def answer(self, unmeasured: tuple[str, ...] = ()) -> Familiarity:
+        """Return what an estimate says of it."""
+        counts: dict[str, int] = {}
+        first: dict[str, Measured] = {}
+        for run in self.runs:
+            counts[run.source] = counts.get(run.source, 0) + run.n
+            first.setdefault(run.source, run)
+        largest = sorted(counts, key=lambda source: -counts[source])[:MAX_NEAREST]
+        beyond = "layout" if unmeasured else FAMILIAR
+        return Familiarity(
+            class_=self.differs[0] if self.differs else beyond,
+            n=sum(counts.values()),
+            nearest=tuple(
+                Nearest(
+                    source=source,
+                    differs_in=tuple(difference(name, first[source]) for name in self.differs),
+                )
+                for source in largest
+            ),
+            unmeasured=unmeasured,
+        )
+
+
+def difference(dimension: str, run: Measured) -> str:
+    """Return what the runs have in place of the question's: `release 26.04`."""
+    if dimension == "scale":
+        return f"number of GPUs: at most {run.num_gpus:,}"
+    value = getattr(run, VALUES.get(dimension, dimension))
+    return f"{WORDS[dimension]} {value or 'not named'}"
+
+
+VALUES = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
+"""Fields of a setting that hold a dimension, where the names differ."""
+
+
+def nearness(
+    setting: Setting, index: Index, extras: tuple[tuple[str, float], ...], *, serves: bool = False
+) -> Nearness:
+    """Return the nearest of the index's runs.
+
+    extras: By dimension the standard deviation of ln(measured / predicted) that a difference adds.
+    """
+    return _nearness(setting, index, extras, serves)
+
+
+@functools.lru_cache(maxsize=4096)
+def _nearness(
+    setting: Setting, index: Index, extras: tuple[tuple[str, float], ...], serves: bool
+) -> Nearness:
+    log_sd = dict(extras)
+    best: tuple[bool, float, int] | None = None
+    found: dict[tuple[str, ...], list[Measured]] = {}
+    for run in index.runs:
+        names = differences(setting, run, serves=serves)
+        others = bool(setting.lender) and run.software != setting.lender
+        cost = (others, math.fsum(log_sd[name] ** 2 for name in names), len(names))
+        if best is None or cost < best:
+            best, found = cost, {}
+        if cost == best:
+            found.setdefault(names, []).append(run)
+    if best is None:
+        names = ("engine" if serves else "trainer",)
+        return Nearness(differs=names, variance=sum(log_sd[name] ** 2 for name in names))
+    names = min(found, key=lambda each: -sum(run.n for run in found[each]))
+    ordered = tuple(sorted(names, key=lambda name: -log_sd[name]))
+    return Nearness(differs=ordered, variance=best[1], runs=tuple(found[names]))
+
+
+def differences(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:
+    """Return the dimensions in which measured runs differ from a question."""
+    names = []
+    if setting.software != run.software:
+        names.append("engine" if serves else "trainer")
+    elif setting.release and run.release and not _same_release(setting.release, run.release):
+        names.append("release")
+    if setting.gpu != run.gpu:
+        names.append("gpu" if setting.die and setting.die == run.die else "die")
+    if setting.model_kind != run.model_kind:
+        names.append("model_kind")
+    elif setting.family != run.family:
+        names.append("family")
+    names += [
+        name
+        for name in ("precision", "task", "load")
+        if getattr(setting, name) != getattr(run, name)
+    ]
+    if not serves and setting.num_gpus > run.num_gpus:
+        names.append("scale")
+    return tuple(names)
+
+
+def _same_release(one: str, other: str) -> bool:
+    return re.findall(r"\d+", one)[:3] == re.findall(r"\d+", other)[:3]
+
+
+def kind_of_model(model: ModelSpec) -> str:
+    """Return a model's kind in words: `dense`, `mixture of experts, mamba2`."""
+    parts = ["mixture of experts" if model.num_experts else "dense"]
+    if model.architecture != "decoder":
+        parts.append(model.architecture)
+    kinds = [kind for _, kind in model.kinds]
+    recurrent = {kind.mixer for kind in kinds} - {"attention", "none"}
+    parts += sorted(recurrent)
+    if any(kind.index_topk is not None for kind in kinds):
+        parts.append("sparse attention")
+    elif any(kind.sliding_window is not None for kind in kinds):
+        parts.append("sliding window")
+    return ", ".join(parts)
+
+
+_SIZE = re.compile(r"^(a?\d+(\.\d+)?[kmbt]|\d+(\.\d+)?[kmbt]?x\d+\w*|small|medium|base|large|x+l)$")
+
+
+def family_of(name: str) -> str:
+    """Return the family of a model by its name: `llama-3` of `meta-llama/Llama-3.1-8B`.
+
+    Words up to the size, without the organization, the suffix of a version (3.1) and its case.
+    """
+    words: list[str] = []
+    for word in re.split(r"[-_ ]", name.rpartition("/")[2].casefold()):
+        if _SIZE.match(word):
+            break
+        words.append(re.sub(r"(\d)\.\d+$", r"\1", word))
+    return "-".join(words)
+
+
+def arithmetic(precision: str | None) -> str:
+    """Return a precision with the 16-bit ones as one, which run on the same units."""
+    return "bf16" if precision in (None, "fp16", "bf16") else str(precision)

@@ -1,0 +1,36 @@
+"""How near the nearest measured runs are, in a sentence."""
+
+from hp_tool.domain.familiarity import FAMILIAR, Familiarity
+from hp_tool.domain.units import counted
+
+NONE_LIKE = {
+    "trainer": "No measured run of this framework",
+    "engine": "No measured run of this engine",
+    "release": "No measured run of this release",
+    "gpu": "No measured run on this GPU",
+    "die": "No measured run on this GPU",
+    "family": "No measured run of this model family",
+    "model_kind": "No measured run of this kind of model",
+    "precision": "No measured run in this precision",
+    "task": "No measured run of this task",
+    "scale": "No measured run on so many GPUs",
+    "load": "No measured run under such a load",
+}
+"""Beginnings of the sentence, by class."""
+
+
+def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
+    """Return `12 measured runs of this model family on this GPU with this framework`, or what no
+    measured run has and which are the nearest.
+    """
+    runs = counted(familiarity.n, "measured run")
+    if familiarity.class_ in (FAMILIAR, "layout"):
+        software = "engine" if serves else "framework"
+        return f"{runs} of this model family on this GPU with this {software}"
+    if not familiarity.nearest:
+        return NONE_LIKE[familiarity.class_]
+    first = familiarity.nearest[0]
+    return (
+        f"{NONE_LIKE[familiarity.class_]}; nearest: {runs} with "
+        f"{', '.join(first.differs_in)} ({first.source})"
+    )
