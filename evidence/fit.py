@@ -65,6 +65,7 @@ FITS = (
     Fit(name="pools"),
     Fit(name="familiarity"),
     Fit(name="intervals"),
+    Fit(name="serving_intervals"),
 )
 
 

@@ -15,7 +15,7 @@ from benchmarks.accuracy import serving_groups
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared
 from benchmarks.accuracy.inference import as_dict, regret
-from benchmarks.accuracy.serving_groups import experts_widths, ratios, series
+from benchmarks.accuracy.serving_groups import ratios, series
 from benchmarks.accuracy.serving_rows import queued_runs
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency
@@ -45,7 +45,10 @@ def evaluate(folder: Path) -> dict[str, Any]:
         for group in serving_groups.groups(
             title,
             "setting",
-            ratios((series(pair.run), pair, experts_widths(pair.run.engine)) for pair in pairs),
+            ratios(
+                (series(pair.run), pair, expert_efficiency(engine=pair.run.engine))
+                for pair in pairs
+            ),
         )
     ]
     return {

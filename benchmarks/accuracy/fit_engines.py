@@ -4,8 +4,7 @@ Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and v
 runs of dense models, from one half of the groups of inference_measured.csv,
 inference_measured_2.csv and inference_trtllm_throughput.csv (see ServingRun.fitted), with priors
 that keep every constant physical. Runs whose prompts were demonstrably cached are left out. The
-other half gives the intervals, and models and dies left out of fits of their own how much wider
-they are for others.
+other half gives the intervals; `fit_serving_intervals` fits how much wider they are for others.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from benchmarks.accuracy.serving_runs import (
     ServingRun,
     batches,
     cached_series,
+    index_of,
     log_ratios,
     predict,
 )
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
-from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.engines import EngineEfficiency
 
 COMMAND = "python -m evidence.fit --only engines"
@@ -84,8 +83,6 @@ HARDLY_TOLD = 0.5
 """Share of a prior's deviation that is left of a constant that its runs hardly tell."""
 ASSUMED_TTFT_LOG_SD = 0.5
 """Where only throughput was measured."""
-UNFAMILIAR_FACTOR = 2.0
-"""Where one model on one die was measured: assumed."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -269,7 +266,7 @@ def left_out(
         seen = [run for run in others if run.fitted]
         if len(seen) >= FEWEST_RUNS:
             profile = fit(seen, name=name, version=version)
-            predicted[str(kind)] = predict(batches(runs, profile), profile)
+            predicted[str(kind)] = predict(batches(runs, profile), profile, index=index_of(seen))
     return predicted
 
 
@@ -289,30 +286,15 @@ LEFT_OUT = (by_model, by_gpu, by_precision)
 
 
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
-    """The profile with its scatter on groups it did not see, and how much more there is on models
-    and GPUs left out.
-    """
+    """The profile with its scatter on groups it did not see."""
     others = [run for run in members if not run.fitted]
     predicted = predict(batches(others, profile), profile)
     own, pair = scatter(predicted), pair_scatter(predicted)
-    name, version = profile.engine, profile.version
-    refits = [left_out(members, name=name, version=version, key=key) for key in LEFT_OUT]
-    foreign = [pair for kinds in refits for pairs in kinds.values() for pair in pairs]
-    wider = {what: value / own[what] for what, value in scatter(foreign).items()} if foreign else {}
-    later = (
-        max([1.0, *(value for what, value in wider.items() if what != "ttft")])
-        if wider
-        else UNFAMILIAR_FACTOR
-    )
     assumed = {"ttft": ASSUMED_TTFT_LOG_SD, "tpot": own["throughput"]} | own
     return dataclasses.replace(
         profile,
         **{f"{what}_log_sd": float(f"{assumed[what]:.3g}") for what in NOISE},
         pair_log_sd=None if pair is None else float(f"{pair:.3g}"),
-        unfamiliar_factor=float(f"{later:.3g}"),
-        unfamiliar_ttft_factor=float(f"{max(1.0, wider.get('ttft', UNFAMILIAR_FACTOR)):.3g}"),
-        fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
-        fitted_precisions=tuple(dict.fromkeys(run.precision for run in members)),
         fitted_silicon=tuple(
             dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))
         ),

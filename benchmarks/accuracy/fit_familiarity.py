@@ -16,21 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evidence.convert import FORMATS
+
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fit_experts import mixtures
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import ServingRun, cached_series
+from benchmarks.accuracy.serving_runs import cached_series, setting_of
 from evidence.cases import LABELS, OWN, missing, step_s, training_query
-from evidence.convert import FORMATS
 from evidence.table import Row
 from hp_tool.catalog import gpu
-from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_profiles, frameworks
 from hp_tool.catalog.familiarity import COLUMNS, FILE
 from hp_tool.cost.uncertainty import training_setting
 from hp_tool.domain.familiarity import Measured, Setting
 from hp_tool.errors import HpToolError
-from hp_tool.questions.serving.intervals import serving_setting
 from hp_tool.questions.training.problem import named_model
 
 Group = tuple[str, Measured]
@@ -85,19 +84,7 @@ def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
     chosen = [run for run in dense if (run.engine, run.version) in known]
     for run in (*chosen, *mixtures(folder)):
         if run.series not in cached:
-            yield served(run), f"{run.engine} {run.version}"
-
-
-def served(run: ServingRun) -> Setting:
-    """Return what a served run is compared with a question by."""
-    return serving_setting(
-        engine=run.engine,
-        release=run.version,
-        gpu=gpu(run.gpu),
-        model=catalogue_model(run.model),
-        precision=run.precision,
-        load="closed" if run.queued_throughput is None else "offline",
-    )
+            yield setting_of(run), f"{run.engine} {run.version}"
 
 
 def _grouped(found: Iterable[tuple[Setting, str]]) -> list[Measured]:

@@ -15,15 +15,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from scipy.stats import t as student_t
 
 from benchmarks.accuracy import evidence
+from benchmarks.accuracy.classes import extras, judged
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.fitting import FRAMEWORKS
-from benchmarks.accuracy.groups import votes
+from benchmarks.accuracy.groups import scatter_of, votes
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import dgxc_cases, gb300_cases, mlperf_cases, release_cases
@@ -37,6 +37,8 @@ PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "inte
 RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reserved")
 """One allocator, PyTorch's, under Megatron Core and under FSDP."""
 COMMAND = "python -m evidence.fit --only intervals"
+LEFT_OUT = "dense trainings"
+"""Rows behind the extras of `classes.extras`, in words."""
 
 
 Known = tuple[Sequence[Comparison], float]
@@ -48,19 +50,7 @@ def scatter(*kinds: Known) -> float:
     distributions hold nine in ten of the rows: repeats of a configuration counted once, each kind
     with the same weight.
     """
-    lacking, weights = [], []
-    for rows, known in kinds:
-        counted = votes(rows)
-        lacking += [(row.log_ratio / NORMAL_QUANTILE) ** 2 - known for row in counted]
-        weights += [1.0 / len(counted)] * len(counted)
-    if not lacking:
-        return 0.0
-    order = np.argsort(lacking)
-    share = np.cumsum(np.array(weights)[order]) / (
-        sum(weights) + max(weights)
-    )  # one more is to come
-    place = min(int(np.searchsorted(share, CONFIDENCE)), len(lacking) - 1)
-    return math.sqrt(max(lacking[order[place]], 0.0))
+    return scatter_of([(row, known) for row in votes(rows)] for rows, known in kinds)
 
 
 def scatter_by_model(*kinds: Sequence[Comparison], known: float) -> float:
@@ -93,7 +83,8 @@ def likeliest(rows: Sequence[Comparison]) -> float:
 
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
     """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
-    groups = {group.title: group.rows for group in evidence.groups(folder)}
+    found = evidence.groups(folder)
+    groups = {group.title: group.rows for group in found}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
     own = scatter(([*groups["Dense pre-training on H100 in fp8"], *cut], 0.0)) ** 2
     early = (
@@ -127,31 +118,17 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     recent = {row.what for row in mixtures}
     later = [row for row in groups["The next release: mixtures of experts"] if row.what in recent]
     experts = scatter_by_model(mixtures, later, known=own) ** 2
-    card = (
-        scatter(
-            (groups["Dense recipes on GB200"], own),
-            (on("LoRA of MLPerf", "gb200"), own + lora),
-            (on("LoRA of MLPerf", "h200"), own + lora),
-            (groups["LoRA of MLPerf on AMD"], own + lora),
-        )
-        ** 2
-    )
-    die, across = "Dense pre-training on a die left out", "MPT under FSDP on a GPU left out"
     kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
-    never_timed = own + lora + card + kernels**2
-    silicon = together(
-        scatter((on(die, "h100"), own + card)),
-        scatter((on(die, "b200"), own + card)),
-        scatter((on(across, "h100"), fsdp + card)),
-        scatter((on(across, "a100"), fsdp + card)),
-        scatter((on("LoRA of MLPerf", "l40s"), never_timed)),
-        scatter((groups["LoRA of MLPerf on AMD"], never_timed)),
+    strangers = (
+        (groups["BLOOM's topology search, asked as Megatron Core"], early),
+        (groups["MPT under FSDP by Megatron Core's constants"], own),
+        (groups["Dense pre-training on H100 in fp8 by FSDP's constants"], fsdp),
     )
+    trainer = together(*map(scatter, strangers))
+    by_kind = judged(found)
+    added = extras(by_kind["training dense"], known={"trainer": trainer})
+    of_mixtures = extras(by_kind["training mixture"], known={"trainer": trainer, **added})
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
-    ahead = [
-        *groups["The next round: MLPerf's pre-training"],
-        *groups["The next release: dense recipes"],
-    ]
     peaks = groups["MLPerf, peak of allocated memory"]
     of_adapters = [row for row in peaks if row.model.endswith(" lora")]
     allocated = scatter(
@@ -186,15 +163,26 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
     profiles["megatron-core/cpu"] = of_memory  # the same code counts it
     doubts = {
-        "card_log_sd": (
-            math.sqrt(card),
-            "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out",
+        "trainer_log_sd": (
+            trainer,
+            "BLOOM under Megatron-DeepSpeed and MPT under FSDP by Megatron Core's constants, dense "
+            "runs by FSDP's",
         ),
+        "card_log_sd": (added["gpu"], f"{LEFT_OUT}, of which the GPU was left out, not its die"),
         "silicon_log_sd": (
-            silicon,
-            "dense runs on H100 and B200, MPT on A100 and H100, each die left out; LoRA of MLPerf "
-            "on L40S and AMD",
+            math.sqrt(max(added["die"] ** 2 - added["gpu"] ** 2, 0.0)),
+            f"{LEFT_OUT}, of which the die was left out",
         ),
+        "family_log_sd": (added["family"], f"{LEFT_OUT}, of which the model family was left out"),
+        "model_kind_log_sd": (
+            of_mixtures["model_kind"],
+            "mixtures of experts by constants that saw no such model",
+        ),
+        "precision_log_sd": (
+            added["precision"],
+            f"{LEFT_OUT}, of which the precision was left out",
+        ),
+        "scale_log_sd": (added["scale"], f"{LEFT_OUT}, on more GPUs than the constants saw"),
         "kernels_log_sd": (
             kernels,
             "dense runs and MPT by typical kernels in place of their die's",
@@ -204,10 +192,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
             scatter((groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)),
             "two settings of MLPerf's LoRA on the same devices",
         ),
-        "release_log_sd": (
-            scatter((ahead, own)),
-            "rounds of MLPerf and releases of dense recipes, by those before",
-        ),
+        "release_log_sd": (added["release"], f"{LEFT_OUT}, of which the release was left out"),
         "unsaid_release_log_sd": (
             likeliest([row for cases in dense_cases(folder) for row in across_releases(cases)]),
             "dense pre-training beside the newest release of its model, GPUs, batch and precision: "
@@ -279,4 +264,6 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         )
     fields = {name: _short(value) for name, (value, _) in doubts.items()}
     fitted_on = {name: rows for name, (_, rows) in doubts.items()}
-    yield FittedFile(file="doubts.yaml", fields=fields | {"fitted_on": fitted_on})
+    yield FittedFile(
+        file="doubts.yaml", fields=fields | {"fitted_on": fitted_on}, keeps=("serving",)
+    )

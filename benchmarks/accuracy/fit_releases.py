@@ -179,8 +179,6 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         constants = dataclasses.replace(
             constants,
             **sds,
-            unfamiliar_factor=1.0,
-            unfamiliar_ttft_factor=1.0,
             fitted_silicon=dies(release, folder),
             fitted_on=f"timed {kernels} alone by {COMMAND}; deviations: {len(pairs)} runs of "
             f"{release.doubted_by} by the like",

@@ -21,7 +21,7 @@ from scipy.stats import binom
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.tables import as_text
-from hp_tool.cost.uncertainty import CONFIDENCE
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 
 MANY_ROWS = 40
 """Above this a table names parts instead of rows; `--json` has them all."""
@@ -218,3 +218,21 @@ def _kind(group: Group) -> str:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def scatter_of(kinds: Iterable[Sequence[tuple[Comparison, float]]]) -> float:
+    """Return the standard deviation of what adds to the known variance of each row, so that the
+    central 90 % of normal distributions hold nine in ten of them; each kind has the same weight.
+    """
+    lacking, weights = [], []
+    for rows in kinds:
+        lacking += [(row.log_ratio / NORMAL_QUANTILE) ** 2 - known for row, known in rows]
+        weights += [1.0 / len(rows)] * len(rows)
+    if not lacking:
+        return 0.0
+    order = np.argsort(lacking)
+    share = np.cumsum(np.array(weights)[order]) / (
+        sum(weights) + max(weights)
+    )  # one more is to come
+    place = min(int(np.searchsorted(share, CONFIDENCE)), len(lacking) - 1)
+    return math.sqrt(max(lacking[order[place]], 0.0))

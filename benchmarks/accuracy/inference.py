@@ -9,6 +9,7 @@ TTFT is that of runs that the KV cache does not limit.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,21 +28,25 @@ from benchmarks.accuracy.serving_runs import (
     batches,
     by_constants,
     cached_series,
+    index_of,
     predict,
+    setting_of,
 )
 from hp_tool.catalog import gpu
-from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import (
+    doubts,
     engine_efficiency,
     engine_profiles,
     gpu_efficiency,
     version_key,
 )
+from hp_tool.catalog.familiarity import measured_runs
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.engines import EngineEfficiency
-from hp_tool.questions.serving.intervals import log_sd
+from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency, PoolEfficiency
+from hp_tool.questions.serving.intervals import log_sd, nearest_served
 
 CHOSEN_WITHIN = 1e-9
+Scatter = ExpertEfficiency | PoolEfficiency
 
 
 def shipped(runs: Sequence[ServingRun]) -> list[Predicted]:
@@ -68,28 +73,32 @@ def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
     return shipped(chosen)
 
 
-def half_width(
-    profile: EngineEfficiency, run: ServingRun, what: str, *, foreign: bool, borrowed: bool
-) -> float:
-    """Log of how far an answer's 90 % interval reaches up and down from one of its figures."""
-    device, model = gpu(run.gpu), catalogue_model(run.model)
-    familiar = not foreign and profile.covers(
-        model=model.name, silicon=device.silicon, precision=run.precision
-    )
-    borrowed = borrowed or not (profile.measured and gpu_efficiency(device).measured)
-    own = getattr(profile, f"{what}_log_sd")
-    return NORMAL_QUANTILE * log_sd(profile, what, own=own, familiar=familiar, borrowed=borrowed)
-
-
-def widths(run: ServingRun, *, borrowed: bool) -> dict[str, float]:
-    """Half widths of all figures, of an answer about a GPU or precision that the constants did not
-    see.
+def stated(
+    row: Comparison, pair: Predicted, what: str, *, scatter: Scatter | None = None
+) -> Comparison:
+    """Return the row in the interval that an answer states if nothing but the runs of the pair's
+    index was measured. scatter: Deviations of models left out, of mixtures; None: the engine's.
     """
+    run, device = pair.run, gpu(pair.run.gpu)
     profile = constants_of(run)
-    return {
-        what: half_width(profile, run, what, foreign=True, borrowed=borrowed)
-        for what in ("ttft", "tpot", "throughput")
-    }
+    extras = doubts()
+    near = nearest_served(
+        setting_of(run),
+        measured_runs("serving") if pair.index is None else pair.index,
+        extras,
+        what,
+        left_out=scatter is not None,
+        kernels_alone=profile.kernels_alone,
+    )
+    own = getattr(scatter or profile, f"{what}_log_sd")
+    timed = gpu_efficiency(device).measured
+    base = math.hypot(own, 0.0 if timed else extras.serving[what]["die"])
+    return dataclasses.replace(
+        row.within(NORMAL_QUANTILE * log_sd(base, near, kernels=0.0)),
+        differs=near.differs,
+        kind="dense" if scatter is None else "mixture",
+        base_log_sd=base,
+    )
 
 
 def constants_of(run: ServingRun) -> EngineEfficiency:
@@ -99,7 +108,7 @@ def constants_of(run: ServingRun) -> EngineEfficiency:
 
 
 def comparisons(
-    pairs: Sequence[Predicted], what: str, *, foreign: bool = False, borrowed: bool = False
+    pairs: Sequence[Predicted], what: str, *, scatter: Scatter | None = None
 ) -> list[Comparison]:
     """One figure of each run: ttft, tpot or throughput; ttft of those below the cache's limit."""
     rows = []
@@ -109,25 +118,22 @@ def comparisons(
             what != "throughput" and run.queued_throughput is not None
         ):
             continue
-        profile = constants_of(run)
-        width = half_width(profile, run, what, foreign=foreign, borrowed=borrowed)
         suffix = "" if what == "throughput" else "_s"
         sizes = (
             f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, "
             f"{run.concurrency} at once"
         )
-        rows.append(
-            Comparison(
-                source=f"{run.engine} {run.version}",
-                model=run.model,
-                what=f"{run.engine} {run.precision} {sizes}",
-                gpu=run.gpu,
-                part=run.gpu,
-                published=getattr(run, f"{what}{suffix}"),
-                predicted=getattr(pair, f"{what}{suffix}"),
-                refused=None if pair.fits else "memory",
-            ).within(width)
+        row = Comparison(
+            source=f"{run.engine} {run.version}",
+            model=run.model,
+            what=f"{run.engine} {run.precision} {sizes}",
+            gpu=run.gpu,
+            part=run.gpu,
+            published=getattr(run, f"{what}{suffix}"),
+            predicted=getattr(pair, f"{what}{suffix}"),
+            refused=None if pair.fits else "memory",
         )
+        rows.append(stated(row, pair, what, scatter=scatter))
     return rows
 
 
@@ -150,7 +156,8 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     results = {}
     fitted = (profile for profile in engine_profiles() if not profile.kernels_alone)
     profiles = sorted(fitted, key=lambda profile: version_key(profile.version))
-    for (name, version), members in by_version(runs).items():
+    of_version = by_version(runs)
+    for (name, version), members in of_version.items():
         before, after = (
             [
                 p
@@ -166,8 +173,9 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
             own = constants_of(members[0])
             habits = {"prefill_group": own.prefill_group, "wave_share": own.wave_share}
             as_run = dataclasses.replace(profile, **settings(name, version), **habits)
+            saw = of_version.get((name, profile.version), [])
             results[f"{name} {version} by {profile.version}"] = predict(
-                batches(members, as_run), as_run
+                batches(members, as_run), as_run, index=index_of(saw)
             )
     return results
 

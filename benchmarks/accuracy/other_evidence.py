@@ -33,6 +33,7 @@ from benchmarks.accuracy.serving_rows import dense_runs
 from evidence.cases import Case
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 
 def fsdp(folder: Path) -> list[Group]:
@@ -144,8 +145,8 @@ def memory(folder: Path) -> list[Group]:
 
 
 def other_software(folder: Path) -> list[Group]:
-    """Runs by the constants of another framework than theirs. No interval is stated for one that
-    nobody measured.
+    """Runs by the constants of another framework than theirs, in the interval of an answer about a
+    framework that nobody measured.
     """
     fsdp = [run.case for run in mpt_runs(folder)]
     dense = [
@@ -173,13 +174,13 @@ def other_software(folder: Path) -> list[Group]:
             "nanotron's grid by Megatron Core's constants",
             "framework",
             TODAY,
-            _without_intervals(grid.steps(cells)),
+            [dataclasses.replace(row, low=None, high=None) for row in grid.steps(cells)],
         ),
         group(
             "BLOOM's topology search, asked as Megatron Core",
             "framework",
             OPS,
-            compare_all(bloom_cases(folder), Prepared.shipped),
+            _by_framework(bloom_cases(folder), "megatron-core"),
         ),
         group("Primus' schedules against 1F1B", "framework", TODAY, _schedules(folder), "ratio"),
     ]
@@ -271,15 +272,20 @@ def serving(folder: Path) -> list[Group]:
 
 
 def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
-    return _without_intervals(
-        compare_all(
-            cases, lambda run: run.compare(efficiency(gpu=run.gpu, framework=name).framework)
+    """Return the cases by the constants of another framework, as of one that nobody measured."""
+
+    def compare(run: Prepared) -> Comparison:
+        constants = efficiency(gpu=run.gpu, framework=name)
+        base, added = constants.framework.time_log_sd, constants.doubts.trainer_log_sd
+        row = run.compare(constants.framework)
+        return dataclasses.replace(
+            row.within(NORMAL_QUANTILE * math.hypot(base, added)),
+            differs=("trainer",),
+            base_log_sd=base,
+            refused=None,
         )
-    )
 
-
-def _without_intervals(rows: Iterable[Comparison]) -> list[Comparison]:
-    return [dataclasses.replace(row, low=None, high=None, refused=None) for row in rows]
+    return compare_all(cases, compare)
 
 
 def _schedules(folder: Path) -> list[Comparison]:

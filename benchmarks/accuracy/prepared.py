@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from hp_tool.cost.uncertainty import (
     unmeasured_features,
 )
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
-from hp_tool.domain.familiarity import Index, Measured, Setting
+from hp_tool.domain.familiarity import Index, counted
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
@@ -349,7 +348,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
 @functools.lru_cache(maxsize=256)
 def index_of(runs: tuple[Prepared, ...]) -> Index:
     """Return these runs as the measured ones."""
-    settings = Counter(
+    return counted(
         training_setting(
             model=dataclasses.replace(run.problem.model, name=run.case.name),
             gpu=run.gpu,
@@ -357,15 +356,6 @@ def index_of(runs: tuple[Prepared, ...]) -> Index:
             num_gpus=run.problem.cluster.num_gpus,
         )
         for run in runs
-    )
-    return Index(
-        tuple(
-            Measured(
-                n=n,
-                **{each.name: getattr(one, each.name) for each in dataclasses.fields(Setting)},
-            )
-            for one, n in settings.items()
-        )
     )
 
 

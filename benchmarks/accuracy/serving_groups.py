@@ -29,10 +29,10 @@ FIGURES = {
     "ttft": ("time to first token", "s"),
     "throughput": ("tokens/s per GPU", "1/s"),
 }
-Widths = Mapping[str, float]
-"""Half widths of intervals of logarithms, by figure; a figure that is missing states none."""
-Judged = tuple[str, Predicted | fit_pools.PredictedPool, Widths]
-"""(part of a group, run with its prediction, widths)."""
+Judged = tuple[str, Predicted | fit_pools.PredictedPool, inference.Scatter | None]
+"""(part of a group, run with its prediction, deviations of models left out or None for the
+engine's).
+"""
 
 
 def shipped(folder: Path) -> list[Group]:
@@ -51,7 +51,7 @@ def shipped(folder: Path) -> list[Group]:
         "versions without constants": ("setting", [pair for pair in pairs if pair not in own]),
     }
     mixtures = [
-        (series(pair.run), pair, experts_widths(pair.run.engine))
+        (series(pair.run), pair, expert_efficiency(engine=pair.run.engine))
         for pair in inference.shipped(fit_experts.mixtures(folder))
     ]
     return [
@@ -65,8 +65,6 @@ def shipped(folder: Path) -> list[Group]:
             "Engines, another release's constants",
             inference.other_release(runs),
             "setting",
-            foreign=True,
-            borrowed=True,
         ),
     ]
 
@@ -77,9 +75,7 @@ def refitted(folder: Path) -> list[Group]:
     """
     runs = dense_runs(folder)
     found = [
-        *_by_name(
-            "Engines, a model or GPU left out", inference.refitted(runs), "GPU", foreign=True
-        ),
+        *_by_name("Engines, a model or GPU left out", inference.refitted(runs), "GPU"),
         *groups("Engines by kind of model", "GPU", ratios(unseen_kinds(folder))),
         *pools(folder),
     ]
@@ -89,8 +85,9 @@ def refitted(folder: Path) -> list[Group]:
 def pools(folder: Path) -> list[Group]:
     """Return pools apart by hops between them that saw neither the engine nor the lengths."""
     left_out = fit_pools.left_out(fit_pools.told(folder)).values()
-    stated = widths(pool_efficiency())
-    judged = [(pair.run.engine, pair, stated) for pairs in left_out for pair in pairs]
+    judged: list[Judged] = [
+        (pair.run.engine, pair, pool_efficiency()) for pairs in left_out for pair in pairs
+    ]
     return groups("Pools, the engine and lengths left out", "setting", ratios(judged))
 
 
@@ -114,9 +111,7 @@ def unseen_kinds(folder: Path) -> list[Judged]:
         own = f"{name} {version} by "
         others = next((pairs for title, pairs in releases.items() if title.startswith(own)), [])
         kinds[f"{name}, dense"] += [
-            (f"{name}, dense", pair, inference.widths(pair.run, borrowed=not parts))
-            for pairs in parts or [others]
-            for pair in pairs
+            (f"{name}, dense", pair, None) for pairs in parts or [others] for pair in pairs
         ]
     mixtures = fit_experts.left_out(
         fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
@@ -124,18 +119,8 @@ def unseen_kinds(folder: Path) -> list[Judged]:
     for _, pairs in mixtures.values():
         for pair in pairs:
             kind = f"{pair.run.engine}, mixtures"
-            kinds[kind].append((kind, pair, experts_widths(pair.run.engine)))
+            kinds[kind].append((kind, pair, expert_efficiency(engine=pair.run.engine)))
     return [judged for _, members in sorted(kinds.items()) for judged in members]
-
-
-def experts_widths(engine: str) -> Widths:
-    """Return the half widths that answers about mixtures state; of throughput none is stated."""
-    stated = widths(expert_efficiency(engine=engine))
-    return {what: width for what, width in stated.items() if what != "throughput"}
-
-
-def widths(scatter: object) -> dict[str, float]:
-    return {what: NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd") for what in FIGURES}
 
 
 def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
@@ -143,7 +128,7 @@ def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
     measured in it.
     """
     rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
-    for part, pair, widths in judged:
+    for part, pair, scatter in judged:
         for what, found in rows.items():
             log = float(log_ratios([pair], what)[0])
             if math.isfinite(log):
@@ -155,16 +140,17 @@ def ratios(judged: Iterable[Judged]) -> dict[str, list[Comparison]]:
                     predicted=math.exp(log),
                     part=part,
                 )
-                found.append(row.within(widths[what]) if what in widths else row)
+                if isinstance(pair, Predicted):
+                    found.append(inference.stated(row, pair, what, scatter=scatter))
+                else:
+                    width = NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
+                    found.append(row.within(width))
     return rows
 
 
 def by(
     pairs: Iterable[Predicted],
     part: Callable[[ServingRun], str],
-    *,
-    foreign: bool = False,
-    borrowed: bool = False,
 ) -> dict[str, list[Comparison]]:
     """Return {figure: comparisons}, in parts of a group."""
     pairs = list(pairs)
@@ -172,7 +158,7 @@ def by(
         what: [
             dataclasses.replace(row, part=part(pair.run))
             for pair in pairs
-            for row in inference.comparisons([pair], what, foreign=foreign, borrowed=borrowed)
+            for row in inference.comparisons([pair], what)
         ]
         for what in FIGURES
     }
@@ -182,17 +168,12 @@ def _by_name(
     title: str,
     named: Mapping[str, Sequence[Predicted]],
     left_out: LeftOut,
-    *,
-    foreign: bool = False,
-    borrowed: bool = False,
 ) -> list[Group]:
     rows: dict[str, list[Comparison]] = {what: [] for what in FIGURES}
     for name, members in named.items():
         for what, each in by(
             members,
             lambda _, name=name: name,
-            foreign=foreign,
-            borrowed=borrowed,  # type: ignore[misc]
         ).items():
             rows[what] += each
     return groups(title, left_out, rows)

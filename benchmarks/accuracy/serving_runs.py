@@ -25,9 +25,11 @@ from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.clients import CLIENTS
 from hp_tool.domain.engines import EngineEfficiency
+from hp_tool.domain.familiarity import Index, Setting, counted
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.questions.serving.intervals import serving_setting
 from hp_tool.questions.serving.problem import arrivals, serving_case
 
 ALIASES = {
@@ -289,6 +291,8 @@ class Predicted:
     throughput: float
     kv_limited: bool
     fits: bool
+    index: Index | None = None
+    """Runs that the constants saw; None: the catalog's measured ones."""
     whole_wave_s: float
     """Prefill of as many prompts as are in flight, had all of them room."""
 
@@ -300,8 +304,27 @@ class Predicted:
         return self.run.ttft_s > LIMITED_FROM * self.whole_wave_s
 
 
-def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predicted]:
-    """Every run of every batch."""
+def setting_of(run: ServingRun) -> Setting:
+    """Return what a run is compared with a question by."""
+    return serving_setting(
+        engine=run.engine,
+        release=run.version,
+        gpu=gpu(run.gpu),
+        model=catalogue_model(run.model),
+        precision=run.precision,
+        load="closed" if run.queued_throughput is None else "offline",
+    )
+
+
+def index_of(runs: Sequence[ServingRun]) -> Index:
+    """Return these runs as the measured ones."""
+    return counted(map(setting_of, runs))
+
+
+def predict(
+    prepared: Sequence[Batch], engine: EngineEfficiency, *, index: Index | None = None
+) -> list[Predicted]:
+    """Every run of every batch; `index`: the runs that the constants saw."""
     pairs = []
     for batch in prepared:
         costs = batch.costs(engine)
@@ -313,6 +336,7 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
                 throughput=float(costs.output_tokens_per_second_per_gpu[i]),
                 kv_limited=bool(costs.kv_limited[i]),
                 fits=bool(costs.fits[i]),
+                index=index,
                 whole_wave_s=float(costs.prompt_s[i]) * run.concurrency,
             )
             for i, run in enumerate(batch.runs)

@@ -30,7 +30,7 @@ from hp_tool.wording.columns import (
     training_figures,
     unmeasured,
 )
-from hp_tool.wording.familiarity import familiarity_words
+from hp_tool.wording.familiarity import familiarity_words, faster_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.wording.short import layout, use, whole_training
 from hp_tool.wording.short import training_figures as training_answer

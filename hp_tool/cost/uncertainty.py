@@ -220,6 +220,15 @@ def unmeasured_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray
     return np.stack([*columns], axis=1)
 
 
+def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
+    """(n,) whether each row's layout has a feature without data."""
+    found = np.zeros(len(candidates), dtype=np.bool_)
+    for name, used in _features(case, candidates).items():
+        if name.startswith("parallel."):
+            found |= used
+    return found
+
+
 def unmeasured_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
     """Features of one candidate's prediction without any measured step time in
     `benchmarks.accuracy`, as fields of a query.

@@ -357,23 +357,19 @@ class Doubts(Strict):
     """Rows and command that gave each."""
 
     @property
-    def extras(self) -> tuple[tuple[str, float], ...]:
+    def extras(self) -> dict[str, float]:
         """What a training's difference from measured runs adds, by dimension."""
-        return (
-            ("trainer", self.trainer_log_sd),
-            ("release", self.release_log_sd),
-            ("gpu", self.card_log_sd),
-            ("die", math.hypot(self.card_log_sd, self.silicon_log_sd)),
-            ("family", self.family_log_sd),
-            ("model_kind", self.model_kind_log_sd),
-            ("precision", self.precision_log_sd),
-            ("task", self.lora_log_sd),
-            ("scale", self.scale_log_sd),
-        )
-
-    def serving_extras(self, figure: str) -> tuple[tuple[str, float], ...]:
-        """The same of one of serving's figures."""
-        return tuple(self.serving.get(figure, {}).items())
+        return {
+            "trainer": self.trainer_log_sd,
+            "die": math.hypot(self.card_log_sd, self.silicon_log_sd),
+            "model_kind": self.model_kind_log_sd,
+            "task": self.lora_log_sd,
+            "scale": self.scale_log_sd,
+            "precision": self.precision_log_sd,
+            "family": self.family_log_sd,
+            "release": self.release_log_sd,
+            "gpu": self.card_log_sd,
+        }
 
 
 NO_DOUBTS = Doubts()

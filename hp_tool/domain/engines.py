@@ -120,15 +120,8 @@ class EngineEfficiency(Strict):
     """The same of the ratio of two layouts' throughputs under one load; None: as if they erred
     independently.
     """
-    unfamiliar_factor: float = 2.0
-    """How many times as far TPOT and throughput are off for models, dies and precisions that are
-    not among these:
-    """
-    unfamiliar_ttft_factor: float = 2.0
-    """The same of TTFT."""
-    fitted_models: tuple[str, ...] = ()
     fitted_silicon: tuple[str, ...] = ()
-    fitted_precisions: tuple[str, ...] = ()
+    """Dies of the runs behind the constants."""
     assumed: tuple[str, ...] = ()
     """Constants that these runs hardly tell: less than half of what was unsure before them is known
     after.
@@ -142,13 +135,6 @@ class EngineEfficiency(Strict):
     """
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
-
-    def covers(self, *, model: str, silicon: str | None, precision: str) -> bool:
-        """Whether runs of this model, on this die and in this precision are among those fitted
-        on.
-        """
-        known = model in self.fitted_models and silicon in self.fitted_silicon
-        return known and precision in self.fitted_precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

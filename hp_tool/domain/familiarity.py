@@ -1,41 +1,44 @@
 """How near the measured runs are to a question, and how much wider its interval is for the rest.
 
-A question and a group of measured runs differ in the dimensions of `Doubts.extras`. The nearest
-runs are those whose differences add the least variance; no interval gets narrower if runs are
-removed.
+A question and a group of measured runs differ in dimensions. The nearest runs are those without
+the most severe difference that others have; the class of a question is the most severe difference
+from these. Each difference adds to the variance of ln(measured / predicted) what left-out runs of
+its class needed (`Doubts`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.model import ModelSpec
 
 FAMILIAR = "familiar"
 """The class of a question that differs from measured runs in nothing."""
-Dimension = Literal[
+TRAINING = (
     "trainer",
-    "engine",
-    "release",
-    "gpu",
     "die",
-    "family",
     "model_kind",
-    "precision",
     "task",
     "scale",
-    "load",
-    "layout",
-]
-"""What a question may differ in from all measured runs: gpu is another card of a measured die,
-family another model of a measured kind, layout a feature of `Familiarity.unmeasured`.
+    "precision",
+    "family",
+    "release",
+    "gpu",
+)
+"""What a training may differ in from all measured runs, most severe first: by what each added to
+the errors on left-out runs. gpu is another card of a measured die, family another model of a
+measured kind.
 """
+SERVING = ("engine", "model_kind", "die", "release", "load", "precision", "family", "gpu")
+"""The same of serving."""
 WORDS: Mapping[str, str] = {
     "trainer": "trainer",
     "engine": "engine",
@@ -94,6 +97,17 @@ class Index:
 NO_RUNS = Index()
 
 
+def counted(settings: Iterable[Setting]) -> Index:
+    """Return the settings of single runs as groups."""
+    names = [each.name for each in fields(Setting)]
+    return Index(
+        tuple(
+            Measured(n=n, **{name: getattr(one, name) for name in names})
+            for one, n in Counter(settings).items()
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
     """Measured runs of one source."""
@@ -108,8 +122,8 @@ class Familiarity:
     """How near the nearest measured runs are."""
 
     class_: str
-    """`familiar`, or the dimension in which the nearest runs differ that widens the interval most.
-    JSON names it `class`.
+    """`familiar`, or the most severe dimension in which the nearest runs differ, or `layout` for
+    features of `unmeasured` alone. JSON names it `class`.
     """
     n: int
     """The nearest runs."""
@@ -135,7 +149,7 @@ class Nearness:
     """
 
     differs: tuple[str, ...]
-    """Dimensions, the one that adds most first."""
+    """Dimensions, the most severe first."""
     variance: float
     runs: tuple[Measured, ...] = field(default=(), repr=False)
 
@@ -175,36 +189,35 @@ VALUES = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "n
 
 
 def nearness(
-    setting: Setting, index: Index, extras: tuple[tuple[str, float], ...], *, serves: bool = False
+    setting: Setting, index: Index, extras: Mapping[str, float], *, serves: bool = False
 ) -> Nearness:
     """Return the nearest of the index's runs.
 
     extras: By dimension the standard deviation of ln(measured / predicted) that a difference adds.
     """
-    return _nearness(setting, index, extras, serves)
+    differs, runs = _nearest(setting, index, serves)
+    return Nearness(
+        differs=differs,
+        variance=math.fsum(extras.get(name, 0.0) ** 2 for name in differs),
+        runs=runs,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _nearness(
-    setting: Setting, index: Index, extras: tuple[tuple[str, float], ...], serves: bool
-) -> Nearness:
-    log_sd = dict(extras)
-    best: tuple[bool, float, int] | None = None
-    found: dict[tuple[str, ...], list[Measured]] = {}
+def _nearest(
+    setting: Setting, index: Index, serves: bool
+) -> tuple[tuple[str, ...], tuple[Measured, ...]]:
+    """Return the dimensions in which the nearest runs differ, and these runs."""
+    order = SERVING if serves else TRAINING
+    found: dict[tuple[bool, ...], list[Measured]] = {}
     for run in index.runs:
-        names = differences(setting, run, serves=serves)
         others = bool(setting.lender) and run.software != setting.lender
-        cost = (others, math.fsum(log_sd[name] ** 2 for name in names), len(names))
-        if best is None or cost < best:
-            best, found = cost, {}
-        if cost == best:
-            found.setdefault(names, []).append(run)
-    if best is None:
-        names = ("engine" if serves else "trainer",)
-        return Nearness(differs=names, variance=sum(log_sd[name] ** 2 for name in names))
-    names = min(found, key=lambda each: -sum(run.n for run in found[each]))
-    ordered = tuple(sorted(names, key=lambda name: -log_sd[name]))
-    return Nearness(differs=ordered, variance=best[1], runs=tuple(found[names]))
+        names = differences(setting, run, serves=serves)
+        found.setdefault((others, *(name in names for name in order)), []).append(run)
+    if not found:
+        return order[:1], ()
+    nearest = min(found)
+    return tuple(itertools.compress(order, nearest[1:])), tuple(found[nearest])
 
 
 def differences(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:
@@ -220,11 +233,8 @@ def differences(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, 
         names.append("model_kind")
     elif setting.family != run.family:
         names.append("family")
-    names += [
-        name
-        for name in ("precision", "task", "load")
-        if getattr(setting, name) != getattr(run, name)
-    ]
+    kinds = ("precision", "load") if serves else ("precision", "task")
+    names += [name for name in kinds if getattr(setting, name) != getattr(run, name)]
     if not serves and setting.num_gpus > run.num_gpus:
         names.append("scale")
     return tuple(names)

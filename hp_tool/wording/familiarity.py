@@ -1,7 +1,9 @@
 """How near the nearest measured runs are, in a sentence."""
 
 from hp_tool.domain.familiarity import FAMILIAR, Familiarity
+from hp_tool.domain.result import Faster
 from hp_tool.domain.units import counted
+from hp_tool.wording.words import arithmetic
 
 NONE_LIKE = {
     "trainer": "No measured run of this framework",
@@ -33,4 +35,13 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
     return (
         f"{NONE_LIKE[familiarity.class_]}; nearest: {runs} with "
         f"{', '.join(first.differs_in)} ({first.source})"
+    )
+
+
+def faster_words(faster: Faster) -> str:
+    """Return which layout would be faster than rank 1, by how much, and what nobody measured."""
+    return (
+        f"Not validated, {faster.gain_fraction:.1%} faster than rank 1: "
+        f"{arithmetic(faster.parallel)}; "
+        f"no published run has {', '.join(faster.unmeasured)}"
     )

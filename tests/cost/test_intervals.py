@@ -99,7 +99,7 @@ def test_each_difference_from_measured_runs_has_its_class_and_width(name: str) -
     other = found(**asked)
     assert other.familiarity and other.familiarity.class_ == name
     assert other.familiarity.nearest and other.familiarity.n > 0
-    assert time_sd(other) == adding(own, dict(doubts().extras)[name])
+    assert time_sd(other) == adding(own, doubts().extras[name])
 
 
 def test_a_die_without_timed_kernels_has_a_doubt_of_its_own() -> None:

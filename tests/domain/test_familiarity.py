@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,12 @@ import pytest
 from benchmarks.accuracy.fit_familiarity import as_csv, groups
 from evidence.table import FOLDER
 from hp_tool.catalog import model
+from hp_tool.catalog.efficiency import doubts
 from hp_tool.catalog.familiarity import FILE, measured_runs, read_runs
 from hp_tool.domain.familiarity import (
+    SERVING,
+    TRAINING,
+    WORDS,
     Index,
     Measured,
     Setting,
@@ -20,20 +24,21 @@ from hp_tool.domain.familiarity import (
     kind_of_model,
     nearness,
 )
+from hp_tool.wording.familiarity import NONE_LIKE
 
-EXTRAS = (
-    ("trainer", 0.5),
-    ("release", 0.0),
-    ("gpu", 0.05),
-    ("die", 0.3),
-    ("family", 0.1),
-    ("model_kind", 0.2),
-    ("precision", 0.07),
-    ("task", 0.06),
-    ("scale", 0.03),
-    ("load", 0.2),
-    ("engine", 0.4),
-)
+EXTRAS = {
+    "trainer": 0.5,
+    "release": 0.01,
+    "gpu": 0.05,
+    "die": 0.3,
+    "family": 0.1,
+    "model_kind": 0.2,
+    "precision": 0.07,
+    "task": 0.06,
+    "scale": 0.03,
+    "load": 0.2,
+    "engine": 0.4,
+}
 ASKED = Setting(
     software="megatron-core",
     release="26.04",
@@ -72,15 +77,15 @@ def test_runs_that_differ_in_nothing_are_familiar() -> None:
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_each_dimension_has_its_class_and_its_extra(name: str) -> None:
     other = dataclasses.replace(LIKE, **DIFFERENT[name])  # type: ignore[arg-type]
-    near = nearness(ASKED, Index((other,)), EXTRAS)
+    near = nearness(ASKED, Index((other,)), EXTRAS, serves=name == "load")
     assert near.differs == (name,)
-    assert near.variance == pytest.approx(dict(EXTRAS)[name] ** 2)
+    assert near.variance == pytest.approx(EXTRAS[name] ** 2)
     assert near.answer().class_ == name
     (described,) = near.answer().nearest[0].differs_in
     assert str(next(iter(DIFFERENT[name].values()))) in described
 
 
-def test_the_nearest_runs_add_least_and_the_class_is_what_adds_most() -> None:
+def test_the_nearest_runs_lack_the_most_severe_difference() -> None:
     far = dataclasses.replace(LIKE, gpu="b200-sxm-180gb", die="b200", n=100)
     near = dataclasses.replace(LIKE, gpu="h200-sxm-141gb", family="qwen3", n=3)
     found = nearness(ASKED, Index((far, near)), EXTRAS)
@@ -114,14 +119,17 @@ def test_removing_a_familys_rows_widens_its_answers_and_changes_their_class(kind
         assert after.answer().class_ != "familiar" and after.variance > 0.0
 
 
-def test_no_interval_narrows_if_runs_are_removed() -> None:
-    index = measured_runs("training")
-    asked = dataclasses.replace(ASKED, gpu="gb200-nvl72", die="b200", precision="nvfp4")
-    variance = 0.0
-    for count in range(len(index.runs), -1, -10):
-        fewer = nearness(asked, Index(index.runs[:count]), EXTRAS).variance
-        assert fewer >= variance or math.isclose(fewer, variance)
-        variance = fewer
+@pytest.mark.parametrize("order", [TRAINING, SERVING])
+def test_every_dimension_is_asked_once_and_has_words(order: tuple[str, ...]) -> None:
+    assert len(set(order)) == len(order)
+    assert set(order) <= WORDS.keys() & NONE_LIKE.keys()
+
+
+def test_the_order_of_severity_is_that_of_the_fitted_extras() -> None:
+    """Of trainings; dimensions of nearly the same extra may stand in either order."""
+    added = doubts().extras
+    values = [added[name] for name in TRAINING]
+    assert all(later <= earlier + 0.03 for earlier, later in itertools.pairwise(values))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 CONFIDENCE = 0.9
 _Z90 = 1.645
-BY_FAMILY = ("family",)
+BY_MODEL = ("family", "model_kind")
 """Dimensions that the scatter of mixtures and of pools has in it: their models were left out."""
 
 
@@ -96,10 +96,9 @@ def nearest_served(
     left_out: The scatter of the constants is that of models left out.
     kernels_alone: It is that of another release, too.
     """
-    covered = (*(BY_FAMILY if left_out else ()), *(("release",) if kernels_alone else ()))
-    extras = tuple(
-        (name, 0.0 if name in covered else value) for name, value in doubts.serving_extras(figure)
-    )
+    covered = (*(BY_MODEL if left_out else ()), *(("release",) if kernels_alone else ()))
+    added = doubts.serving.get(figure, {})
+    extras = {name: value for name, value in added.items() if name not in covered}
     return nearness(setting, index, extras, serves=True)
 
 
@@ -157,7 +156,7 @@ def intervals(
 
 def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
     """Return the doubt of a die whose kernels nobody timed: as of another die, once more."""
-    return dict(problem.profile.doubts.serving_extras(figure)).get("die", 0.0)
+    return problem.profile.doubts.serving.get(figure, {}).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:

@@ -11,12 +11,18 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unmeasured_table
+from hp_tool.cost.uncertainty import (
+    NORMAL_QUANTILE,
+    ratio_log_sd,
+    step_log_sd,
+    unmeasured_layouts,
+    unmeasured_table,
+)
 from hp_tool.domain.fit import SAFE
-from hp_tool.domain.result import Recommendation
+from hp_tool.domain.result import Faster, Recommendation
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.best import Best
-from hp_tool.questions.training.ranking.exact import NEAR
+from hp_tool.questions.training.ranking.exact import NEAR, NEAR_MEASURED
 from hp_tool.questions.training.ranking.rank import recommendations
 
 COARSE = 0.05
@@ -32,20 +38,27 @@ class Choice:
     """(n,) of each row, from 1."""
     sizes: tuple[int, ...]
     """Layouts in each group, up to the last row's."""
+    faster: Best | None = None
+    """The fastest row, if only its unmeasured features keep it from being rank 1."""
 
 
 def choose(best: Best, *, count: int) -> Choice:
     """The `count` best layouts, each with its best recomputation and sharding, in groups.
 
     Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times its
-    fastest.
+    fastest. If a candidate with measured features takes at most NEAR_MEASURED times as long as the
+    fastest, it is of those.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
     _, first = np.unique(best.layout, return_index=True)
     listed = np.sort(first)
     group = _groups(best.take(listed))
-    near = np.flatnonzero(best.value_s <= NEAR * best.value_s[0])
+    measured = _measured(best)
+    eligible = np.flatnonzero(measured & (best.value_s <= NEAR_MEASURED * best.value_s[0]))
+    if not len(eligible):
+        eligible = np.arange(len(best.layout))
+    near = eligible[best.value_s[eligible] <= NEAR * best.value_s[eligible[0]]]
     near = near[_alike(best.take(near), 0)]
     rows = best.rows.take(near)
     place = simplest(
@@ -61,7 +74,12 @@ def choose(best: Best, *, count: int) -> Choice:
     shown = np.concatenate([[pick], listed[others]])[:count]
     groups = np.concatenate([[1], group[others]])[:count]
     sizes = np.bincount(group)[1 : int(groups[-1]) + 1]
-    return Choice(best=best.take(shown), group=groups, sizes=tuple(map(int, sizes)))
+    return Choice(
+        best=best.take(shown),
+        group=groups,
+        sizes=tuple(map(int, sizes)),
+        faster=best.take(np.arange(1)) if measured[pick] and not measured[0] else None,
+    )
 
 
 def _groups(best: Best) -> IntArray:
@@ -79,16 +97,7 @@ def _alike(best: Best, first: int) -> BoolArray:
     """(n,) whether the 90 % interval of the ratio of each row's step time to that of row `first`
     holds 1.
     """
-    unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
-    for number, problem in enumerate(best.problems):
-        rows = np.flatnonzero(best.variant == number)
-        table = unmeasured_table(case=problem, candidates=best.rows.candidates.take(rows))
-        unmeasured = (
-            unmeasured
-            if unmeasured.shape[1]
-            else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
-        )
-        unmeasured[rows] = table
+    unmeasured = _unmeasured(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
     first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
     same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
@@ -100,6 +109,31 @@ def _alike(best: Best, first: int) -> BoolArray:
     )
     alike: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
     return alike
+
+
+def _measured(best: Best) -> BoolArray:
+    """(n,) whether measured runs have all features of each row's layout."""
+    measured = np.ones(len(best.layout), dtype=np.bool_)
+    for number, problem in enumerate(best.problems):
+        rows = np.flatnonzero(best.variant == number)
+        candidates = best.rows.candidates.take(rows)
+        measured[rows] = ~unmeasured_layouts(case=problem, candidates=candidates)
+    return measured
+
+
+def _unmeasured(best: Best) -> BoolArray:
+    """(n, features) whether each row uses each feature that no measured run has."""
+    unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
+    for number, problem in enumerate(best.problems):
+        rows = np.flatnonzero(best.variant == number)
+        table = unmeasured_table(case=problem, candidates=best.rows.candidates.take(rows))
+        unmeasured = (
+            unmeasured
+            if unmeasured.shape[1]
+            else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
+        )
+        unmeasured[rows] = table
+    return unmeasured
 
 
 def simplest(
@@ -178,6 +212,8 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
     """The choice in full."""
     rows = recommendations_of(choice.best)
+    if choice.faster is not None:
+        rows = (replace(rows[0], faster=_faster(choice.faster, than=rows[0])), *rows[1:])
     problem = choice.best.problems[0]
     if problem.strategy.dynamic_context_parallel:
         return _by_schedule(
@@ -185,6 +221,21 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
         )
     return tuple(
         replace(row, group=int(group)) for row, group in zip(rows, choice.group, strict=True)
+    )
+
+
+def _faster(best: Best, *, than: Recommendation) -> Faster:
+    """Return the fastest layout, which has features that no measured run has."""
+    (row,) = recommendations_of(best)
+    near, first = row.estimate.familiarity, than.estimate.familiarity
+    assert near is not None and first is not None
+    assert row.expected_step_s and than.expected_step_s
+    return Faster(
+        parallel=row.parallel,
+        set=row.set,
+        unmeasured=tuple(name for name in near.unmeasured if name not in first.unmeasured),
+        expected_step_s=row.expected_step_s,
+        gain_fraction=1.0 - row.expected_step_s / than.expected_step_s,
     )
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
 from hp_tool.cost.legality import legality, shards_broken
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unmeasured_layouts
 from hp_tool.domain import bounds
 from hp_tool.domain.parts import PER_MICRO_BATCH, SHARDED
 from hp_tool.domain.query import RankBy
@@ -53,6 +53,8 @@ from hp_tool.space import default_axes, legal_chunks, spanned
 EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Rank 1 may take so many times the fastest expected step."""
+NEAR_MEASURED = 1.04
+"""So many times, if measured runs have its features and not those of faster layouts."""
 FIRST, BLOCK = 256, 1 << 17
 """Rows whose other values are costed first, which lower the limit for the others, and candidates
 costed together then.
@@ -387,6 +389,18 @@ class BestSearch:
             may_fit=may_fit,
         )
 
+    def _near_s(self, rows: CostedRows) -> float:
+        """Return up to what time a row may be rank 1, of rows in order: within NEAR of the fastest,
+        or of the fastest with measured features within NEAR_MEASURED.
+        """
+        value = self.value(rows)
+        within = np.flatnonzero(value <= NEAR_MEASURED * value[0])
+        candidates = rows.candidates.take(within)
+        measured = within[~unmeasured_layouts(case=self.problem, candidates=candidates)]
+        if not len(measured):
+            return NEAR_MEASURED * float(value[0])
+        return NEAR * float(value[measured[0]])
+
     def _keep(self, rows: CostedRows, layout: IntArray) -> None:
         """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that
         and `reach_s`.
@@ -400,8 +414,8 @@ class BestSearch:
         order = np.argsort(self.value(rows), kind="stable")
         _, first = np.unique(layout[order], return_index=True)
         if len(first) >= self.keep:
-            best_s, nth_s = self.value(rows)[order[[0, np.sort(first)[self.keep - 1]]]].tolist()
-            self.reach_s = min(self.reach_s, max(nth_s, NEAR * best_s))
+            nth_s = float(self.value(rows)[order[np.sort(first)[self.keep - 1]]])
+            self.reach_s = min(self.reach_s, max(nth_s, self._near_s(rows.take(order))))
             self.limit_s = self.slack * nth_s
             order = order[: np.searchsorted(self.value(rows)[order], self.limit_s, side="right")]
         self.rows, self.layout = rows.take(order), layout[order]

@@ -1,0 +1,148 @@
+"""Left-out rows by how familiar they are: `python -m benchmarks.accuracy.classes [--data DIR]
+[--json]`; minutes, for the fits.
+
+Each row is asked as an answer about it is, with the runs that its constants saw as all that was
+measured. Its class is what `estimate.familiarity` says then. `extras` fits what each difference
+adds to the variance of an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import print_report
+from benchmarks.accuracy.groups import Group, figures, scatter_of, votes
+from hp_tool.domain.familiarity import FAMILIAR
+
+START, ROUNDS = 0.05, 30
+"""Where `extras` begins, and how often it goes over the dimensions."""
+SAID = "The plain question"
+"""Beginning of the titles of groups whose queries leave most of the run open."""
+SERVED = ("Serving: ", "Engines, ")
+FIGURES = {
+    "time per output token": "tpot",
+    "time to first token": "ttft",
+    "time to first token, below the cache's limit": "ttft",
+    "tokens/s per GPU": "throughput",
+    "tokens/s of a GPU": "throughput",
+}
+"""Serving's figures, by their words in titles."""
+AGAIN = ("Two runs", "MPT under FSDP on H100", "Strong scaling", "Engines by kind of model")
+"""Beginnings of titles of groups whose rows are ratios, or are in another group too."""
+
+
+def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
+    """Return the left-out rows by kind: dense, mixture and adapters of training; of serving the
+    figure. Repeats of a setting within a group count once.
+    """
+    found: dict[str, list[Comparison]] = defaultdict(list)
+    for group in groups:
+        if group.left_out == "seen" or "GiB" in group.unit or group.title.startswith(SAID):
+            continue
+        mixtures = group.title.startswith("Engines by kind of model")
+        if group.title.startswith(AGAIN) and not mixtures:
+            continue
+        served = group.title.startswith(SERVED) or mixtures
+        alike: dict[tuple[str, ...], list[Comparison]] = defaultdict(list)
+        for row in group.rows:
+            if row.differs is not None and row.low and (not mixtures or row.kind == "mixture"):
+                alike[row.differs].append(row)
+        figure = FIGURES.get(group.title.partition(": ")[2], "") if served else ""
+        for members in alike.values():
+            for row in votes(members):
+                kind = f"serving {row.kind}, {figure}" if served else f"training {row.kind}"
+                found[kind].append(replace(row, setting=""))
+    return dict(found)
+
+
+def class_of(row: Comparison) -> str:
+    """Return the class of a row: what widens its interval most."""
+    return row.differs[0] if row.differs else FAMILIAR
+
+
+def table(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
+    """Return {kind, class: figures}."""
+    found = {}
+    for kind, rows in judged(groups).items():
+        by_class: dict[str, list[Comparison]] = defaultdict(list)
+        for row in rows:
+            by_class[class_of(row)].append(row)
+        for name, members in sorted(by_class.items()):
+            found[f"{kind}: {name}"] = figures(members)
+    return found
+
+
+def extras(
+    rows: Iterable[Comparison],
+    *,
+    known: Mapping[str, float] | None = None,
+    units: Sequence[str] = (),
+) -> dict[str, float]:
+    """Return the standard deviation that each dimension adds, beside `known` ones.
+
+    All are fitted at once: each so that, with the others, nine in ten of the rows that differ in it
+    are inside. An extra is at least what so many rows could not tell from none: n of them give a
+    variance to within sqrt(2 / n).
+
+    units: Dimensions of which each part counts once, however many rows it has: a release errs in
+        its own way, so the mean variance of few of them is what the next one needs.
+    """
+    by_dimension: dict[str, list[Comparison]] = defaultdict(list)
+    for row in rows:
+        for name in row.differs or ():
+            if name not in (known or {}):
+                by_dimension[name].append(row)
+    found = {**(known or {}), **dict.fromkeys(by_dimension, START)}
+    order = sorted(by_dimension, key=lambda name: (-len(by_dimension[name]), name))
+    for _ in range(ROUNDS):
+        for name in order:
+            members = by_dimension[name]
+            added = lacking(members, {**found, name: 0.0}, by_part=name in units)
+            found[name] = math.sqrt((found[name] ** 2 + added**2) / 2.0)
+    return {name: found[name] for name in by_dimension}
+
+
+def lacking(rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: bool) -> float:
+    """Return the standard deviation that adds to what is known of each row's variance."""
+    parts: dict[str, list[tuple[Comparison, float]]] = defaultdict(list)
+    for row in rows:
+        assert row.base_log_sd is not None and row.differs is not None
+        variance = row.base_log_sd**2 + sum(known[name] ** 2 for name in row.differs)
+        parts[row.part if by_part else ""].append((row, variance))
+    least = median(variance for each in parts.values() for _, variance in each)
+    variances = [scatter_of([each]) ** 2 for each in parts.values()]
+    return math.sqrt(max(fmean(variances), least * math.sqrt(2.0 / len(rows))))
+
+
+def evaluate(folder: Path) -> list[dict[str, Any]]:
+    """Return a record for each kind and class."""
+    from benchmarks.accuracy import evidence, serving_groups
+
+    groups = [
+        *evidence.groups(folder),
+        *serving_groups.shipped(folder),
+        *serving_groups.refitted(folder),
+    ]
+    return [
+        {
+            "kind": name.rpartition(": ")[0],
+            "class": name.rpartition(": ")[2],
+            "rows": each["configurations"],
+            "inside": each.get("coverage"),
+            "high_low": each.get("width"),
+            "score": each.get("interval_score"),
+            "median_error": each.get("median_error"),
+        }
+        for name, each in table(groups).items()
+    ]
+
+
+if __name__ == "__main__":
+    print_report(description=__doc__, evaluate=evaluate)
