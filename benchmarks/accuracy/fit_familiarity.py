@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.convert import FORMATS
-
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fit_experts import mixtures
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import cached_series, setting_of
 from evidence.cases import LABELS, OWN, missing, step_s, training_query
-from evidence.table import Row
+from evidence.table import FILE_OF, Row
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import engine_profiles, frameworks
 from hp_tool.catalog.familiarity import COLUMNS, FILE
@@ -46,8 +44,8 @@ def groups(folder: Path) -> list[Group]:
 def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
     """Yield what each timed training ran, and its source."""
     known = set(frameworks())
-    for table, form in FORMATS.items():
-        if form.kind != "training":
+    for table, file in FILE_OF.items():
+        if not file.startswith("training/"):
             continue
         for row in rows(folder, table):
             told = row["framework"] or "megatron-core"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import (
+    classes,
     evidence,
     headlines,
     laws,
@@ -109,6 +110,7 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
         "report": _rounded(
             {
                 "pooled": {name: _named(summary) for name, summary in found["pooled"].items()},
+                "classes": {} if quick else _classes([*trained, *served]),
                 "grid": _without(found["grid"] or {}, "cells"),
                 "days": _without(found["days"], "configurations"),
                 "not_stated": found["not_stated"],
@@ -120,6 +122,11 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
 
 def _without(figures: Mapping[str, Any], name: str) -> Entry:
     return {key: value for key, value in figures.items() if key != name}
+
+
+def _classes(groups: Sequence[Group]) -> dict[str, Entry]:
+    """Return the figures of left-out rows by kind and class of familiarity."""
+    return {name: _named(figures) for name, figures in classes.table(groups).items()}
 
 
 def entry(group: Group) -> Entry:

@@ -147,6 +147,16 @@ def _refused(f: dict[str, Any]) -> str:
     )
 
 
+def classes(result: dict[str, Any]) -> str:
+    """Return a table of left-out rows by how familiar they are."""
+    rows = (
+        f"{name.replace(': ', ' | ')} | {f['n']:,} | {percent(f['inside'], 0)} | "
+        f"{f['high_low']:.2f} | {f['score']:.2f} | {percent(f['median'])}"
+        for name, f in result["report"].get("classes", {}).items()
+    )
+    return _table("rows | class | configurations | inside 90 % | high/low | score | median", rows)
+
+
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
     rows = (f"{name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())
@@ -251,6 +261,7 @@ def filled(text: str, result: dict[str, Any]) -> str:
         "headlines": headlines(result),
         "summary": summary(result),
         "pooled": pooled(result),
+        "classes": classes(result),
         "groups": groups(result),
         "published": published(result),
         "laws": laws(result),
