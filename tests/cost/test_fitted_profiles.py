@@ -116,7 +116,7 @@ def test_borrowed_constants_widen_the_time_interval_and_are_marked() -> None:
         for one in (measured, borrowed)
         if one.intervals
     ]
-    assert widths[1] > 1.5 * widths[0]
+    assert widths[1] > 1.4 * widths[0]
 
 
 def test_intervals_hold_the_prediction_and_name_their_source() -> None:

@@ -127,6 +127,8 @@ def test_a_dense_model_may_run_under_any_release_if_none_is_named(
 ) -> None:
     training = DENSE["training"] | ({} if lora is None else {"task": "lora", "lora": lora})
     query = DENSE | {"training": training}
+    if lora is not None:  # runs with adapters that name no release
+        query |= {"model": "llama-2-70b", "training": training | {"precision": "fp8"}}
     assert doubts().unsaid_release_log_sd > 0.0
     assert time_sd(found(**unsaid(query))) == adding(
         time_sd(found(**query)), doubts().unsaid_release_log_sd
