@@ -71,6 +71,7 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     if estimate.tails is None or estimate.intervals is None:
         return
     _print_latencies(console, estimate)
+    print_familiarity(console, estimate)
     limit = ", limited by the KV cache" if estimate.kv_cache_limited else ""
     console.print(
         f"{estimate.running_requests:,.0f} requests run at once{limit}; at most "
@@ -177,6 +178,7 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
             f"{serving_answer(best.estimate)}.",
             highlight=False,
         )
+        print_familiarity(console, best.estimate)
         if len(ranked) > 1:
             columns = [
                 rank_column(ranked),

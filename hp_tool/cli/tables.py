@@ -34,7 +34,7 @@ from hp_tool.wording.familiarity import familiarity_words, faster_words
 from hp_tool.wording.fit import chance, left_open, needs, taken, why_wide
 from hp_tool.wording.short import layout, use, whole_training
 from hp_tool.wording.short import training_figures as training_answer
-from hp_tool.wording.words import arithmetic, serving_arithmetic, unchecked_words
+from hp_tool.wording.words import arithmetic, serving_arithmetic, unmeasured_words
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
@@ -151,6 +151,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if why := why_wide(estimate):
         console.print(f"The range is wide: {why}.", highlight=False)
     if intervals is not None:
+        print_familiarity(console, estimate)
         _print_left_open(console, estimate)
     print_unmeasured(console, [estimate])
     if estimate.days is not None:
@@ -275,7 +276,12 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
                 console.print(text, highlight=False)
     if len(ranked) > 1:
         print_columns(console, _ranking_columns(ranked), bold_first=True)
-    print_unchecked(console, estimates)
+    if estimates:
+        print_familiarity(console, estimates[0])
+    print_unmeasured(console, estimates)
+    for row in ranked[:1]:
+        if row.faster is not None:
+            console.print(f"{faster_words(row.faster)}.", highlight=False)
     if answer.groups and answer.groups[0] > 1:
         console.print(
             f"{counted(answer.groups[0] - 1, 'layout')} tied with rank 1: the differences are "
