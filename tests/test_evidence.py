@@ -5,6 +5,7 @@ contradict themselves.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,11 @@ from evidence.cases import training_case
 from evidence.schema import KINDS, SERVING, TRAINING
 from evidence.table import FILE_OF, FOLDER, RefusedError, as_csv, files, read
 
+COLLECTED_DAYS = (
+    "model,params,tokens,gpus,gpu,tflops_gpu,days,source\n"
+    "GPT-3 175B,175e9,300e9,1024,A100,140,34,a report\n"
+)
+"""One row with the columns of its source."""
 HEADER = (
     "source,model,gpu,num_gpus,sequence_length,global_batch_size,micro_batch_size,"
     "tensor_parallel_size,step_s,tokens_per_second_per_gpu,mfu"
@@ -102,6 +108,25 @@ def test_a_folder_without_tables_gives_the_rows_of_the_repository(
     (tmp_path / "ops").mkdir()
     assert rows(tmp_path, "narayanan2021_days") == rows(FOLDER, "narayanan2021_days")
     assert f"read from {FOLDER}" in capsys.readouterr().err
+
+
+def test_a_folder_of_collected_tables_gives_the_same_rows() -> None:
+    named = os.environ.get("HP_REFERENCE_DATA")
+    if not named or not Path(named).is_dir():
+        pytest.skip("HP_REFERENCE_DATA names no folder of collected tables")
+    compared = 0
+    for name in FILE_OF:
+        collected, kept = (rows(folder, name, excluded=True) for folder in (Path(named), FOLDER))
+        if len(collected) == len(kept):  # else the folder holds other runs
+            assert collected == kept, name
+            compared += 1
+    assert compared > 15
+
+
+def test_a_collected_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
+    (tmp_path / "narayanan2021_days.csv").write_text(COLLECTED_DAYS)
+    (row,) = rows(tmp_path, "narayanan2021_days")
+    assert row["value"] == 34.0 and not rows(tmp_path, "training_dgxc"), "skipped, not evidence's"
 
 
 def test_a_folder_with_tables_gives_its_own_rows_alone(tmp_path: Path) -> None:

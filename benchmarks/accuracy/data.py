@@ -1,4 +1,6 @@
-"""The folder of measured figures: evidence/, or another that is laid out like it."""
+"""The folder of measured figures: evidence/, another that is laid out like it, or one of tables
+with the columns of their sources (`evidence.collected`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from typing import Any
 
 from benchmarks.accuracy.tables import as_text
 from evidence import table as evidence
+from evidence.collected import read_collected
 from evidence.schema import KINDS
 
 Row = dict[str, str]
@@ -48,34 +51,40 @@ def rows(folder: Path, table: str, *, excluded: bool = False) -> list[evidence.R
     """Return the rows of one table of `evidence.table.FILES`, by its name.
 
     Args:
-        folder: Folder laid out like evidence/; of one that has no table, evidence/ is read.
+        folder: Folder laid out like evidence/, or of files TABLE.csv with the columns of their
+            sources. If it has no table at all, evidence/ is read.
         table: Name of the table.
         excluded: Return excluded rows too.
     """
-    path = _tables_of(folder) / f"{evidence.FILE_OF[table]}.csv"
+    tables = _tables_of(folder)
+    ours, collected = tables / f"{evidence.FILE_OF[table]}.csv", tables / f"{table}.csv"
+    path = ours if ours.is_file() else collected
     if not path.is_file():
         print(f"skipped: {folder} has no table {table}", file=sys.stderr)
         return []
-    every = _rows_of(path, path.stat().st_mtime_ns)
-    return [row for row in every if row["table"] == table and (excluded or not row["excluded"])]
+    every = _rows_of(path, table, path == collected, path.stat().st_mtime_ns)
+    return [row for row in every if excluded or not row["excluded"]]
 
 
 @functools.cache
 def _tables_of(folder: Path) -> Path:
-    if any((folder / kind).is_dir() for kind in KINDS):
+    collected = any((folder / f"{table}.csv").is_file() for table in evidence.FILE_OF)
+    if collected or any((folder / kind).is_dir() for kind in KINDS):
         return folder
     print(
-        f"{folder} has no folder of tables ({', '.join(KINDS)}): they are read from "
-        f"{evidence.FOLDER}",
+        f"{folder} has no tables of measured figures: they are read from {evidence.FOLDER}",
         file=sys.stderr,
     )
     return evidence.FOLDER
 
 
 @functools.cache
-def _rows_of(path: Path, changed_ns: int) -> list[evidence.Row]:
-    """Return the rows of a file, read once until it changes."""
-    return evidence.read(path, KINDS[path.parent.name])
+def _rows_of(path: Path, table: str, collected: bool, changed_ns: int) -> list[evidence.Row]:
+    """Return the rows of a table, read once until its file changes."""
+    if collected:
+        return read_collected(path, table)
+    kind = KINDS[evidence.FILE_OF[table].partition("/")[0]]
+    return [row for row in evidence.read(path, kind) if row["table"] == table]
 
 
 def print_report(

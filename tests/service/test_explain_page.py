@@ -74,10 +74,7 @@ def test_a_reader_without_scripts_has_a_run_explained(
     assert isinstance(answer, Explanation)
     shown = page.locator(".answered li").all_inner_texts()
     assert shown == [finding.text for finding in answer.findings] and "Rank 3" in shown[0]
-    assert (
-        f"Rank {answer.critical_rank} sets the pace."
-        in page.locator(".headline").inner_text()
-    )
+    assert f"Rank {answer.critical_rank} sets the pace." in page.locator(".headline").inner_text()
     parts = page.locator("section:has(#parts) tbody tr")
     assert (
         parts.first.locator("th").inner_text() == "compute"
