@@ -93,12 +93,13 @@ def knows(kind: Kind, name: str) -> bool:
 
 
 def _called(kind: Kind, name: str) -> Entry | None:
-    """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the
-    shape of its base.
+    """The entry of this name or alias; a model that was trained further (-Instruct, -0324),
+    quantised, or published by someone else has the shape of its base.
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
-        return _find(kind, base_model(name), folders())
+        found = (_find(kind, each, folders()) for each in _published_names(name))
+        return next(filter(None, found), None)
     return match
 
 
@@ -106,7 +107,7 @@ def base_model(name: str) -> str:
     """Return the name of the model that was trained further, in lower case: `llama-3.1-8b` of
     `Llama-3.1-8B-Instruct`.
     """
-    return _FURTHER.sub("", name.casefold())
+    return _FURTHER.sub("", name.casefold()) or name.casefold()
 
 
 def entries(kind: Kind) -> list[Entry]:
@@ -218,8 +219,47 @@ def on_change(forget: Callable[[], None]) -> None:
     _elsewhere.append(forget)
 
 
-_FURTHER = re.compile(r"-(?:instruct|chat|it|hf|base)(?=-|$)|-\d{4}$")
+_FURTHER = re.compile(
+    r"-(?:instruct|chat|it|hf|base|thinking|reasoning|preview|exp|terminus)(?=-|$)|-v0\.[12]$|-\d{4}$"
+)
 """What names of models end in after further training: a method, a date."""
+_WEIGHTS = re.compile(
+    r"[-.](?:(?:un)?quantized|bnb|4bit|8bit|(?:nv|mx)?fp[48]|awq|gptq|int[48]|w\d+a\d+(?:kv\d+)?|bf16|bfloat16|"
+    r"dynamic|static|pertensor|block|marlin|g\d+|autoround|mixed|torchao|qat|unsloth)"
+    r"(?:-v2)?(?=[-.]|$)"
+)
+"""What names of checkpoints say of their weights' format."""
+_STORED = (
+    (r"(?:mx)?fp8", "fp8"),
+    (r"mxfp4", "mxfp4"),
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"awq|gptq|int4|w4a16|4bit", "int4"),
+    (r"int8|w8a8|8bit", "int8"),
+)
+
+
+def stored_precision(name: str) -> str | None:
+    """Return the precision of a checkpoint's weights, where its name says it."""
+    tail = name.rstrip("/").rpartition("/")[2].casefold()
+    found = (
+        kind for words, kind in _STORED if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", tail)
+    )
+    return next(found, None)
+
+
+def _published_names(name: str) -> Iterator[str]:
+    """Yield what the model of a published checkpoint may be called here: as its base, by another
+    publisher, without the format of its weights.
+    """
+    yield base_model(name)
+    tail = name.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")
+    for each in (tail, _without_format(tail)):
+        yield from (each, base_model(each))
+
+
+def _without_format(name: str) -> str:
+    """Return a checkpoint's name without what it says of its weights' format."""
+    return _WEIGHTS.sub("", name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,7 +275,9 @@ def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
                         *candidate.aliases,
                         *itertools.chain(*candidate.checkpoints.values()),
                     )
-                    if wanted in map(str.casefold, names):
+                    known = {each.casefold() for each in names}
+                    tails = {_without_format(each.rpartition("/")[2]) for each in known}
+                    if wanted in known or (kind == "models" and wanted in tails):
                         return candidate
     return None
 

@@ -98,7 +98,11 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
     """
     by_id = dict.fromkeys((each.casefold() for each in published.aliases), "bf16")
     by_id |= {each.casefold(): kind for kind, ids in published.checkpoints.items() for each in ids}
-    return by_id.get(checkpoint_id.casefold()) or by_id.get(library.base_model(checkpoint_id))
+    return (
+        by_id.get(checkpoint_id.casefold())
+        or library.stored_precision(checkpoint_id)
+        or by_id.get(library.base_model(checkpoint_id))
+    )
 
 
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
@@ -161,7 +165,24 @@ def _from_file(path: Path) -> ModelSpec:
     entry = library.sole_entry(path, field="model")
     # config.json says nothing of a name: its folder's is the nearest thing.
     name = path.resolve().parent.name if path.name == "config.json" else entry.name
+    if is_config(entry.fields) and (count := _stored_parameters(path.parent, entry.fields)):
+        return model_from_mapping({"name": name, "num_parameters": count, **entry.fields})
     return model_from_mapping({"name": name, **entry.fields}, origin=path)
+
+
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_INDEX = "model.safetensors.index.json"
+
+
+def _stored_parameters(folder: Path, config: Mapping[str, Any]) -> int | None:
+    """Return how many weights a checkpoint beside a config.json has, by the index of its files;
+    None if there is no index, or the weights are quantised.
+    """
+    width = _BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
+    if width is None or config.get("quantization_config") or not (folder / _INDEX).is_file():
+        return None
+    size = documents.read(folder / _INDEX).get("metadata", {}).get("total_size")
+    return size // width if isinstance(size, int) and size % width == 0 else None
 
 
 def _config_path(name: str) -> Path:

@@ -21,6 +21,9 @@ from hp_tool.extras import require
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hp_tool.cluster.logs import ServerStart
+    from hp_tool.domain.result import Estimate
+    from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.formats.exchange import Assessment
 
 
@@ -271,11 +274,39 @@ def _print(assessment: Assessment) -> None:
     _print_read(console, assessment)
 
 
+def _server_lines(start: ServerStart, estimate: Estimate | InferenceEstimate) -> Iterator[str]:
+    """Yield what a server's log says of memory, beside the prediction."""
+    from hp_tool.cluster.logs import ServerStart
+    from hp_tool.domain.serving import InferenceEstimate
+    from hp_tool.domain.units import gib
+
+    memory = estimate.memory if isinstance(estimate, InferenceEstimate) else None
+    predicted = {} if memory is None else {"weights": memory.weights_bytes}
+    if memory is not None:
+        predicted["kv_cache"] = memory.kv_cache_capacity_bytes
+    for name, label in (
+        ("weights", "weights"),
+        ("kv_cache", "KV cache"),
+        ("graphs", "CUDA graphs"),
+    ):
+        if (size := getattr(start, f"{name}_bytes")) is not None:
+            beside = f"; predicted {gib(predicted[name])}" if name in predicted else ""
+            yield f"Logged {label}: {gib(size)}{beside}."
+    if start.kv_cache_tokens is not None:
+        yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens."
+    if start == ServerStart():
+        yield "The log has no line of vLLM's or SGLang's start: nothing to compare."
+
+
 def _logged_lines(assessment: Assessment) -> Iterator[str]:
+    from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.result import Estimate
     from hp_tool.domain.units import duration, duration_range, gib
 
     logged = assessment.logged
+    if isinstance(logged, ServerStart):
+        yield from _server_lines(logged, assessment.estimate)
+        return
     if logged is None:
         return
     if logged.out_of_memory:
@@ -289,6 +320,8 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
                 low, high = estimate.intervals.step_s
                 inside = "inside" if low <= logged.step_s <= high else "outside"
                 gap += f" ({duration_range(low, high)}), so {inside} the range"
+                if inside == "outside":
+                    gap += " (hp-tool explain splits a recorded step into parts)"
             gap += f": {abs(off):.1%} {'slower' if off > 0 else 'faster'} than predicted"
         yield f"Measured {duration(logged.step_s)} per step (median of {logged.steps}){gap}."
     elif not logged.out_of_memory:

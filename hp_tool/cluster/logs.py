@@ -174,6 +174,48 @@ def _deepspeed(line: str, facts: LogFacts) -> None:
         facts.loss(_figure(line, rf"\bloss:\s*{_NUMBER}"))
 
 
+def _trainer(line: str, facts: LogFacts) -> None:
+    """Hugging Face's Trainer at its end, and its state file: {'train_samples_per_second': 1.147,
+    'train_steps_per_second': 0.005, ...}; ms-swift at each log: {'loss': 1.6,
+    'global_step/max_steps': '15/94', 'memory(GiB)': 5.64, 'train_speed(iter/s)': 0.49}, the mean
+    speed since the start.
+    """
+
+    def entry(name: str) -> float | None:
+        return _figure(line, rf"['\"]{re.escape(name)}['\"]:\s*['\"]?{_NUMBER}")
+
+    step = _count(line, r"['\"]global_step/max_steps['\"]:\s*['\"](\d+)/")
+    if (rate := entry("train_speed(iter/s)")) is not None and rate > 0.0:
+        facts.add("step_s", 1.0 / rate, step=step)
+    elif (seconds := entry("train_speed(s/it)")) is not None:
+        facts.add("step_s", seconds, step=step)
+    if (steps := entry("train_steps_per_second")) is not None and steps >= LEAST_PRINTED_RATE:
+        facts.add("step_s", 1.0 / steps, step=None)
+    if (rate := entry("train_samples_per_second")) is not None:
+        facts.add("samples_per_second", rate, step=None)
+    facts.peak("reserved_bytes", entry("memory(GiB)"), GIB)
+    facts.loss(entry("loss"))
+
+
+LEAST_PRINTED_RATE = 0.1
+"""Steps a second below which the Trainer's three decimals say less than its samples a second."""
+
+
+def _torchtune(line: str, facts: LogFacts) -> None:
+    """Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3
+    peak_memory_reserved:13.4; GiB.
+    """
+    step = re.match(r"Step (\d+) \|", line)
+    if step is None:
+        return
+    rate = _figure(line, rf"\btokens_per_second_per_gpu:{_NUMBER}")
+    if rate is not None:
+        facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
+        facts.loss(_figure(line, rf"\bloss:{_NUMBER}"))
+    facts.peak("allocated_bytes", _figure(line, rf"\bpeak_memory_alloc:{_NUMBER}"), GIB)
+    facts.peak("reserved_bytes", _figure(line, rf"\bpeak_memory_reserved:{_NUMBER}"), GIB)
+
+
 def _json(line: str, facts: LogFacts) -> None:
     """{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}; other keys and
     other lines are passed over.
@@ -225,6 +267,8 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
     "verl": _verl,
+    "trainer": _trainer,
+    "torchtune": _torchtune,
     "json": _json,
 }
 """By name, as `trainer.reader` and `--format` write it."""
@@ -244,3 +288,46 @@ def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
     for line in lines:
         read_line(line, facts, reader=reader)
     return facts
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerStart:
+    """Memory that an engine reports when it starts, of one device."""
+
+    weights_bytes: float | None = None
+    kv_cache_bytes: float | None = None
+    """For keys and values; SGLang's two halves together."""
+    kv_cache_tokens: int | None = None
+    """Of one replica."""
+    graphs_bytes: float | None = None
+    """Taken by CUDA graphs."""
+
+
+_STARTS: tuple[tuple[str, str, float], ...] = (
+    ("weights_bytes", rf"Model loading took {_NUMBER} (?:GiB|GB)", GIB),
+    ("kv_cache_bytes", rf"Available KV cache memory: {_NUMBER} GiB", GIB),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]{1,20}) tokens", 1.0),
+    ("graphs_bytes", rf"Graph capturing finished in .*? took {_NUMBER} GiB", GIB),
+    ("weights_bytes", rf"Load weight end\..*?mem usage={_NUMBER} GB", GIB),
+    ("kv_cache_tokens", r"KV Cache is allocated\..*?#tokens: ([\d,]{1,20})", 1.0),
+    ("kv_cache_bytes", rf"KV Cache is allocated\..*?KV size: {_NUMBER} GB", GIB),
+    ("graphs_bytes", rf"Capture cuda graph end\..*?mem usage={_NUMBER} GB", GIB),
+)
+"""Lines of vLLM (v1) and SGLang, whose GB are 2**30 bytes."""
+_HALVES = re.compile(rf"KV Cache is allocated\..*?K size: {_NUMBER} GB, V size: {_NUMBER} GB")
+
+
+def read_server_start(lines: Iterable[str]) -> ServerStart:
+    """Return what vLLM or SGLang reports when it starts; the first device's figures."""
+    start = ServerStart()
+    for raw in lines:
+        line = _COLOUR.sub("", raw[:MAX_LINE])
+        for name, pattern, unit in _STARTS:
+            figure = _figure(line, pattern)
+            if figure is not None and getattr(start, name) is None:
+                value = figure * unit
+                setattr(start, name, int(value) if name.endswith("tokens") else value)
+        if start.kv_cache_bytes is None and (halves := _HALVES.search(line)):
+            sizes = (float(each.replace(",", "")) for each in halves.groups())
+            start.kv_cache_bytes = sum(sizes) * GIB
+    return start

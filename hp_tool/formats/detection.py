@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.reading import as_settings, look_up, table
 from hp_tool.formats.registry import formats, readable
-from hp_tool.formats.signs import Evidence, Place, Sign, key_within, words
+from hp_tool.formats.signs import Evidence, Place, Sign, any_key, key_within, words
 from hp_tool.formats.source import mapping_of, parsed
 
 _KEYS = (".json", ".yaml", ".yml", ".toml")
@@ -31,13 +32,37 @@ _UNREAD = (
     Sign(of="keys", rank=10, holds=_gpt_neox, refused="GPT-NeoX"),
     Sign(of="keys", rank=80, holds=_olmo, refused="OLMo"),
     Sign(of="keys", rank=90, holds=key_within("openrlhf"), refused="OpenRLHF"),
-    Sign(of="keys", rank=94, holds=key_within("_component_"), refused="torchtune"),
     Sign(of="keys", rank=95, holds=key_within("max_duration"), refused="LLM Foundry (Composer)"),
     Sign(
         of="keys",
         rank=96,
         holds=key_within("auto_map", "architectures"),
         refused="a model's config.json",
+    ),
+    Sign(
+        of="keys",
+        rank=97,
+        holds=lambda evidence: {"meta", "model", "variants"} <= set(evidence.keys),
+        refused="a page of vLLM's recipes (import a command that it shows)",
+    ),
+    Sign(of="keys", rank=97, holds=key_within("recipe_args"), refused="a recipe of speculation"),
+    Sign(
+        of="keys",
+        rank=21,
+        holds=any_key("grpo", "dpo"),
+        refused="NeMo RL's file of one of its algorithms",
+    ),
+    Sign(
+        of="keys",
+        rank=26,
+        holds=any_key("work_group", "exp_name"),
+        refused="an experiment of Primus",
+    ),
+    Sign(
+        of="keys",
+        rank=27,
+        holds=lambda evidence: {"backend", "resources", "model"} <= set(evidence.keys),
+        refused="a deployment of srt-slurm",
     ),
     Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
     Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
@@ -59,6 +84,12 @@ _UNREAD = (
 """Signs of what is neither read nor written."""
 
 
+_PROGRAM = re.compile(
+    r"(?m)^(?![ \t]*#)[^\n]*?(?:(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?[\s/])([\w.-]+\.py)\b"
+)
+"""Programs that lines of a script start."""
+
+
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
     """Return the name of the format that a text is in, one of those that are read.
 
@@ -78,6 +109,12 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
         "",
     ):
         return tool
+    if programs := re.findall(_PROGRAM, text):
+        raise InputError(
+            f"no supported entry point found (saw: {', '.join(dict.fromkeys(programs))}); "
+            f"supported: {', '.join(readable())}; if it is one of these, pass --format",
+            field="format",
+        )
     if re.search(r"(?<!\S)--[A-Za-z]", text):
         return "megatron-lm"
     if others := re.findall(
@@ -104,12 +141,37 @@ def _of_mapping(content: Mapping[str, Any], text: str) -> str:
         raise InputError(
             "this is a query already: give it to estimate, recommend or tune", field="format"
         )
-    if text.lstrip().startswith("{"):
-        return "deepspeed"
     raise InputError(
-        f"a file of keys that none of {', '.join(readable())} has; say which with --format",
+        f"a file of keys of no supported tool{_resemblance(content)}; supported: "
+        f"{', '.join(readable())}; if it is one of these, pass --format",
         field="format",
     )
+
+
+def _resemblance(content: Mapping[str, Any]) -> str:
+    """Return which tool's keys a file has most of, for an error; its first keys if there is none."""
+    names = [each.name for each in as_settings(content)]
+    shares = {
+        name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
+    }
+    best = max(shares, key=lambda name: shares[name])
+    if 2 * shares[best] >= len(names):
+        return f" (it resembles {best}: {shares[best]} of its {len(names)} keys)"
+    return f" (it has {', '.join(list(map(str, content))[:6])})"
+
+
+_TABLES = (
+    "accelerate",
+    "axolotl",
+    "deepspeed",
+    "nemo",
+    "nemo-automodel",
+    "torchtune",
+    "trainer",
+    "vllm",
+    "sglang",
+)
+"""Tables of the tools whose files are mappings."""
 
 
 def _signs() -> Iterator[tuple[Sign, str]]:

@@ -3,11 +3,11 @@ own short names.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import (
     Read,
@@ -56,16 +56,6 @@ _QUANTIZED = {
     "gptq": "int4",
     "w8a8_int8": "int8",
 }
-_CHECKPOINTS = (
-    ("fp8", "fp8"),
-    ("mxfp4", "mxfp4"),
-    ("nvfp4|fp4", "nvfp4"),
-    ("awq|gptq|int4|w4a16", "int4"),
-    ("int8|w8a8", "int8"),
-)
-"""Parts of a checkpoint's name, and the precision of its weights, which the engine reads in the
-checkpoint.
-"""
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
@@ -82,7 +72,9 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
                 reading.lack("model", f"the model is {untold(first.unknown)}; add", example="NAME")
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server
-        settings = settings_of(words, table=table(engine), reading=reading)
+        known = table(engine)
+        settings = settings_of(words, table=known, reading=reading)
+        settings = [replace(each, name=_in_full(each.name, known)) for each in settings]
         own = [each for each in settings if each.name != "config"]
         read(
             [*_of_file(settings, script, reading, engine=engine), *own],
@@ -93,6 +85,18 @@ def reader(engine: str) -> Callable[[Source, Reading], None]:
         )
 
     return follow
+
+
+def _in_full(name: str, known: Mapping[str, Any]) -> str:
+    """Return the one option that `name` begins, as argparse takes it; else `name` itself."""
+    if name in known or "." in name or len(name) < MIN_ABBREVIATION:
+        return name
+    meant = [each for each in known if each.startswith(name)]
+    return meant[0] if len(meant) == 1 else name
+
+
+MIN_ABBREVIATION = 6
+"""Characters of the shortest beginning of an option that is taken for it."""
 
 
 def _of_file(
@@ -164,7 +168,7 @@ def read(
     )
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
     published = "bf16" if model is None else source.precision_of(model)
-    narrow = _quantized(model) if model is not None and published == "bf16" else published
+    narrow = stored_precision(model) if model is not None and published == "bf16" else published
     if "quantization" not in flags and narrow not in (None, "bf16"):
         inference["precision"] = narrow
         reading.read.append(
@@ -172,6 +176,8 @@ def read(
         )
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
+    if (speculative := _speculative(flags, source, reading)) is not None:
+        inference["speculative"] = speculative
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
     if model is not None:
         query["model"] = model
@@ -214,16 +220,74 @@ def _check_longest(name: str, words: list[str], *, model: str, positions: int | 
         )
 
 
-def _quantized(checkpoint: str) -> str | None:
-    name = checkpoint.rstrip("/").rpartition("/")[2].lower()
-    return next(
-        (
-            kind
-            for words, kind in _CHECKPOINTS
-            if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", name)
-        ),
-        None,
+def _speculative(
+    flags: Mapping[str, list[str]], source: Source, reading: Reading
+) -> dict[str, Any] | None:
+    """Return what drafts tokens, and how many; how many of them are accepted, and what they cost,
+    is the load's to say.
+    """
+    words = flags.get("speculative-config") or flags.get("sc")
+    config: dict[str, Any] = {}
+    if words:
+        try:
+            config = json.loads(" ".join(words))
+        except ValueError:
+            raise InputError(
+                "--speculative-config takes a JSON mapping", field="--speculative-config"
+            ) from None
+    config |= {
+        name.partition(".")[2].replace("-", "_"): values[0]
+        for name, values in flags.items()
+        if name.startswith("speculative-config.") and values
+    }
+    method = str(config.get("method", "")) or (flags.get("speculative-algorithm") or [""])[0]
+    draft = config.get("model") or next(
+        (flags[name][0] for name in _DRAFTS if flags.get(name)), None
     )
+    steps = config.get("num_speculative_tokens") or next(
+        (flags[name][0] for name in _STEPS if flags.get(name)), None
+    )
+    if not (method or draft or steps):
+        return None
+    if (flags.get("speculative-eagle-topk") or ["1"]) != ["1"]:
+        reading.refuse("--speculative-eagle-topk: trees of drafts are not modelled; 1 is a chain")
+    for name in config.keys() - {"method", "model", "num_speculative_tokens"} - _HARMLESS_DRAFTS:
+        reading.refuse(f"--speculative-config.{name}: is not modelled, or not read here")
+    if steps is None and "speculative-num-draft-tokens" in flags:
+        steps = _number(flags, "speculative-num-draft-tokens") - 1  # with the token before them
+    if steps is None:
+        reading.lack(
+            "inference.speculative.num_speculative_tokens",
+            "the command leaves it to the engine; add",
+            example=3,
+        )
+    path = "inference.speculative"
+    reading.lack(f"{path}.acceptance_rate", "the load decides it; add", example=0.7)
+    if "ngram" not in method.lower():
+        reading.lack(
+            f"{path}.draft_cost_fraction",
+            "the time of a draft over that of the model; add",
+            example=0.05,
+        )
+    count = {} if steps is None else {"num_speculative_tokens": whole_number(steps, path)}
+    return count | ({} if draft is None or str(draft) == "none" else {"draft_model": str(draft)})
+
+
+_DRAFTS = ("speculative-model", "speculative-draft-model-path", "speculative-draft-model")
+_STEPS = ("num-speculative-tokens", "speculative-num-steps")
+_HARMLESS_DRAFTS = {
+    "attention_backend",
+    "moe_backend",
+    "quantization",
+    "draft_tensor_parallel_size",
+    "max_model_len",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "revision",
+    "use_local_argmax_reduction",
+    "enforce_eager",
+}
+"""Keys of vLLM's SpeculativeConfig that leave the number of drafted tokens alone."""
 
 
 def _number(flags: Mapping[str, list[str]], name: str) -> int:

@@ -2,6 +2,7 @@
 share.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from hp_tool.domain.declared import BATCH, LORA, names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.reading import Reading
 from hp_tool.formats.scripts import FILL, bash, invocation, option_lines, required
 from hp_tool.formats.tools import accelerate
 from hp_tool.formats.writing import DTYPES, SHAPE, headline, one_word, refuse_unsaid
@@ -152,3 +154,32 @@ def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
         *yaml.safe_dump(dict(content), sort_keys=False).splitlines(),
         "END",
     )
+
+
+def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading) -> dict[str, str]:
+    """Return `training.optimizer` of an optimizer's class; refuse a class that is not known."""
+    if name not in optimizers:
+        reading.refuse(f"optimizer {name or '(none)'}: {', '.join(optimizers)} are read")
+    return {} if optimizers.get(name, "adam") == "adam" else {"optimizer": optimizers[name]}
+
+
+def laid_out(
+    parallel: dict[str, Any],
+    training: dict[str, Any],
+    *,
+    reading: Reading,
+    accumulation_steps: int = 1,
+    global_batch_size: int = 0,
+    shard: int = 0,
+    copies: int = 1,
+) -> None:
+    """Complete a query of a trainer over FSDP 2 by its number of GPUs: the batch of a step, and
+    the group that shards the weights where there are `copies` of them.
+    """
+    axes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    replicas = (reading.num_gpus or 0) // math.prod(parallel.get(axis, 1) for axis in axes)
+    training["global_batch_size"] = (
+        global_batch_size or max(replicas, 1) * accumulation_steps * parallel["micro_batch_size"]
+    )
+    if copies > 1:
+        parallel["data_parallel_shard_size"] = shard if shard > 0 else max(replicas // copies, 1)

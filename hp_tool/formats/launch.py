@@ -92,6 +92,10 @@ _OTHERS = {
 """Commands that train nothing, whatever follows them."""
 
 
+_SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
+"""Images whose entry point is vLLM's server."""
+
+
 class Count(NamedTuple):
     """A number of processes, nodes or hosts."""
 
@@ -201,8 +205,8 @@ def _program(texts: list[str], names: list[str]) -> int | None:
             number + 1 : number + 2
         ] != ["-m"]:
             return number
-        if names[0] in ("docker", "podman") and re.match(r"vllm-openai(:|@|$)", names[number]):
-            return number
+        if names[0] in ("docker", "podman") and _SERVER_IMAGE.match(names[number]):
+            return number if texts[1] == "run" else None
         if text == "-m" and number + 1 < len(texts) and texts[number + 1] not in LAUNCHERS:
             return number + 1
         alone = number == 0 or not texts[number - 1].startswith("--")

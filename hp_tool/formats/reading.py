@@ -333,6 +333,8 @@ def sort(
                     "--file"
                 )
             reading.refuse(f"{setting.written}: {why}")
+        elif argument is None and value == "none" and not setting.written.startswith("-"):
+            reading.ignore(setting, "null: as if it were left out")
         elif argument is None:
             wanted = (
                 len(reading.refused) < MAX_NAMED
@@ -358,7 +360,7 @@ def sort(
             reading.read.append(
                 Read(flag=setting.written, value=value, line=setting.line, field=argument.why)
             )
-        elif argument.fate == "ignored" or value in argument.harmless:
+        elif argument.fate == "ignored" or value in (*argument.harmless, "none"):
             reading.ignore(
                 setting, argument.why if argument.fate == "ignored" else "as if it were left out"
             )

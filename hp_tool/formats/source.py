@@ -35,8 +35,11 @@ class Source:
     """Fields of the query, by dotted path, that the caller gives beside the configuration."""
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
-    layers_of: Callable[[str], int] = lambda name: 1
+    layers_of: Callable[[str], int | None] = lambda name: None
+    """The number of layers of a model; None if nobody knows it."""
     num_experts_of: Callable[[str], int | None] = lambda name: None
+    named: Callable[[str], str] = lambda name: ""
+    """The catalogue's model that a tool calls by `name`, such as llama3_1_8b; or an empty text."""
     positions_of: Callable[[str], int | None] = lambda name: None
     """Tokens that a model has positions for; None if it has no known limit."""
     precision_of: Callable[[str], str] = lambda name: "bf16"

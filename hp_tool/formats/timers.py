@@ -37,6 +37,8 @@ _SIGNS = (b"across ranks (ms):", b"elapsed time per iteration (ms):")
 _NUMBER = r"(\d{1,12}\.\d{1,6})"
 _BOTH = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
 _MOST = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
+_OLD = re.compile(rf"([a-z][a-z-]+): {_NUMBER}")
+_RENAMED = {"backward-params-all-reduce": "all-grads-sync"}
 _NAME = re.compile(r"(?:^|\s)([a-z][a-z-]+):\s*$")
 _RANK = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
@@ -110,7 +112,12 @@ def _timer(line: str, step: TimedStep, name: str) -> str:
     """Read one line after a step's, of ranks that of the timer `name`; return the timer that the
     next line may be of.
     """
-    if (both := _BOTH.search(line)) and both[1] in NAMES:
+    if line.lstrip().startswith("time (ms) |"):  # of 2021: one line, of the last rank
+        for named in _OLD.finditer(line):
+            timer = _RENAMED.get(named[1], named[1])
+            if timer in NAMES:
+                step.longest_s[timer] = float(named[2]) / 1e3
+    elif (both := _BOTH.search(line)) and both[1] in NAMES:
         step.shortest_s[both[1]], step.longest_s[both[1]] = (
             float(both[2]) / 1e3,
             float(both[3]) / 1e3,

@@ -69,7 +69,7 @@ def test_lora_with_its_defaults() -> None:
 def test_in_full_over_deepspeed_without_recomputation() -> None:
     text = LORA.replace(
         "finetuning_type: lora",
-        "finetuning_type: full\ndeepspeed: examples/deepspeed/ds_z3_config.json",
+        "finetuning_type: full\ndeepspeed: configs/ds_z3_config.json",
     )
     text = text.replace(
         "lora_rank: 16\nlora_target: all", "disable_gradient_checkpointing: true\ncutoff_len: 4096"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.errors import InputError
 from hp_tool.formats.exchange import read_query
 from hp_tool.formats.reading import plain, table
@@ -117,11 +118,10 @@ def test_megatron_takes_its_arguments_with_the_defaults_of_ms_swift() -> None:
 @pytest.mark.parametrize(
     ("command", "word"),
     [
-        (f"{FULL} --gradient_accumulation_steps 2", "without deepspeed"),
         (f"{FULL} --deepspeed zero3_offload", "offload_param"),
         (f"{LORA} --sequence_parallel_size 4", "sequence_parallel_size"),
         (f"{LORA} --tuner_type adalora", "adalora"),
-        (f"{LORA} --optim adamw_8bit", "adamw_8bit"),
+        (f"{FULL} --deepspeed zero2 --optim adamw_8bit", "adamw_8bit"),
         (f"{LORA} --of_my_own 1", "of_my_own"),
         (LORA.replace("swift sft", "swift rlhf"), "rlhf"),
         (f"{MEGATRON} --tuner_type longlora", "longlora"),
@@ -132,3 +132,34 @@ def test_megatron_takes_its_arguments_with_the_defaults_of_ms_swift() -> None:
 def test_what_is_not_modelled_is_named(command: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         query(command)
+
+
+def test_full_training_without_deepspeed_keeps_all_in_16_bits() -> None:
+    training = query(f"{FULL} --torch_dtype bfloat16")["training"]
+    widths = ("parameter_precision", "gradient_precision", "optimizer_precision")
+    assert [training[name] for name in widths] == ["bf16"] * 3
+    assert training["master_precision"] == "none"
+
+
+def test_several_data_sets_follow_one_flag() -> None:
+    for command in (LORA, MEGATRON):
+        assert query(command.replace("--dataset d", "--dataset a/b#10 c/d#10"))["model"]
+
+
+def test_a_backslash_before_the_end_ends_the_command() -> None:
+    assert query(f"{LORA} \\\n") == query(f"{LORA} \\\n\n") == query(LORA)
+
+
+def test_uneven_stages_are_laid_out_by_the_models_layers() -> None:
+    read = query(
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-30B-A3B --dataset d --max_length 8192 "
+        "--pipeline_model_parallel_size 2 --decoder_first_pipeline_num_layers 25 "
+        "--expert_model_parallel_size 4"
+    )
+    layout = parse_layout(read["parallel"]["pipeline_layout"])
+    assert [chunk.layers for chunk in layout.chunks] == [25, 23]
+
+
+def test_accumulation_by_expr_is_calculated() -> None:
+    command = f"n=4\n{LORA} --gradient_accumulation_steps $(expr 32 / $n / 2)"
+    assert query(command)["training"]["global_batch_size"] == 4 * 8

@@ -156,6 +156,9 @@ FAMILIES: dict[str, Family] = {
     "arcee": LLAMA.but(fixed={"gated_mlp": False}),
     "cohere": _COHERE,
     "cohere2": _COHERE.but(full_attention_every=4),
+    "exaone": LLAMA,
+    "internlm3": LLAMA.but(fixed={"attention_output_bias": False}),
+    "iquestcoder": LLAMA,
     "cwm": PLAIN.but(full_attention_every=4),
     "ernie4_5": LLAMA.but(
         defaults=TIED, keys={"attention_bias": "use_bias", "mlp_bias": "use_bias"}

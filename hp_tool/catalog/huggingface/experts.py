@@ -57,6 +57,11 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
     return fields
 
 
+def _dense_or_sparse(config: Config) -> dict[str, Any]:
+    """Layers by the file's list, or dense ones first."""
+    return _dense(config, dense_layers(config, layers=layer_count(config)))
+
+
 def _qwen2(config: Config) -> dict[str, Any]:
     return {
         "num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0,
@@ -144,6 +149,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_moe": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
+    "mellum": _QWEN3.but(derive=_dense_or_sparse),
+    "solar_open": _GLM,
+    "sarvam_moe": _GLM.but(defaults={"attention_bias": False}),
+    "sarvam_mla": DEEPSEEK,
+    "hy_v3": QWEN3.but(
+        keys={**LOCAL, **same("moe_intermediate_size num_shared_experts")},
+        derive=_dense_or_sparse,
+    ),
     "llama4_text": PLAIN.but(
         keys={**LOCAL, "moe_intermediate_size": "intermediate_size"},
         fixed={"num_shared_experts": 1},
@@ -166,9 +179,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
-    "glm4_moe_lite": DEEPSEEK.but(
-        derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))
-    ),
+    "glm4_moe_lite": DEEPSEEK.but(derive=_dense_or_sparse),
     "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
     "mistral4": DEEPSEEK,
     "glm4_moe": _GLM,

@@ -3,10 +3,12 @@ fixes things.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from hp_tool.catalog.huggingface import decoders, encoders, experts, hybrids, state_spaces
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
 from hp_tool.catalog.huggingface.refused import REFUSED
+from hp_tool.catalog.huggingface.structure import read_by_structure
 from hp_tool.catalog.huggingface.towers import Tower, described, parameters, towers
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
@@ -38,9 +40,20 @@ def read_config(config: Config) -> ModelSpec:
     types; InputError names a value that is missing or of the wrong type.
     """
     config, left_out, beside = _language_model(config)
-    model_type = _model_type(config)
-    family = FAMILIES[model_type]
     written = {key: value for key, value in config.items() if value is not None}
+    if written.get("model_type", "") not in (*FAMILIES, *REFUSED, ""):
+        by_structure = read_by_structure(
+            written, families=FAMILIES, read=lambda keys, family: _spec(keys, family, "", {})
+        )
+        if by_structure is not None:
+            return by_structure
+    return _spec(written, FAMILIES[_model_type(config)], left_out, beside)
+
+
+def _spec(
+    written: dict[str, Any], family: Family, left_out: str, beside: Mapping[str, Tower]
+) -> ModelSpec:
+    model_type = str(written.get("model_type", ""))
     for key, (value, why) in family.required.items():
         refuse(written, key, unless=value, why=why)
     names = {**_SAME, **family.keys}
@@ -54,6 +67,7 @@ def read_config(config: Config) -> ModelSpec:
         written.get("name")
         or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1]
         or model_type
+        or "model"
     )
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
     if "gemma3" not in model_type:  # whose max_position_embeddings are those after scaling

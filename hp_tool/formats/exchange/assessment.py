@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool.cluster.logs import read_log
+from hp_tool.cluster.logs import ServerStart, read_log, read_server_start
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -59,7 +59,8 @@ class Assessment:
     `search.baseline`.
     """
     estimate: Estimate | InferenceEstimate
-    logged: LoggedRun | None
+    logged: LoggedRun | ServerStart | None
+    """What the log says of a training's steps, or of a server's memory."""
     step_gap_fraction: float | None
     """Logged step time over the predicted one, less 1."""
     better: Recommendation | ServingRecommendation | None
@@ -107,7 +108,9 @@ def assess(
     tool = reading.tool if reading is not None else usual(query.kind).name
     estimate, _ = problem.estimate()
     workload = query.training and replace(query.training.with_open_knobs(), overlap=None)
-    logged = None if log is None or workload is None else _logged(query, log, tool)
+    logged: LoggedRun | ServerStart | None = None
+    if log is not None:
+        logged = _logged(query, log, tool) if workload is not None else read_server_start(log)
     search = search_query(query, tool=tool)
     free = replace(search, training=workload, objective=None)
     rows = problem_of(free).rank(top=1).recommendations
@@ -118,7 +121,7 @@ def assess(
         best, gain = None, None
     gap = (
         None
-        if logged is None or logged.step_s is None or theirs is None
+        if not isinstance(logged, LoggedRun) or logged.step_s is None or theirs is None
         else logged.step_s / theirs - 1.0
     )
     hidden = (query.training and query.training.overlap) or OverlapSpec()

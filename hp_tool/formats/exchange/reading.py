@@ -3,6 +3,7 @@ missing is one error.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from hp_tool.formats.reading import (
     MAX_NAMED,
     ImportRefusedError,
     Missing,
-    Read,
     Reading,
     Setting,
     option,
@@ -60,8 +60,9 @@ def read_configuration(
         log=log,
         num_gpus=num_gpus,
         vocabulary=_vocabulary,
-        layers_of=lambda name: catalog.model(name).num_hidden_layers,
+        layers_of=lambda name: _layers(changes.get("model", name)),
         precision_of=published_precision,
+        named=_near_model,
         num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
         positions_of=lambda name: _spec(changes.get("model", name)).max_position_embeddings,
     )
@@ -85,6 +86,13 @@ def _spec(model: Any) -> ModelSpec:
     return catalog.model_from_mapping(model) if isinstance(model, Mapping) else catalog.model(model)
 
 
+def _layers(model: Any) -> int | None:
+    try:
+        return _spec(model).num_hidden_layers
+    except HpToolError:  # a model that nobody knows is reported as missing
+        return None
+
+
 def read_query(text: str, **options: Any) -> dict[str, Any]:
     """The query of a foreign configuration; as `read_configuration`."""
     return read_configuration(text, **options).query
@@ -104,13 +112,6 @@ def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
             reading.lack("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
-    if (
-        isinstance(model, str)
-        and not catalog.knows("models", model)
-        and (same := _without_precision(model))
-    ):
-        reading.read.append(Read(flag="checkpoint", value=model[:200], line=None, field="model"))
-        query["model"] = model = same
     if isinstance(model, str) and model and not catalog.knows("models", model):
         near = _near_model(model)
         reading.lack(
@@ -170,20 +171,6 @@ def _near_model(text: str) -> str:
     return ""
 
 
-def _without_precision(checkpoint: str) -> str:
-    """The catalogue's model of a checkpoint whose name ends in the format of its weights, or that
-    another publisher serves; or ''.
-    """
-    plain = re.sub(
-        r"(?i)-(fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|int8|w\d+a\d+|dynamic)(?=-|$)",
-        "",
-        checkpoint.rstrip("/"),
-    )
-    return next(
-        (name for name in (plain, plain.rpartition("/")[2]) if catalog.knows("models", name)), ""
-    )
-
-
 def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of
     this shape.
@@ -194,15 +181,19 @@ def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
         return missing
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    for name in catalog.names("models"):
-        spec = catalog.model(name)
-        same = all(
-            getattr(spec, each) == shape.get(each) for each in names
-        ) and spec.num_experts == shape.get("num_experts")
-        if same and spec.ffn_size == shape.get("intermediate_size") and missing.example == "...":
-            suggested = missing.with_example(str(spec.vocab_size))
-            return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
-    return missing
+    alike = [
+        spec
+        for spec in map(catalog.model, catalog.names("models"))
+        if all(getattr(spec, each) == shape.get(each) for each in names)
+        and spec.num_experts == shape.get("num_experts")
+        and spec.ffn_size == shape.get("intermediate_size")
+    ]
+    if not alike or missing.example != "...":
+        return missing
+    usual, _ = Counter(spec.vocab_size for spec in alike).most_common(1)[0]
+    name = next(spec.name for spec in alike if spec.vocab_size == usual)
+    suggested = missing.with_example(str(usual))
+    return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
 
 
 def _vocabulary(settings: Mapping[str, Setting]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import tree_sitter
 
 MAX_CHARACTERS = 200_000
+_CONTINUES_NOTHING = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
+"""A backslash before an empty line or the end: bash ends the command there, the grammar does not."""
 
 
 @functools.cache
@@ -43,6 +46,8 @@ def parse_script(text: str) -> tree_sitter.Node:
             code="too_large",
         )
     root = parse(text.encode(errors="replace"))
+    if root.has_error and (ended := _CONTINUES_NOTHING.sub(" ", text)) != text:
+        root = parse(ended.encode(errors="replace"))
     if root.has_error:
         at = _first_error(root)
         line = (text.splitlines() or [""])[min(at, max(len(text.splitlines()) - 1, 0))].strip()[:80]

@@ -29,6 +29,14 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "&&": lambda a, b: int(bool(a) and bool(b)),
     "||": lambda a, b: int(bool(a) or bool(b)),
 }
+EXPR: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+    "%": operator.mod,
+}
+"""Operators of the command `expr` between two natural numbers."""
 _ASSIGNMENT = re.compile(r"[-+*/%&|^]?=|(\*\*|<<|>>)=")
 _TESTS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,

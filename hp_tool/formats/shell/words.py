@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.grammar import parse_script
-from hp_tool.formats.shell.sums import SumError, calculate, sets_variable
+from hp_tool.formats.shell.sums import EXPR, SumError, calculate, sets_variable
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -202,7 +202,7 @@ class Filler:
             sums = [child for child in inner if child.type == "arithmetic_expansion"]
             yield Piece(self.sum_text(sums[0]) if sums else self.mark(source), True, line)
         elif kind in ("command_substitution", "process_substitution"):
-            yield Piece(self.mark(source.strip()), True, line)
+            yield Piece(self._expr(node) or self.mark(source.strip()), True, line)
         elif kind == "brace_expression":
             ends = [int(text) for text in re.findall(r"-?\d+", source)[:2]]
             step = 1 if ends[-1] >= ends[0] else -1
@@ -219,6 +219,28 @@ class Filler:
         else:
             text = re.sub(r"\\(.)", r"\1", re.sub(r"\\\r?\n", "", source), flags=re.DOTALL)
             yield Piece(text, True, line)
+
+    def _expr(self, node: Node) -> str:
+        """Return the number of $(expr A + B) for known whole numbers; an empty text for any other
+        command.
+        """
+        commands = [child for child in node.children if child.is_named]
+        if len(commands) != 1 or commands[0].type != "command":
+            return ""
+        if not source_of(commands[0]).startswith("expr "):
+            return ""
+        texts = [word.text for child in commands[0].children for word in self.words(child)]
+        first, *rest = texts[1:] or ("",)
+        if not re.fullmatch(r"\d{1,18}( [-+*/%] \d{1,18}){1,5}", " ".join(texts[1:])):
+            return ""
+        if len({*rest[::2]} - {"*", "/", "%"}) and len(rest) > 2:
+            return ""  # of unlike precedence
+        number = int(first)
+        for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
+            if sign in "/%" and operand == 0:
+                return ""
+            number = EXPR[sign](number, operand)
+        return str(number)
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
         """Children and what is written between them."""

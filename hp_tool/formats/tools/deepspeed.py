@@ -1,6 +1,7 @@
 """DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json), both ways."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.domain.declared import BATCH, names
@@ -8,7 +9,7 @@ from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Reading, key_values
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, any_key, words
+from hp_tool.formats.signs import Evidence, Sign, words
 from hp_tool.formats.source import Source
 from hp_tool.formats.trainer import arguments, scripts
 from hp_tool.formats.trainer.arguments import BESIDE
@@ -86,9 +87,17 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
-_KEYS = any_key(
-    "train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16"
-)
+_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu")
+
+
+def _is_its_file(evidence: Evidence) -> bool:
+    """Return whether keys are DeepSpeed's own, or switch a precision on as it does."""
+    precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
+    return not evidence.keys.isdisjoint(_KEYS) or any(
+        isinstance(each, Mapping) and "enabled" in each for each in precisions
+    )
+
+
 _TRAINER = words(
     r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch|(?m:^[^#\n]*\btrl\s+sft\b)"
 )
@@ -96,7 +105,10 @@ register(
     Format(
         name="deepspeed",
         title="DeepSpeed",
-        signs=(Sign(of="keys", rank=60, holds=_KEYS), Sign(of="script", rank=61, holds=_TRAINER)),
+        signs=(
+            Sign(of="keys", rank=60, holds=_is_its_file),
+            Sign(of="script", rank=61, holds=_TRAINER),
+        ),
         read=read,
         write=text,
         options=lambda setup: key_values(config(setup)),

@@ -9,7 +9,7 @@ from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
 from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.signs import Evidence, Sign, words
 from hp_tool.formats.source import Source, parsed
 from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.trainer.scripts import deepspeed_file
@@ -75,6 +75,10 @@ def read(source: Source, reading: Reading) -> None:
                     values=(value,),
                 )
             )
+    wide = values.get("pure-bf16", "false") != "true"  # trained weights are cast to 32 bits
+    settings.append(
+        Setting(name="dtype", written="pure_bf16", values=("float32" if wide else "bfloat16",))
+    )
     checkpointed = values.get("disable-gradient-checkpointing", "false") != "true"
     settings = [
         each
@@ -107,14 +111,19 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
-_KEYS = ("finetuning_type", "cutoff_len", "template")
+def _is_its_file(evidence: Evidence) -> bool:
+    return bool(evidence.keys & {"finetuning_type", "cutoff_len"}) or {
+        "model_name_or_path",
+        "template",
+    } <= set(evidence.keys)
+
+
 register(
     Format(
         name="llama-factory",
         title="LLaMA-Factory",
         signs=(
-            Sign(of="keys", rank=51, holds=any_key(*_KEYS)),
-            Sign(of="keys", rank=92, holds=key_within(*_KEYS)),
+            Sign(of="keys", rank=51, holds=_is_its_file),
             Sign(
                 of="script",
                 rank=13,
@@ -122,6 +131,7 @@ register(
                 refused="a command of LLaMA-Factory (import the YAML file that it names)",
             ),
         ),
+        log="trainer",
         read=read,
         write=text,
         framework="torch-fsdp",

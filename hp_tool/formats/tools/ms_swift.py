@@ -2,7 +2,6 @@
 Megatron Core (`megatron sft`).
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,9 @@ from hp_tool.formats.signs import Sign, words
 from hp_tool.formats.source import Source, file_of, parsed
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.formats.tools.megatron_lm.read import read as read_megatron
+from hp_tool.formats.tools.megatron_lm.words import UNEVEN_STAGES
 from hp_tool.formats.trainer import arguments
+from hp_tool.formats.trainer.scripts import preset
 
 _ARGUMENTS = {
     "tuner-type": "finetuning-type",
@@ -90,7 +91,7 @@ def read(source: Source, reading: Reading) -> None:
             name: replace(each, arity="?") if each.arity == "0" else each
             for name, each in table(TABLE).items()
         }
-        settings = settings_of(launch.words, table={**own, **switched}, reading=reading)
+        settings = settings_of(launch.words, table={**switched, **own}, reading=reading)
         _by_megatron(settings, source, reading)
     else:
         settings = settings_of(launch.words, table=own, reading=reading)
@@ -179,12 +180,8 @@ def _by_trainer(
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
     text = _deepspeed(texts.get("deepspeed"), files, reading)
-    stage_is_missing = any(each.field == "parallel.zero_stage" for each in reading.missing)
-    if text is None and kind == "full" and "deepspeed" not in texts and not stage_is_missing:
-        reading.refuse(
-            "tuner_type full without deepspeed: weights and states in 16 bits, without a copy in "
-            "32, are not read"
-        )
+    dtype = texts.get("torch-dtype") or "bfloat16"  # else the checkpoint's
+    words_.append(_named("torch-dtype", dtype, written="torch_dtype"))
     content = None if text is None else parsed(text)
     num_gpus, spare = reading.num_gpus, source.ignore
     arguments.read(
@@ -209,12 +206,8 @@ def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> 
         return None
     if name.lstrip().startswith("{"):
         return name
-    if (own := re.fullmatch(r"zero([0-3])(_offload)?", name)) is not None:
-        zero: dict[str, Any] = {"stage": int(own[1])}
-        if own[2]:
-            zero["offload_optimizer"] = {"device": "cpu"}
-            zero |= {"offload_param": {"device": "cpu"}} if own[1] == "3" else {}
-        return json.dumps({"zero_optimization": zero})
+    if (own := preset(name)) is not None:
+        return own
     text = file_of(files, name)
     if text is None:
         reading.lack(
@@ -273,6 +266,11 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
         and not {"fp16", "bf16"} & last.keys()
     ):
         passed.append(_named("bf16", written="torch_dtype"))
+    named = last["model"].text if "model" in last else ""
+    if (layers := source.layers_of(named)) is not None:
+        passed.append(_named("num-layers", str(layers), written="the model's layers"))
+    else:  # which uneven stages are laid out by; the model is reported as missing
+        passed = [each for each in passed if each.name not in UNEVEN_STAGES]
     read_megatron(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]
     reading.query.pop("model", None)
@@ -309,6 +307,7 @@ register(
                 holds=words(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b"),
             ),
         ),
+        log="trainer",
         read=read,
         reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`",
     )

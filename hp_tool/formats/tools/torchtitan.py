@@ -14,6 +14,7 @@ from hp_tool.formats.reading import Reading, as_settings, key_values, sort, tabl
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, words
 from hp_tool.formats.source import Source, beside
+from hp_tool.formats.trained_by import RUNS
 from hp_tool.formats.writing import SHAPE, headline, refuse_unsaid
 
 TOOL = "torchtitan 0.2"
@@ -281,13 +282,13 @@ def fill(
             field="parallelism.pipeline_parallel_schedule",
         )
     if p > 1 and schedule == _SCHEDULES[True]:
-        layers = source.layers_of(shape) if shape else p
+        layers = (source.layers_of(shape) if shape else None) or p
         parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers)
     training = {
         "sequence_length": _size(batch, "seq_len", usual=2048),
         "global_batch_size": whole,
         "precision": _precision(model, batch, section("float8"), reading),
-        "framework": "torch-fsdp",
+        "framework": RUNS["torchtitan"],
     }
     if batch.get("dtype", "float32") == "bfloat16":
         training |= dict.fromkeys(

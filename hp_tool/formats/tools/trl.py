@@ -6,6 +6,8 @@ from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
 from hp_tool.formats.registry import Format, register
+from hp_tool.formats.signs import Evidence, Sign
+from hp_tool.formats.trainer.scripts import read_file
 from hp_tool.formats.writing import DTYPES, Values, option_words
 
 TOOL = "TRL 1.16"
@@ -51,10 +53,20 @@ def arguments(setup: TrainingSetup) -> Values:
     return options
 
 
+def _is_its_file(evidence: Evidence) -> bool:
+    """Return whether keys are the Trainer's, with the model that TRL's ModelConfig names."""
+    trainers = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
+    return "model_name_or_path" in evidence.keys and not evidence.keys.isdisjoint(trainers)
+
+
 register(
     Format(
         name="trl",
         title="TRL",
+        signs=(Sign(of="keys", rank=55, holds=_is_its_file),),
+        log="trainer",
+        read=read_file,
+        reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",
         write=text,
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,

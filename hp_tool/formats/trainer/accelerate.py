@@ -7,6 +7,7 @@ from typing import Any
 
 from hp_tool.formats.launch import SWITCHES
 from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, table, whole_number
+from hp_tool.formats.trained_by import RUNS
 from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
@@ -73,7 +74,7 @@ def read(
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
-        training["framework"] = "torch-fsdp"
+        training["framework"] = RUNS["trainer-fsdp"]
         parallel["recompute"] = (
             "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
         )

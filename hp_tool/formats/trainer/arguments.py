@@ -9,6 +9,7 @@ from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.reading import (
+    Ignored,
     Reading,
     Setting,
     as_settings,
@@ -18,6 +19,7 @@ from hp_tool.formats.reading import (
     table,
     whole_number,
 )
+from hp_tool.formats.trained_by import RUNS
 
 BESIDE = "for_the_training_script"
 """A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the
@@ -29,6 +31,8 @@ AXES: dict[str, Any] = {
     "recompute": ("none", "full"),
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
+_EIGHT_BITS = re.compile(r"(paged_)?adamw?_(bnb_|torch_)?8bit|adamw_hf_8bit|adamw_8bit")
+"""Names of Adam whose two states have 8 bits, and a scale for each block of 256."""
 _OTHER_ADAMS = re.compile(
     r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam"
 )
@@ -168,7 +172,7 @@ def read(
     training: dict[str, Any] = {
         "global_batch_size": whole,
         "precision": _precision(keys, arguments, reading),
-        "framework": "deepspeed" if content is not None or stage else "hf-trainer",
+        "framework": RUNS["trainer-deepspeed" if content is not None or stage else "trainer"],
     }
     if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
@@ -183,22 +187,27 @@ def read(
         )
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
-    _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
     dtype = (run.argument("torch-dtype", "dtype") or "").lower()
-    narrow = dtype in ("bfloat16", "float16")
+    narrow = dtype in SIXTEEN_BITS
     if (
         run.argument("use-peft") is not None
         and training.get("task") == "lora"
         and dtype in ("", "float32")
     ):
         training["parameter_precision"] = "fp32"  # TRL's default
-    if narrow and training["framework"] == "hf-trainer" and "task" not in training:
-        reading.refuse(
-            "dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 "
-            "are not read"
-        )
-    in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16
+    if content is None and not stage and "task" not in training:
+        if narrow:
+            training |= pure_states(SIXTEEN_BITS[dtype])
+        elif dtype == "float32" and training["precision"] != "fp32":
+            training["parameter_precision"] = "fp32"
+    optimizer = run.key("optimizer.type") or run.argument("optim")
+    sharded = content is not None or bool(stage)
+    _optimizer(training, optimizer, reading, sharded=sharded and "task" not in training)
+    loss = run.argument("loss-type")
+    if loss not in (None, "chunked_nll", "nll", "dft", "cross_entropy", "causal_lm"):
+        reading.refuse(f"loss_type {loss}: only the next token's cross entropy is modelled")
+    in_chunks = loss in ("chunked_nll", "nll")  # one since TRL 1.16
     if (
         in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF
     ):  # Liger's never forms all logits
@@ -217,6 +226,20 @@ def read(
         model := run.argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")
     ) is not None:
         reading.query["model"] = model
+
+
+SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
+"""PyTorch's names of 16-bit types."""
+
+
+def pure_states(precision: str) -> dict[str, str]:
+    """Return the fields of a training whose parameters the optimizer updates as they are: gradients
+    and states have their precision, and there is no master copy.
+    """
+    kept = dict.fromkeys(
+        ("parameter_precision", "gradient_precision", "optimizer_precision"), precision
+    )
+    return {**kept, "master_precision": "none"}
 
 
 def _count(value: str | None, name: str) -> int | None:
@@ -243,6 +266,8 @@ def _precision(
     keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading
 ) -> str:
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
+    if words.get("fp8", "no") not in _OFF:
+        return "fp8"
     for name, key in (
         ("bf16", "bf16.enabled"),
         ("bf16", "bfloat16.enabled"),
@@ -266,10 +291,19 @@ def _precision(
     return "fp32"
 
 
-def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> None:
+def _optimizer(
+    training: dict[str, Any], name: str | None, reading: Reading, *, sharded: bool
+) -> None:
+    """Read the optimizer; `sharded`: DeepSpeed keeps its states. States of adapters are too small
+    for their precision to count.
+    """
     if name is None:
         return
     word = name.lower()
+    if _EIGHT_BITS.fullmatch(word) and not sharded:
+        if "task" not in training:
+            training["optimizer_precision"] = "fp8"
+        return
     kind = next((kind for kind in ("adam", "sgd", "muon") if kind in word), None)
     if kind is None or _OTHER_ADAMS.search(word):
         reading.refused.append(f"optimizer {name}: is not modelled; adam, sgd and muon are")
@@ -330,13 +364,17 @@ def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Read
         )
         not in _OFF
     )
-    if kind != "nf4" or not nested:
+    if kind != "nf4":
         reading.refuse(
-            "4 bits as "
-            f"{kind}{'' if nested else ' with scales of 32 bits (no use_bnb_nested_quant)'}: nf4 "
-            "with quantised "
-            "scales is modelled; --ignore load_in_4bit, and add --set "
+            f"4 bits as {kind}: nf4 is modelled; --ignore load_in_4bit, and add --set "
             "training.frozen_precision=nf4 to take it as that"
         )
         return
+    if not nested:
+        reading.ignored.append(
+            Ignored(
+                flag="load_in_4bit",
+                reason="scales are not quantised: 0.37 bits a frozen weight more than counted",
+            )
+        )
     training["frozen_precision"] = "nf4"

@@ -2,16 +2,25 @@
 names.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from hp_tool.formats.reading import Reading, Setting, plain, settings_of, table, untold
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    as_settings,
+    plain,
+    settings_of,
+    table,
+    untold,
+)
 from hp_tool.formats.renamed import recipe
 from hp_tool.formats.shell import Script, Word
-from hp_tool.formats.source import Source, beside, file_of, parsed
+from hp_tool.formats.source import Source, beside, file_of, mapping_of, parsed
 from hp_tool.formats.trainer import accelerate, arguments
 
 _OTHER_TASKS = re.compile(
@@ -35,10 +44,45 @@ def read(source: Source, reading: Reading) -> None:
         each.text.endswith("trl/scripts/sft.py") for each in _words(script)
     ):
         words += _unsaid_by_trl({each.name for each in words})
-    text = deepspeed_file(words, script.files, reading)
-    content = None if text is None else parsed(text)
     config = _accelerate_config(script, source, reading)
-    options = _accelerate_options(words, script, reading, alone=config is None)
+    started = [word.text for word in _words(script)]
+    options = (
+        accelerate.launch_options(started[started.index("accelerate") + 2 :])
+        if "accelerate" in started
+        else {}
+    )
+    _by_launcher(words, source, script.files, reading, config=config, options=options)
+
+
+def read_file(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of TRL's YAML file, as `trl sft --config` takes it: sharded
+    as Accelerate's or DeepSpeed's file says, if one is at hand, else by data alone.
+    """
+    words = as_settings(source.keys(reading), lines=source.text)
+    words += _unsaid_by_trl({each.name for each in words})
+    config = next(
+        (text for text in source.files.values() if "distributed_type" in (mapping_of(text) or {})),
+        None,
+    )
+    _by_launcher(words, source, source.files, reading, config=config, options={})
+    reading.tool = "trl"
+
+
+def _by_launcher(
+    words: list[Setting],
+    source: Source,
+    files: Mapping[str, str],
+    reading: Reading,
+    *,
+    config: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Read a Trainer's arguments together with what starts it: `config` is the text of Accelerate's
+    file, `options` those of `accelerate launch`.
+    """
+    text = deepspeed_file(words, files, reading)
+    content = None if text is None else parsed(text)
+    options = options or _own_fsdp(words, reading, alone=config is None)
     if config is None and (text is not None or not options):
         num_gpus = reading.num_gpus
         arguments.read(
@@ -63,6 +107,7 @@ def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
         (("bf16", "fp16"), "bf16", "true"),
         (arguments.LENGTHS, "max-length", "1024"),
         (("loss-type",), "loss-type", "nll"),
+        (("dtype", "torch-dtype"), "dtype", "float32"),
     ):
         if not any(each in names for each in others):
             yield Setting(
@@ -80,8 +125,10 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
     if setting is not None and setting.unknown:
         reading.lack_value(setting, "parallel.zero_stage")
         return None
-    named = None if setting is None else setting.values[0]
+    named = None if setting is None or setting.values[0] == "none" else setting.values[0]
     text = None if named is None else file_of(files, named)  # the command's own come last, and win
+    if named is not None and text is None:
+        text = preset(named)
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
         why = f"{named} is not at hand; give it with --file {named}"
@@ -93,25 +140,37 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
     return text
 
 
-def _accelerate_options(
-    words: list[Setting], script: Script, reading: Reading, *, alone: bool
-) -> dict[str, Any]:
-    """Return the options of `accelerate launch`, or the Trainer's own --fsdp where nothing else
-    shards (`alone`: no file of Accelerate's does).
+_PRESETS = re.compile(
+    r"(?:zero|.*\bexamples/deepspeed/ds_z|.*\bdeepspeed_configs/zero)([0-3])(?:_bf16|_torch_compile)?"
+    r"(_offload|_cpuoffload_all|_cpuoffload_params)?(?:_config)?(?:\.json)?"
+)
+"""Names of the DeepSpeed files that ms-swift, LLaMA-Factory and axolotl bring."""
+
+
+def preset(name: str) -> str | None:
+    """Return the text of a DeepSpeed file that comes with a trainer, by its name; None: of none."""
+    own = _PRESETS.fullmatch(name)
+    if own is None or ("/" not in name and name.endswith(".json")):
+        return None
+    zero: dict[str, Any] = {"stage": int(own[1])}
+    if own[2] and "params" not in own[2]:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if own[2] and own[1] == "3":
+        zero["offload_param"] = {"device": "cpu"}
+    return json.dumps({"zero_optimization": zero})
+
+
+def _own_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
+    """Return the Trainer's own --fsdp where nothing else shards (`alone`: no file of Accelerate's
+    does).
     """
-    started = [word.text for word in _words(script)]
-    options = (
-        accelerate.launch_options(started[started.index("accelerate") + 2 :])
-        if "accelerate" in started
-        else {}
-    )
     fsdp = next(
         (each.text.strip() for each in reversed(words) if each.name == "fsdp" and not each.unknown),
         "",
-    )  # '' is off
-    if fsdp and alone and not options:
-        return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
-    return options
+    )
+    if fsdp in ("", "none", "false") or not alone:
+        return {}
+    return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
 
 
 _CONFIG_FILE = ("--config_file", "--config-file", "--accelerate_config", "--accelerate-config")

@@ -2,7 +2,7 @@
 
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.tools.axolotl.read import read
 from hp_tool.formats.tools.axolotl.write import text
 
@@ -12,7 +12,6 @@ register(
         title="Axolotl",
         signs=(
             Sign(of="keys", rank=50, holds=any_key("base_model")),
-            Sign(of="keys", rank=91, holds=key_within("base_model")),
             Sign(
                 of="script",
                 rank=12,
@@ -20,6 +19,7 @@ register(
                 refused="a command of Axolotl (import the YAML file that it names)",
             ),
         ),
+        log="trainer",
         read=read,
         write=text,
         framework="torch-fsdp",

@@ -36,7 +36,7 @@ _ONE = {
     "gradient_accumulation_steps": "gradient-accumulation-steps",
 }
 """Keys that are 1 where a file leaves them out, and the Trainer's arguments."""
-_HARMLESS = ("LigerPlugin",)
+_HARMLESS = ("LigerPlugin", "KernelsPlugin", "CutCrossEntropyPlugin")
 """Plugins that do nothing but what keys of their own switch on."""
 _ADAPTERS = ("lora", "qlora")
 
@@ -75,7 +75,7 @@ def read(source: Source, reading: Reading) -> None:
     ]
     words += [
         *_checkpoints(texts, reading),
-        *_loss(texts),
+        *_loss(texts, str(plugins)),
         *_attention(texts),
         *_adapters(content, texts, reading),
     ]
@@ -97,11 +97,6 @@ def read(source: Source, reading: Reading) -> None:
     if any(size > 1 for size in degrees.values()):
         reading.refuse("dp_shard_size, dp_replicate_size and tensor_parallel_size want fsdp_config")
     text = deepspeed_file(words, source.files, reading)
-    if text is None and texts.get("deepspeed") is None and texts.get("adapter") not in _ADAPTERS:
-        reading.refuse(
-            "neither fsdp_config nor deepspeed: weights and states in 16 bits, without a copy in "
-            "32, are not read"
-        )
     content_of = None if text is None else parsed(text)
     arguments.read(
         content_of,
@@ -130,9 +125,15 @@ def _word(name: str, written: str, *values: str) -> Setting:
 def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     """Return what bf16 says: true, or auto, which it is by itself on devices that have it."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
-    if bf16 not in ("true", "auto", "false"):
-        reading.refuse(f"bf16 {bf16}: weights in 16 bits, without a copy in 32, are not read")
-    return [_word("bf16", "bf16", "false" if bf16 == "false" else "true")]
+    if bf16 not in ("true", "auto", "false", "full"):
+        reading.refuse(f"bf16 {bf16}: true, false, auto and full are read")
+    kind = (
+        "bfloat16" if bf16 != "false" else "float16" if texts.get("fp16") == "true" else "float32"
+    )
+    return [
+        _word("bf16", "bf16", "false" if bf16 == "false" else "true"),
+        _word("torch-dtype", "bf16", kind),  # of the loaded weights
+    ]
 
 
 def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
@@ -144,14 +145,13 @@ def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     return [_word("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())]
 
 
-def _loss(texts: Mapping[str, str]) -> list[Setting]:
+def _loss(texts: Mapping[str, str], plugins: str) -> list[Setting]:
     """Return a loss in chunks, which never holds all logits."""
-    names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy")
-    return [
-        _word("loss-type", name.replace("-", "_"), "chunked_nll")
-        for name in names
-        if texts.get(name) == "true"
-    ][:1]
+    names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy", "cut-cross-entropy")
+    on = [name for name in names if texts.get(name) == "true"]
+    if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
+        on.append("plugins")
+    return [_word("loss-type", name.replace("-", "_"), "chunked_nll") for name in on[:1]]
 
 
 def _attention(texts: Mapping[str, str]) -> list[Setting]:

@@ -38,6 +38,7 @@ WITH_EMBEDDING, WITH_LOSS = (
     "account-for-embedding-in-pipeline-split",
     "account-for-loss-in-pipeline-split",
 )
+UNEVEN_STAGES = {FIRST_STAGE, LAST_STAGE, WITH_EMBEDDING, WITH_LOSS}
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 PRECISIONS: dict[str, Flags] = {

@@ -1,0 +1,168 @@
+"""NeMo AutoModel 0.4: its YAML files of pretraining and fine-tuning are read."""
+
+from typing import Any
+
+from hp_tool.formats.fine_tuning import laid_out, optimizer_fields
+from hp_tool.formats.reading import Reading, Settings, as_settings, fraction, sort, table
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.source import Source
+from hp_tool.formats.trained_by import RUNS
+from hp_tool.formats.trainer.arguments import SIXTEEN_BITS, pure_states
+
+_OPTIMIZERS = {
+    "torch.optim.AdamW": "adam",
+    "torch.optim.Adam": "adam",
+    "torch.optim.SGD": "sgd",
+    "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam": "adam",
+}
+_LOSSES = {
+    "MaskedCrossEntropy": "unfused",
+    "ChunkedCrossEntropy": "chunked",
+    "FusedLinearCrossEntropy": "chunked",
+    "TEParallelCrossEntropy": "fused",
+}
+"""Classes of nemo_automodel.components.loss."""
+_RECIPES = (
+    "TrainFinetuneRecipeForNextTokenPrediction",
+    "BenchmarkingRecipeForNextTokenPrediction",
+)
+_SCHEDULES = {"1f1b": False, "interleaved1f1b": True}
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of AutoModel's file. Raises InputError."""
+    settings = as_settings(source.keys(reading), lines=source.text)
+    keys = Settings(
+        sort(settings, table=table("nemo-automodel"), reading=reading, spare=source.ignore)
+    )
+    recipe = (keys.text("recipe") or keys.text("recipe._target_", _RECIPES[0])).rpartition(".")[2]
+    if recipe not in _RECIPES:
+        reading.refuse(f"recipe {recipe}: {' and '.join(_RECIPES)} are read")
+    if (strategy := keys.text("distributed.strategy", "fsdp2")) not in ("fsdp2", "ddp"):
+        reading.refuse(f"distributed.strategy {strategy}: fsdp2 and ddp are read")
+    stages, batch = keys.size("distributed.pp-size"), keys.size("step-scheduler.local-batch-size")
+    resharded = keys.on("distributed.reshard-after-forward", default=stages == 1)
+    parallel: dict[str, Any] = {
+        "tensor_parallel_size": keys.size("distributed.tp-size"),
+        "pipeline_parallel_size": stages,
+        "context_parallel_size": keys.size("distributed.cp-size"),
+        "expert_parallel_size": keys.size("distributed.ep-size"),
+        "micro_batch_size": batch,
+        "zero_stage": 0 if strategy == "ddp" else 3 if resharded else 2,
+        "recompute": _recompute(keys, reading),
+    }
+    if parallel["tensor_parallel_size"] > 1:
+        parallel["sequence_parallel"] = keys.on("distributed.sequence-parallel")
+    if stages > 1:
+        size = keys.text("distributed.pipeline.pp-batch-size") and "pp-microbatch-size"
+        parallel["micro_batch_size"] = keys.size(
+            f"distributed.pipeline.{size or 'pp-microbatch-size'}"
+        )
+        parallel |= _chunks(keys, source, stages, reading)
+    training = _training(keys, reading)
+    copies = keys.size("distributed.dp-replicate-size")
+    laid_out(
+        parallel,
+        training,
+        reading=reading,
+        global_batch_size=keys.size("step-scheduler.global-batch-size"),
+        copies=copies,
+    )
+    reading.query = {"kind": "training", "training": training, "parallel": parallel}
+    names = ("pretrained-model-name-or-path", "config.pretrained-model-name-or-path")
+    named = (keys.text(f"model.{name}") for name in (*names, "config.name-or-path"))
+    if model := next(filter(None, named), ""):
+        reading.query["model"] = model
+
+
+def _recompute(keys: Settings, reading: Reading) -> str:
+    kind = keys.text("distributed.activation-checkpointing", "false")
+    if kind not in ("true", "false", "full"):
+        reading.refuse(
+            f"distributed.activation_checkpointing {kind}: true, full and false are read"
+        )
+    return "none" if kind == "false" else "full"
+
+
+def _chunks(keys: Settings, source: Source, stages: int, reading: Reading) -> dict[str, int]:
+    """Return the model chunks of a stage of an interleaved schedule."""
+    schedule = keys.text("distributed.pipeline.pp-schedule", "1f1b").lower()
+    if schedule not in _SCHEDULES:
+        reading.refuse(f"pp_schedule {schedule}: {', '.join(_SCHEDULES)} are read")
+    model = keys.text("model.pretrained-model-name-or-path")
+    layers, each = source.layers_of(model), keys.size("distributed.pipeline.layers-per-stage", 0)
+    if not _SCHEDULES.get(schedule) or layers is None:
+        return {}
+    if not each or layers % (each * stages):
+        reading.refuse(
+            f"layers_per_stage {each or '(none)'}: does not divide {layers} layers over {stages} "
+            "stages"
+        )
+        return {}
+    return {"virtual_pipeline_parallel_size": layers // (each * stages)}
+
+
+def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
+    dtype = keys.text("model.torch-dtype", keys.text("model.dtype", "bfloat16"))
+    kind = SIXTEEN_BITS.get(dtype.removeprefix("torch.").replace("bf16", "bfloat16"))
+    if kind is None and dtype not in ("float32", "torch.float32", "fp32", "auto"):
+        reading.refuse(f"model.torch_dtype {dtype}: 16 and 32 bits are read")
+    training: dict[str, Any] = {"framework": RUNS["nemo-automodel"]}
+    if dtype.endswith(("32",)):
+        training |= {"precision": "bf16", "parameter_precision": "fp32"}
+    else:
+        training |= {"precision": kind or "bf16", **pure_states(kind or "bf16")}
+    if keys.on("fp8.enabled"):
+        training |= {"precision": "fp8", "fp8_recipe": keys.text("fp8.recipe-name", "tensorwise")}
+    training |= optimizer_fields(keys.text("optimizer._target_"), _OPTIMIZERS, reading)
+    loss = keys.text("loss_fn._target_").rpartition(".")[2]
+    if loss not in _LOSSES:
+        reading.refuse(f"loss_fn {loss or '(none)'}: {', '.join(_LOSSES)} are read")
+    training["cross_entropy"] = _LOSSES.get(loss, "unfused")
+    if "eager" in (keys.text("model.attn-implementation"), keys.text("model.backend.attn")):
+        training["attention"] = "unfused"
+    if keys.on("compile.enabled"):
+        training["kernel_fusion"] = True
+    packed = keys.size("packed-sequence.packed-sequence-size", 0)
+    length = packed or keys.size("dataset.seq-length", 0) or keys.size("dataset.seq-len", 0)
+    training |= {"sequence_length": length} if length else {}
+    if keys.text("peft.dim"):
+        training |= {"task": "lora", "lora": _lora(keys, reading)}
+    if keys.on("quantization.load-in-4bit"):
+        nested = keys.on("quantization.bnb-4bit-use-double-quant")
+        quantized = keys.text("quantization.bnb-4bit-quant-type", "fp4")
+        if quantized != "nf4" or not nested:
+            reading.refuse(
+                f"quantization {quantized}{'' if nested else ' with scales of 32 bits'}: nf4 with "
+                "quantised scales is modelled"
+            )
+        training["frozen_precision"] = "nf4"
+    return training
+
+
+def _lora(keys: Settings, reading: Reading) -> dict[str, Any]:
+    lora: dict[str, Any] = {"rank": keys.size("peft.dim", 8)}
+    if dropout := fraction(keys.text("peft.dropout", "0.0"), "peft.dropout"):
+        lora["dropout"] = dropout
+    targets = keys.by_name.get("peft.target-modules")
+    if targets is not None and not keys.on("peft.match-all-linear"):
+        names = [name.removeprefix("*") for name in targets.values]
+        if not set(names) <= {"", "_proj"}:
+            if any("*" in name or "." in name for name in names):
+                reading.refuse(f"peft.target_modules {targets.text}: patterns are not read")
+            lora["target_modules"] = names
+    return lora
+
+
+register(
+    Format(
+        name="nemo-automodel",
+        title="NeMo AutoModel",
+        signs=(
+            Sign(of="keys", rank=46, holds=words(r"(?m)^\s*(-\s+)?_target_:\s*nemo_automodel\.")),
+        ),
+        read=read,
+        reads="its YAML file of pretraining, full or LoRA fine-tuning",
+    )
+)

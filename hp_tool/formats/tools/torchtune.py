@@ -1,0 +1,99 @@
+"""torchtune 0.6: its YAML files of full, LoRA and QLoRA fine-tuning are read."""
+
+import re
+from typing import Any
+
+from hp_tool.formats.fine_tuning import laid_out, optimizer_fields
+from hp_tool.formats.reading import Reading, Settings, as_settings, fraction, sort, table
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.source import Source
+from hp_tool.formats.trained_by import RUNS
+from hp_tool.formats.trainer.arguments import pure_states
+
+_OPTIMIZERS = {"torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}
+_PAGED = ("bitsandbytes.optim.PagedAdamW", "bitsandbytes.optim.AdamW")
+"""bitsandbytes' Adam with states of 32 bits, whatever the parameters have."""
+_LOSSES = {
+    "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
+    "torchtune.modules.loss.CEWithChunkedOutputLoss": "chunked",
+    "torch.nn.CrossEntropyLoss": "unfused",
+}
+_TARGETS = {"output_proj": "o_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of torchtune's file. Raises InputError."""
+    settings = as_settings(source.keys(reading), lines=source.text)
+    keys = Settings(sort(settings, table=table("torchtune"), reading=reading, spare=source.ignore))
+    if not keys.text("optimizer._component_") or not keys.text("model._component_"):
+        reading.refuse("the file names no model to train, or no optimizer")
+    training = _training(keys, reading)
+    shard, copies = (
+        keys.size("data-parallel-shard-dim", -1),
+        keys.size("data-parallel-replicate-dim"),
+    )
+    parallel: dict[str, Any] = {
+        "tensor_parallel_size": keys.size("tensor-parallel-dim"),
+        "context_parallel_size": keys.size("context-parallel-dim"),
+        "pipeline_parallel_size": 1,
+        "micro_batch_size": keys.size("batch-size"),
+        "zero_stage": 3,
+        "recompute": "full" if keys.on("enable-activation-checkpointing") else "none",
+    }
+    laid_out(
+        parallel,
+        training,
+        reading=reading,
+        accumulation_steps=keys.size("gradient-accumulation-steps"),
+        shard=shard if copies > 1 else 0,
+        copies=copies,
+    )
+    reading.query = {"kind": "training", "training": training, "parallel": parallel}
+    if component := keys.text("model._component_"):
+        name = re.sub(r"^q?lora_|_(instruct|base)$", "", component.rpartition(".")[2])
+        reading.query["model"] = source.named(name) or name
+
+
+def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
+    precision = keys.text("dtype", "fp32")
+    training: dict[str, Any] = {"framework": RUNS["torchtune"], "precision": precision}
+    training |= pure_states(precision) if precision != "fp32" else {}
+    optimizer = keys.text("optimizer._component_")
+    if optimizer in _PAGED:
+        training |= {"optimizer_precision": "fp32"}
+    else:
+        training |= optimizer_fields(optimizer, _OPTIMIZERS, reading)
+    loss = keys.text("loss._component_")
+    if loss not in _LOSSES:
+        reading.refuse(f"loss {loss or '(none)'}: {', '.join(_LOSSES)} are read")
+    training["cross_entropy"] = _LOSSES.get(loss, "unfused")
+    if keys.on("compile"):
+        training["kernel_fusion"] = True
+    if length := keys.text("tokenizer.max-seq-len"):
+        training["sequence_length"] = int(length) if length.isdecimal() else length
+    component = keys.text("model._component_").rpartition(".")[2]
+    if component.startswith(("lora_", "qlora_")):
+        attention = [
+            _TARGETS.get(name, name) for name in keys.by_name["model.lora-attn-modules"].values
+        ]
+        mlp = _MLP if keys.on("model.apply-lora-to-mlp") else ()
+        lora = {"rank": keys.size("model.lora-rank", 8), "target_modules": [*attention, *mlp]}
+        if dropout := fraction(keys.text("model.lora-dropout", "0.0"), "lora_dropout"):
+            lora["dropout"] = dropout
+        training |= {"task": "lora", "lora": lora}
+    if component.startswith("qlora_"):
+        training["frozen_precision"] = "nf4"  # torchao's, whose scales are quantised too
+    return training
+
+
+register(
+    Format(
+        name="torchtune",
+        signs=(Sign(of="keys", rank=45, holds=words(r"(?m)^\s*_component_:\s*torchtune\.")),),
+        log="torchtune",
+        read=read,
+        reads="its YAML file of full, LoRA or QLoRA fine-tuning",
+    )
+)

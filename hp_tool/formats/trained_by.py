@@ -1,0 +1,11 @@
+"""The framework whose constants answer for what a tool's configuration trains by."""
+
+RUNS = {
+    "trainer": "hf-trainer",
+    "trainer-deepspeed": "deepspeed",
+    "trainer-fsdp": "torch-fsdp",
+    "torchtitan": "torch-fsdp",
+    "torchtune": "torch-fsdp",
+    "nemo-automodel": "torch-fsdp",
+}
+"""By tool: `training.framework` of the queries that its files are read into."""

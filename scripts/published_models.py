@@ -1,0 +1,150 @@
+"""Write the catalogue's models that stand in no other file of it, from their published config.json.
+
+`python scripts/published_models.py FILE.jsonl`: a line `{name, config}` for each checkpoint.
+Checkpoints of one shape become one entry, with the precision of each; keys that change nothing are
+left out. A shape that the catalogue has already is printed with the names to add to its entry.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hp_tool import catalog
+from hp_tool.catalog import library
+from hp_tool.catalog.huggingface.quantization import weight_precision
+from hp_tool.cost.parameters import active_parameters, total_parameters
+from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import HpToolError
+
+FILE = Path("hp_tool/catalog/data/models/published.yaml")
+STATED = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"}
+"""Precisions of checkpoints by vllm-project/recipes, whose config.json here says none."""
+MAX_CHARACTERS = 8_000
+"""Longer entries, which say everything of each layer, are left to the user's own files."""
+HEAD = "# Written by scripts/published_models.py from each checkpoint's config.json.\n"
+
+
+def signature(spec: ModelSpec) -> tuple[float, ...]:
+    """Return sizes that two models share only if they have the same shape."""
+    heads = spec.num_key_value_heads or spec.num_attention_heads
+    window = (spec.sliding_window or 0, spec.sliding_window_layers or 0)
+    sizes = (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.vocab_size)
+    latent = spec.kv_lora_rank or 0
+    towers = spec.tower_parameters
+    return (
+        towers,
+        total_parameters(spec),
+        active_parameters(spec),
+        *sizes,
+        0 if latent else heads,
+        *window,
+    )
+
+
+def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json without the keys whose absence changes nothing that is read."""
+    kept = {key: value for key, value in config.items() if value is not None}
+    whole = replace(catalog.model_from_mapping(kept), name="")
+    for key in sorted(kept, key=lambda name: (not isinstance(kept[name], Mapping), name)):
+        fewer = {name: value for name, value in kept.items() if name != key}
+        if isinstance(kept[key], Mapping) and key != "quantization_config":
+            smaller = {**kept, key: _smaller(kept, key, whole)}
+            fewer = smaller if not _same(fewer, whole) else fewer
+        if key != "model_type" and _same(fewer, whole):
+            kept = fewer
+    return kept
+
+
+def _smaller(config: Mapping[str, Any], section: str, whole: ModelSpec) -> dict[str, Any]:
+    inner = {key: value for key, value in config[section].items() if value is not None}
+    for key in list(inner):
+        fewer = {name: value for name, value in inner.items() if name != key}
+        if _same({**config, section: fewer}, whole):
+            inner = fewer
+    return inner
+
+
+def _same(config: Mapping[str, Any], whole: ModelSpec) -> bool:
+    try:
+        return replace(catalog.model_from_mapping(config), name="") == whole
+    except (HpToolError, KeyError, TypeError):
+        return False
+
+
+def _named_size(name: str, counted: float) -> float | None:
+    """Return the size that a checkpoint's name states, if the shape has it to two per cent."""
+    sizes = re.findall(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[Bb](?![a-z])", name)
+    named = (float(size) * 1e9 for size in sizes)
+    return next((size for size in named if abs(counted / size - 1.0) < 0.02), None)
+
+
+def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return an entry for each new shape, by name; print the rest."""
+    elsewhere = {
+        signature(catalog.model(each.name)): each
+        for each in library.entries("models")
+        if each.path.name != FILE.name
+    }
+    listed = {
+        name.casefold()
+        for each in elsewhere.values()
+        for name in (*each.aliases, *(name for ids in each.checkpoints.values() for name in ids))
+    }
+    shapes: dict[tuple[float, ...], dict[str, Any]] = {}
+    for row in sorted(
+        rows, key=lambda row: (library.stored_precision(row["name"]) or "", row["name"])
+    ):
+        name, config = row["name"], row["config"]
+        try:
+            spec = catalog.model_from_mapping(config)
+            precision = STATED.get(name) or library.stored_precision(name) or weight_precision(config)
+        except HpToolError as error:
+            print(f"{name}: {error.message[:100]}")
+            continue
+        if name.casefold() in listed:
+            continue
+        if (known := elsewhere.get(signature(spec))) is not None:
+            print(f"{known.name}: add {name} ({precision})")
+            continue
+        entry = shapes.setdefault(
+            signature(spec),
+            {
+                "aliases": [],
+                "checkpoints": {},
+                "source": f"config.json of {name}",
+                "parameters": _named_size(name, total_parameters(spec)),
+                **reduced(config),
+            },
+        )
+        if precision == "bf16":
+            entry["aliases"].append(name)
+        else:
+            entry["checkpoints"].setdefault(precision, []).append(name)
+    named: dict[str, dict[str, Any]] = {}
+    for entry in shapes.values():
+        ids = [*entry["aliases"], *(each for ids in entry["checkpoints"].values() for each in ids)]
+        short = library.base_model(ids[0].rpartition("/")[2]).removesuffix("-bf16")
+        if len(str(entry)) < MAX_CHARACTERS:
+            named[short] = {key: value for key, value in entry.items() if value not in ([], {}, None)}
+    return dict(sorted(named.items()))
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", type=Path)
+    rows = [json.loads(line) for line in parser.parse_args().rows.read_text().splitlines()]
+    text = yaml.safe_dump(
+        {"entries": entries(rows)}, sort_keys=False, width=150, default_flow_style=None
+    )
+    FILE.write_text(HEAD + text)
+
+
+if __name__ == "__main__":
+    main()
