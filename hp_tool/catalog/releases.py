@@ -29,6 +29,11 @@ def _releases() -> dict[str, tuple[str, ...]]:
 library.on_change(_releases.cache_clear)
 
 
+def has_releases(program: str) -> bool:
+    """Return whether any release of an engine or framework may be named."""
+    return program in _releases()
+
+
 def check_release(program: str, release: str, *, field: str) -> None:
     """Raise InputError `unknown_release` for a release of an engine or framework that no list
     names.

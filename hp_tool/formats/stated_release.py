@@ -4,6 +4,7 @@ and read as a comment.
 
 import re
 
+from hp_tool.catalog.releases import has_releases
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.formats.reading import Read, Reading
@@ -32,7 +33,7 @@ def read_release(text: str, reading: Reading) -> None:
         else ("inference", "engine", "engine_version")
     )
     workload = reading.query.get(section, {})
-    if not (name := workload.get(program)):
+    if not (name := workload.get(program)) or not has_releases(name):
         return
     named = re.compile(rf"#.* on \d+ x \S+, {re.escape(name)} ({_RELEASE})")
     for number, line in enumerate(text.splitlines(), 1):

@@ -69,6 +69,45 @@ def test_an_exported_deployment_comes_back_the_same(
     assert estimate(query=again) == estimate(query=schema.parse_query(query))
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("draft", [None, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"])
+def test_speculation_comes_back_with_what_the_load_decides(engine: str, draft: str | None) -> None:
+    speculative = {"num_speculative_tokens": 3, "acceptance_rate": 0.7, "draft_model": draft}
+    if draft is not None:
+        speculative["draft_cost_fraction"] = 0.05
+    parallel = {"tensor_parallel_size": 2, "max_num_seqs": 128, "max_num_batched_tokens": 4096}
+    query = served(engine, parallel=parallel, speculative=speculative)
+    text = export(result=query, format=engine)
+    decided = {
+        f"inference.speculative.{name}": value
+        for name, value in speculative.items()
+        if name in ("acceptance_rate", "draft_cost_fraction")
+    }
+    found = read_query(text, num_gpus=16, overrides=LOAD | decided)
+    again, before = (estimate(query=schema.parse_query(each)) for each in (found, query))
+    assert (again.ttft_s, again.tpot_s, again.memory) == (
+        before.ttft_s,
+        before.tpot_s,
+        before.memory,
+    )
+    with pytest.raises(InputError, match="acceptance_rate"):
+        read_query(text, num_gpus=16, overrides=LOAD)
+
+
+def test_trees_of_drafts_and_strange_keys_of_speculation_are_refused() -> None:
+    base = "python -m sglang.launch_server --model-path qwen3-32b --speculative-algorithm EAGLE"
+    with pytest.raises(UnsupportedError, match="trees of drafts"):
+        read_query(f"{base} --speculative-num-steps 3 --speculative-eagle-topk 4", overrides=LOAD)
+    dotted = "vllm serve qwen3-32b --speculative-config.method mtp --speculative-config.strange 1"
+    with pytest.raises(UnsupportedError, match=r"speculative-config\.strange"):
+        read_query(dotted, overrides=LOAD)
+
+
+def test_a_beginning_of_an_option_is_taken_for_it() -> None:
+    found = read_query("vllm serve qwen3-32b --tensor-parallel 4", overrides=LOAD)
+    assert found["parallel"] == {"tensor_parallel_size": 4}
+
+
 def test_short_names_and_the_devices_of_one_replica() -> None:
     text = (
         "vllm serve deepseek-ai/DeepSeek-V3 -tp 1 --data_parallel_size=16 "

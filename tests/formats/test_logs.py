@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.cluster.logs import read_log
+from hp_tool.cluster.logs import read_log, read_server_start
 from hp_tool.domain.units import GIB, MIB
 
 MEGATRON = (
@@ -116,3 +116,72 @@ def test_of_reinforcement_learning_the_training_counts() -> None:
 def test_out_of_memory_is_seen(reader: str) -> None:
     line = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert read_log([line], reader=reader).out_of_memory
+
+
+SWIFT = (
+    "{'loss': 1.6, 'grad_norm': 11.0, 'global_step/max_steps': '5/90', 'memory(GiB)': 6.5, "
+    "'train_speed(iter/s)': 0.4}\n"
+    "{'loss': 1.5, 'grad_norm': 8.8, 'global_step/max_steps': '10/90', 'memory(GiB)': 6.25, "
+    "'train_speed(iter/s)': 0.5}\n"
+)
+
+
+def test_ms_swift_prints_the_mean_speed_since_the_start() -> None:
+    facts = read_log(SWIFT.splitlines(), reader="trainer")
+    assert facts.step_s == [2.5, 2.0] and facts.ends_at["step_s"] == [5, 10]
+    assert facts.reserved_bytes == 6.5 * GIB and facts.losses == [1.6, 1.5]
+
+
+def test_the_trainers_end_and_its_state_file() -> None:
+    end = "{'train_runtime': 80.0, 'train_samples_per_second': 16.0, 'train_steps_per_second': 0.5}"
+    facts = read_log([end], reader="trainer")
+    assert (facts.step_s, facts.samples_per_second) == ([2.0], [16.0])
+    slow = read_log(
+        ['      "train_samples_per_second": 1.147,', '"train_steps_per_second": 0.005,'],
+        reader="trainer",
+    )
+    assert (slow.step_s, slow.samples_per_second) == ([], [1.147])  # of 0.005 one digit counts
+
+
+def test_torchtune() -> None:
+    line = (
+        "Step 7 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.5 peak_memory_active:11.0 "
+        "peak_memory_alloc:12.0 peak_memory_reserved:13.5 "
+    )
+    facts = read_log([line], reader="torchtune")
+    assert facts.tokens_per_second_per_gpu == [5123.5]
+    assert (facts.allocated_bytes, facts.reserved_bytes) == (12.0 * GIB, 13.5 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("lines", "figures"),
+    [
+        (
+            [
+                "INFO [gpu_model_runner.py:2007] Model loading took 15.0 GiB and 4.1 seconds",
+                "INFO [gpu_worker.py:349] Available KV cache memory: 55.00 GiB",
+                "INFO [kv_cache_utils.py:1229] GPU KV cache size: 450,560 tokens",
+                "INFO [gpu_model_runner.py:2911] Graph capturing finished in 3 secs, took 0.50 GiB",
+            ],
+            (15.0, 55.0, 450_560, 0.5),
+        ),
+        (
+            [
+                "[TP0] Load weight end. type=L, dtype=torch.bfloat16, avail mem=63.40 GB, mem "
+                "usage=15.00 GB.",
+                "[TP0] KV Cache is allocated. #tokens: 421888, K size: 25.75 GB, V size: 25.75 GB",
+                "[TP1] KV Cache is allocated. #tokens: 421880, K size: 25.00 GB, V size: 25.00 GB",
+                "[TP0] Capture cuda graph end. Time elapsed: 5.0 s. mem usage=0.25 GB. avail mem=1",
+            ],
+            (15.0, 51.5, 421_888, 0.25),
+        ),
+        (["nothing of a server"], (None, None, None, None)),
+    ],
+)
+def test_servers_report_their_memory_when_they_start(
+    lines: list[str], figures: tuple[float | None, ...]
+) -> None:
+    start = read_server_start(lines)
+    sizes = (start.weights_bytes, start.kv_cache_bytes, start.graphs_bytes)
+    gib = [None if each is None else each / GIB for each in sizes]
+    assert (gib[0], gib[1], start.kv_cache_tokens, gib[2]) == figures
