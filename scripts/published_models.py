@@ -103,7 +103,8 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         name, config = row["name"], row["config"]
         try:
             spec = catalog.model_from_mapping(config)
-            precision = STATED.get(name) or library.stored_precision(name) or weight_precision(config)
+            stated = STATED.get(name) or library.stored_precision(name)
+            precision = stated or weight_precision(config)
         except HpToolError as error:
             print(f"{name}: {error.message[:100]}")
             continue
@@ -128,10 +129,12 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             entry["checkpoints"].setdefault(precision, []).append(name)
     named: dict[str, dict[str, Any]] = {}
     for entry in shapes.values():
-        ids = [*entry["aliases"], *(each for ids in entry["checkpoints"].values() for each in ids)]
+        narrow = (each for several in entry["checkpoints"].values() for each in several)
+        ids = [*entry["aliases"], *narrow]
         short = library.base_model(ids[0].rpartition("/")[2]).removesuffix("-bf16")
         if len(str(entry)) < MAX_CHARACTERS:
-            named[short] = {key: value for key, value in entry.items() if value not in ([], {}, None)}
+            given = entry.items()
+            named[short] = {key: value for key, value in given if value not in ([], {}, None)}
     return dict(sorted(named.items()))
 
 

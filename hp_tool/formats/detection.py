@@ -149,7 +149,7 @@ def _of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _resemblance(content: Mapping[str, Any]) -> str:
-    """Return which tool's keys a file has most of, for an error; its first keys if there is none."""
+    """Return which tool's keys a file has most of, for an error; else its first keys."""
     names = [each.name for each in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES

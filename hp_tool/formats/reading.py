@@ -153,6 +153,14 @@ class Reading:
         """Note a setting that the query does not need."""
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
+    def bound(self, flag: str) -> None:
+        """Note that rows are taken to be full, although `flag` only bounds the samples' lengths."""
+        reason = (
+            "a bound, taken for each sample's length: if samples are shorter, set "
+            "training.sequence_lengths, or training.sequence_length to their mean"
+        )
+        self.ignored.append(Ignored(flag=flag, reason=reason))
+
     def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
         """Note that a field is missing, once. The hint is `why`, and with an example the field's
         option, and `after`.

@@ -9,7 +9,7 @@ import pytest
 from hp_tool import estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.detection import detect
-from hp_tool.formats.exchange import read_query
+from hp_tool.formats.exchange import read_configuration, read_query
 from hp_tool.questions import schema
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
@@ -26,8 +26,12 @@ bf16: true
 learning_rate: 2.0e-05
 """
 TORCHTUNE = """
-model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj, v_proj, output_proj],
-  apply_lora_to_mlp: true, lora_rank: 16, lora_alpha: 32}
+model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_attn_modules: [q_proj, v_proj, output_proj]
+  apply_lora_to_mlp: true
+  lora_rank: 16
+  lora_alpha: 32
 tokenizer:
   _component_: torchtune.models.llama3.llama3_tokenizer
   max_seq_len: 8192
@@ -45,7 +49,7 @@ step_scheduler: {global_batch_size: 64, local_batch_size: 2, max_steps: 100}
 model:
   _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
   pretrained_model_name_or_path: meta-llama/Llama-3.1-8B
-distributed: {strategy: fsdp2, tp_size: 2, cp_size: 1, sequence_parallel: false, activation_checkpointing: true}
+distributed: {strategy: fsdp2, tp_size: 2, sequence_parallel: false, activation_checkpointing: true}
 packed_sequence: {packed_sequence_size: 4096}
 loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
 optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-5}
@@ -146,3 +150,18 @@ def test_what_is_read_is_answered(text: str) -> None:
 
 def test_a_null_is_as_if_it_were_left_out() -> None:
     assert query(f"{TORCHTUNE}of_my_own: null\n") == query(TORCHTUNE)
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"), [(TRL, "max_length"), (TORCHTUNE, "tokenizer.max_seq_len")]
+)
+def test_a_bound_of_lengths_is_named_unless_rows_are_packed(text: str, flag: str) -> None:
+    def bounds(text: str) -> list[str]:
+        reading = read_configuration(text, overrides=H100, num_gpus=8)
+        return [each.flag for each in reading.ignored if each.reason.startswith("a bound")]
+
+    assert bounds(text) == [flag]
+    assert (
+        bounds(f"{text}packing: true\n" if text is TRL else f"{text}dataset: {{packed: true}}\n")
+        == []
+    )

@@ -312,3 +312,32 @@ def test_the_words_that_were_read_say_their_line() -> None:
     )
     words = {each.flag: each.value for each in reading.read}
     assert words == {"model_spec.flavor": "8B", "training.seq_len": "4096"}
+
+
+def test_after_0_3_a_batch_is_counted_in_tokens() -> None:
+    text = """
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+
+def llama3_8b() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=4 * 8192,
+            max_context_length=8192,
+            num_tokens_per_train_step=64 * 8192,
+        ),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4),
+    )
+"""
+    given = {"cluster.gpu": "h100-sxm-80gb"}
+    found = read_query(text, num_gpus=8, overrides=given)
+    training, parallel = found["training"], found["parallel"]
+    assert (training["sequence_length"], training["global_batch_size"]) == (8192, 64)
+    assert parallel["micro_batch_size"] == 4
+    plain = text.replace("num_tokens_per_train_step=64 * 8192,\n", "\n")
+    local = read_query(plain, num_gpus=8, overrides=given)["training"]["global_batch_size"]
+    assert local == 4 * 4 * 4  # rows of a forward pass, passes, replicas
+    with pytest.raises(InputError, match="no whole number of rows"):
+        read_query(text.replace("4 * 8192", "5000"), num_gpus=8, overrides=given)

@@ -157,7 +157,10 @@ FAMILIES: dict[str, Family] = {
     "cohere": _COHERE,
     "cohere2": _COHERE.but(full_attention_every=4),
     "exaone": LLAMA,
-    "internlm3": LLAMA.but(fixed={"attention_output_bias": False}),
+    "internlm3": LLAMA.but(
+        keys={"attention_bias": "bias attention_bias", "mlp_bias": "bias mlp_bias"},
+        required={"qkv_bias": (False, "biases of queries, keys and values alone are not modelled")},
+    ),
     "iquestcoder": LLAMA,
     "cwm": PLAIN.but(full_attention_every=4),
     "ernie4_5": LLAMA.but(

@@ -150,7 +150,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
     "mellum": _QWEN3.but(derive=_dense_or_sparse),
-    "solar_open": _GLM,
+    "solar_open": _GLM.but(
+        required={"first_k_dense_replace": (0, "its class has experts in every layer")}
+    ),
     "sarvam_moe": _GLM.but(defaults={"attention_bias": False}),
     "sarvam_mla": DEEPSEEK,
     "hy_v3": QWEN3.but(

@@ -35,7 +35,8 @@ REFUSED: dict[str, str] = {
         _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl "
         "qwen2_5_vl qwen3_vl "
         "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip "
-        "vit git fuyu moshi musicgen blip kosmos-2 kosmos-2.5 idefics evolla emu3 chameleon pi0 florence2 "
+        "vit git fuyu moshi musicgen blip kosmos-2 kosmos-2.5 idefics evolla emu3 chameleon pi0 "
+        "florence2 "
         "pp_formulanet musicgen_melody seamless_m4t seamless_m4t_v2 pix2struct trocr "
         "vision-encoder-decoder udop perceiver",
         _SPARSE: "longformer led big_bird bigbird_pegasus longt5 reformer nystromformer yoso mra",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 200_000
 _CONTINUES_NOTHING = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
-"""A backslash before an empty line or the end: bash ends the command there, the grammar does not."""
+"""A backslash before an empty line or the end, where bash ends the command; the grammar fails."""
 
 
 @functools.cache

@@ -44,6 +44,7 @@ _ARGUMENTS = {
             "optim",
             "per-device-train-batch-size",
             "gradient-checkpointing",
+            "packing",
         )
     },
 }
@@ -260,6 +261,8 @@ def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> N
     passed += [_named(name, *values) for name, values in _MEGATRON.items() if name not in last]
     length = last.get("max-length")
     if length is not None:
+        if last.get("packing", _named("packing", "false")).text.lower() == "false":
+            reading.bound(length.written)
         passed += [replace(length, name=name) for name in ("seq-length", "max-position-embeddings")]
     if (
         last.get("torch-dtype", _named("torch-dtype", "bfloat16")).text != "float32"

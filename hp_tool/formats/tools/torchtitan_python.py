@@ -173,6 +173,8 @@ def read(source: Source, reading: Reading) -> None:
         section: _plain_values(trainer.arguments.get(section))
         for section in ("training", "parallelism")
     }
+    if any(name in sections["training"] for name in _IN_TOKENS):
+        _count_in_rows(sections["training"], sections["parallelism"], reading)
     spec = trainer.arguments.get("model_spec")
     kind = spec.name if isinstance(spec, Call) else "none"
     if kind != "model_registry":
@@ -214,6 +216,37 @@ def read(source: Source, reading: Reading) -> None:
     parallel["sequence_parallel"] &= (
         sections["parallelism"].get("enable_sequence_parallel") is not False
     )
+
+
+_IN_TOKENS = (
+    "num_tokens_per_microbatch_per_dp_rank",
+    "num_tokens_per_train_step",
+    "max_context_length",
+)
+"""Arguments of TrainingConfig after 0.3, which counts a batch in tokens."""
+
+
+def _count_in_rows(training: dict[str, Any], split: dict[str, Any], reading: Reading) -> None:
+    """Write a batch that is counted in tokens as 0.3 counts it, in rows of the longest context."""
+    forward, step, row = (
+        training.pop(name, usual) for name, usual in zip(_IN_TOKENS, (16384, -1, 2048), strict=True)
+    )
+    microbatches = split.pop("num_pp_microbatches", 1)
+    if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
+        return  # what only running would tell is refused already
+    if row < 1 or forward % row or (step != -1 and step % row):
+        reading.refuse(
+            f"num_tokens_per_microbatch_per_dp_rank {forward}: is no whole number of rows of "
+            f"max_context_length {row}"
+        )
+        return
+    micro = forward // row
+    if split.get("pipeline_parallel_degree", 1) == 1:
+        microbatches = 1
+    split["pipeline_parallel_microbatch_size"] = micro
+    training |= {"seq_len": row, "local_batch_size": micro * microbatches}
+    if step != -1:
+        training["global_batch_size"] = step // row
 
 
 def _chosen(functions: Functions, wanted: str | None) -> str:

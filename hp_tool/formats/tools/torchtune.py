@@ -73,6 +73,8 @@ def _training(keys: Settings, reading: Reading) -> dict[str, Any]:
         training["kernel_fusion"] = True
     if length := keys.text("tokenizer.max-seq-len"):
         training["sequence_length"] = int(length) if length.isdecimal() else length
+        if not keys.on("dataset.packed"):
+            reading.bound("tokenizer.max_seq_len")
     component = keys.text("model._component_").rpartition(".")[2]
     if component.startswith(("lora_", "qlora_")):
         attention = [

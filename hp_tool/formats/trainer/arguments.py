@@ -49,6 +49,9 @@ LENGTHS = (
     "max-len",
 )
 """Names that trainers give the length of a sequence."""
+_BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
+"""Those of fine-tuning, which cut longer samples and fill no shorter ones, unless it packs."""
+_PACKING = ("packing", "neat-packing", "pad-to-max-length")
 _AUTO = {
     "parallel.micro_batch_size": (
         "per-device-train-batch-size",
@@ -187,6 +190,10 @@ def read(
         )
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
+        packed = any((run.argument(name) or "no").lower() not in _OFF for name in _PACKING)
+        named = next(name for name in LENGTHS if name in arguments)
+        if named in _BOUNDS and not packed:
+            reading.bound(arguments[named].written)
     _lora(training, arguments, reading)
     dtype = (run.argument("torch-dtype", "dtype") or "").lower()
     narrow = dtype in SIXTEEN_BITS

@@ -14,6 +14,8 @@ _ARGUMENTS = {
     "sequence-len": "max-length",
     "micro-batch-size": "per-device-train-batch-size",
     "optimizer": "optim",
+    "sample-packing": "packing",
+    "pad-to-sequence-len": "pad-to-max-length",
     **{
         name: name
         for name in (
